@@ -7,7 +7,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// BenchmarkMark measures the settling of one event, streamed in transactions of its own, at 1,000 for each mark.
+// BenchmarkMark measures the settling of one event, streamed in a transaction of its own, with 1,000 events per mark.
 func BenchmarkMark(b *testing.B) {
 	s, d := newStore(b)
 	o := succeed(b, s)

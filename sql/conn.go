@@ -22,7 +22,6 @@ import (
 //go:embed queries/*.sql
 var queryFiles embed.FS
 
-// query returns the text of queries/<name>.sql.
 var query = statement.In(queryFiles)
 
 // DB is what a statement needs: a pool, a connection or a transaction.
@@ -32,10 +31,10 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// ConnConfig parses url (libpq variables fill what it leaves out) and adds what every connection of posthaste has: the
-// schema in front of the search path, a name for pg_stat_activity, settings that a role or a database might have made
-// otherwise, and TCP keepalives on both ends, without which a vanished peer blocks the rest for hours. Errors never
-// contain the password.
+// ConnConfig parses url (libpq variables supply what it omits) and adds the settings of every connection of posthaste:
+// the schema as search path, a name for pg_stat_activity, overrides of settings that a role or a database may have, and
+// TCP keepalives on both ends, without which a vanished peer blocks the other for hours. Errors never contain the
+// password.
 func ConnConfig(url, schema, component string) (*pgx.ConnConfig, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
@@ -56,8 +55,8 @@ func PoolConfig(url, schema, component string) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
-// prepare makes the sessions of cfg what everything here relies on; see session.sql. One that began while nothing could
-// be written would go on like that when the rest of the world has recovered, so it ends with the first refusal.
+// prepare makes each new session run session.sql. A session that began on a read-only server stays read-only after that
+// server recovers, so the first refused write closes it.
 func prepare(cfg *pgx.ConnConfig) {
 	goesOn := cfg.OnPgError
 	cfg.OnPgError = func(c *pgconn.PgConn, err *pgconn.PgError) bool {
@@ -87,18 +86,18 @@ func decorate(cfg *pgx.ConnConfig, schema, component string) {
 		}
 	}
 	set("application_name", "posthaste "+component)
-	// Nothing behind the schema: tables of the same name in public are not ours. pg_temp last: a temporary table must
-	// not shadow them.
+	// No other schema: tables of the same name in public belong to another application. pg_temp is last so that a
+	// temporary table cannot shadow posthaste's.
 	cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize() + ", pg_temp"
-	// Row security that hides rows is an error: to see nothing would look like having nothing to do.
+	// A policy of row security that hides rows causes an error. Otherwise hidden rows would look like an empty outbox.
 	cfg.RuntimeParams["row_security"] = "off"
-	// What waits for a row goes on with what has become of it.
+	// A statement that waited for a row lock continues with the new version of the row.
 	cfg.RuntimeParams["default_transaction_isolation"] = "read committed"
-	// What is asked here reads a few rows of many parts, which looks expensive: compiling it takes many times as long
-	// as the answer, on a busy machine 20 s of a processor for a count of what is owed.
+	// The planner overestimates these statements, which read a few rows of many parts. JIT compilation would take many
+	// times as long as running them: 20 s of CPU for one count of the backlog on a busy machine.
 	cfg.RuntimeParams["jit"] = "off"
-	// A caller that needs a limit sets its own. Otherwise what a role has (ALTER ROLE ... SET statement_timeout) would
-	// end a count or a wait at the same place each time, and nothing would ever finish.
+	// A caller that needs a limit sets its own. A timeout of the role (ALTER ROLE ... SET statement_timeout) would
+	// otherwise end the same count or wait at each attempt, and it would never complete.
 	for _, timeout := range []string{
 		"statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout",
 	} {

@@ -15,8 +15,8 @@ import (
 	"posthaste/sql"
 )
 
-// A copy on another server is given an identity of its own, and what is owed stays owed, in its order, whatever the
-// transactions of this server are; what was settled stays settled.
+// A copy on another server gets an identity of its own. Unsettled events stay unsettled and in order, whatever the
+// transaction ids of this server; settled events stay settled.
 func TestACopyOnAnotherServer(t *testing.T) {
 	t.Parallel()
 	s, d := newStoreAlone(t)
@@ -38,10 +38,10 @@ func TestACopyOnAnotherServer(t *testing.T) {
 	for range 20 {
 		owed = append(owed, insert(t, d, "a").ID)
 	}
-	// Of a server that had got further, with marks that see everything here. And a row that was written here before.
+	// Marks of a server whose ids are further ahead see everything here. One row was written here before.
 	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_guard")
 	d.Exec(t, "UPDATE outbox SET xid = (xid::text::bigint + 1000000000)::text::xid8")
-	d.Exec(t, "UPDATE outbox SET xid = pg_current_xact_id() WHERE id = $1", settled[3]) // the same number by chance
+	d.Exec(t, "UPDATE outbox SET xid = pg_current_xact_id() WHERE id = $1", settled[3]) // the same id by chance
 	d.Exec(t, "ALTER TABLE outbox ENABLE TRIGGER outbox_guard")
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode)
 		SELECT -1, 1, (x + 1000000000 || ':' || x + 1000000000 || ':')::pg_snapshot, hi, 'cdc'
@@ -76,8 +76,8 @@ func TestACopyOnAnotherServer(t *testing.T) {
 	if n, err := s.Housekeep(ctx); err != nil || n != 1 || backlog(t, s, d) != 0 {
 		t.Errorf("%d dead at last: %v", n, err)
 	}
-	must(t, s.Register(ctx)) // once is enough
-	// Of a server whose transactions have gone on here: nothing is written again.
+	must(t, s.Register(ctx)) // idempotent
+	// Marks of a server whose transaction ids continue here: no row is rewritten.
 	insert(t, d, "a")
 	d.Exec(t, "UPDATE relay_state SET system_identifier = 1")
 	source = owner(t, s).Source
@@ -95,8 +95,8 @@ func TestACopyOnAnotherServer(t *testing.T) {
 	}
 }
 
-// A server that took over the identifier of the one that its rows and marks were replicated from is behind it: its
-// transactions have numbers that those marks see. That is a copy, too.
+// A server took over the identifier of the server that its rows and marks were replicated from. Those marks see
+// transaction ids that are still to come here, so it is a copy as well.
 func TestMarksOfTheFutureAreAnotherServers(t *testing.T) {
 	t.Parallel()
 	s, d := newStoreAlone(t)
@@ -117,14 +117,14 @@ func TestMarksOfTheFutureAreAnotherServers(t *testing.T) {
 		t.Errorf("%d rows are owed at last", n)
 	}
 	source = owner(t, s).Source
-	must(t, s.Register(t.Context())) // once is enough
+	must(t, s.Register(t.Context())) // idempotent
 	if owner(t, s).Source != source {
 		t.Error("the copy is given another source")
 	}
 }
 
-// A copy on the same server has the server's transactions, and rows that were written by them. So nothing is written
-// again, also while a transaction is open that is older than the marks.
+// A copy on the same server has the server's transactions and rows that they wrote. No row is rewritten, even while a
+// transaction older than the marks is open.
 func TestACopyOnTheSameServer(t *testing.T) {
 	t.Parallel()
 	s, d := newStoreAlone(t)
@@ -187,8 +187,8 @@ func TestACopyOnTheSameServer(t *testing.T) {
 	}
 }
 
-// A transaction that is under way here, and has not touched the table, has an id that the marks of the other server
-// see. So has one that wrote its rows, and has ended, before the relay starts.
+// A transaction that is open here and has not written to the table has an id that the marks of the other server see. So
+// does one that wrote its rows and ended before the relay starts.
 func TestACopyBesideAnOpenTransaction(t *testing.T) {
 	t.Parallel()
 	for _, ended := range []bool{false, true} {
@@ -222,9 +222,8 @@ func TestACopyBesideAnOpenTransaction(t *testing.T) {
 	}
 }
 
-// A copy whose sequences have begun anew, as with logical replication: the other server's marks have higher numbers
-// than the first of this one, and rows that services have written before the relay starts have lower ones than those
-// say.
+// The sequences of a copy restart, as with logical replication: the marks of the other server have higher numbers than
+// the first rows that services write here before the relay starts.
 func TestACopyWithoutSequences(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -253,7 +252,7 @@ func TestACopyWithoutSequences(t *testing.T) {
 	}
 	succeed(t, s)
 	insert(t, d, "c")
-	must(t, s.KeepHistory(ctx)) // the retention of what the other server's mark has settled is over
+	must(t, s.KeepHistory(ctx)) // everything that the other server's mark settled is older than the retention
 	if n := backlog(t, s, d); n != 4 {
 		t.Errorf("%d rows are owed, want 4", n)
 	}
@@ -263,7 +262,7 @@ func TestACopyWithoutSequences(t *testing.T) {
 	}
 }
 
-// A writer that stays open keeps the lock of a copy's table from the relay, and not the table from other writers.
+// An open writer delays the relay of a copy, which waits for the table lock, but not other writers.
 func TestACopyBesideAWriter(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -286,7 +285,7 @@ func TestACopyBesideAWriter(t *testing.T) {
 	}
 }
 
-// A database that no relay ever led was copied: its rows are of transactions that are yet to come here.
+// A database that no relay ever led was copied: the transactions of its rows are still to come here.
 func TestACopyThatNobodyLed(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)

@@ -57,8 +57,8 @@ var ErrNotParked = errors.New("no parked event has this id")
 // ErrUnreadable means that a parked event has no payload to publish: its row could not be read.
 var ErrUnreadable = errors.New("the event's row could not be read; it can only be dropped")
 
-// RetryDead puts a parked event back into the outbox, behind everything that is in it, in the place of its row there.
-// The parked one goes when the event is published. Retrying an event that is being retried changes nothing. Errors:
+// RetryDead inserts a parked event into the outbox again, as its newest row, and deletes the old row. The parked event
+// is removed when the new row is published. Retrying an event that is being retried changes nothing. Errors:
 // ErrNotParked, ErrUnreadable.
 func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -81,8 +81,8 @@ func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
 	return nil
 }
 
-// DropDead gives a parked event up for good: it is marked, no list shows it again, and the leader deletes its rows here
-// and in the outbox soon after. One that is being retried may be published nevertheless. Errors: ErrNotParked.
+// DropDead marks a parked event as dropped: no list shows it again, and the leader soon deletes it and its row in the
+// outbox. An event that is being retried may still be published. Errors: ErrNotParked.
 func DropDead(ctx context.Context, db DB, id uuid.UUID) error {
 	tag, err := db.Exec(ctx, query("dead_drop"), id)
 	if err != nil {

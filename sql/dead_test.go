@@ -13,7 +13,7 @@ import (
 	"posthaste/sql"
 )
 
-// The table was emptied and its numbers begin anew: an old insert is not the row that has its number now, and that one
+// The table was truncated and its numbers restart: an old insert is not the row that has its number now, and that row
 // is not settled because the old one was.
 func TestARowIsMoreThanItsNumber(t *testing.T) {
 	t.Parallel()
@@ -53,7 +53,7 @@ func TestARowIsMoreThanItsNumber(t *testing.T) {
 	}
 }
 
-// A retried event is published when its row is gone, whoever has its number now.
+// A retried event is published when its row is gone, whichever row has its number now.
 func TestARetryWhoseNumberIsUsedAgainIsPublished(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -74,8 +74,8 @@ func TestARetryWhoseNumberIsUsedAgainIsPublished(t *testing.T) {
 	}
 }
 
-// A park is the owner's. It comes to nothing when another one has adopted before it arrives, and an adoption waits for
-// one that is under way: what it finds in the table afterwards nobody parks any more.
+// Only the owner can park. A park that arrives after another adoption does nothing, and an adoption waits for a running
+// one, so rows that the new owner reads are not parked by the old one.
 func TestAParkIsFenced(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -95,7 +95,7 @@ func TestAParkIsFenced(t *testing.T) {
 	if _, err := s.Park(ctx, twin, row, "too_large", "why", 3); !errors.Is(err, outbox.ErrSuperseded) {
 		t.Errorf("a park of another holder of the epoch: %v", err)
 	}
-	// Under way: it has looked who the owner is, and waits for somebody who parks the same event.
+	// This park has read the owner and waits for another session that parks the same event.
 	hold := begin(t, d)
 	_, err := hold.Exec(ctx, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at,
 		error, class, attempts) VALUES ($1, 1, 'order', 'a', 'x', now(), 'x', 'x', 1)`, row.ID)
@@ -126,7 +126,7 @@ func TestAParkIsFenced(t *testing.T) {
 	}
 }
 
-// A time that JSON cannot represent is the nearest that it can.
+// A time that JSON cannot represent becomes the nearest one that it can.
 func TestDeadEventsOfAnyTime(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -153,7 +153,7 @@ func TestDeadEvents(t *testing.T) {
 	succeed(t, s)
 	a, b := insert(t, d, "a"), insert(t, d, "b")
 	d.Exec(t, "UPDATE outbox SET created_at = 'infinity' WHERE id = $1", b.ID)
-	for _, r := range []*outbox.Row{b, a, a} { // said again, nothing is new
+	for _, r := range []*outbox.Row{b, a, a} { // repeats have no effect
 		if ok, err := s.Park(ctx, owner(t, s), r, "too_large", "a\x00b\xffc\u2026", 3); err != nil || !ok {
 			t.Fatalf("park: %v, %v", ok, err)
 		}
@@ -176,7 +176,7 @@ func TestDeadEvents(t *testing.T) {
 		t.Errorf("for block-key: %+v, %v", parked, err)
 	}
 
-	for range 2 { // twice is as good as once
+	for range 2 { // idempotent
 		must(t, sql.RetryDead(ctx, d.Pool, a.ID))
 	}
 	if n := testenv.Value[int](t, d,
@@ -190,7 +190,7 @@ func TestDeadEvents(t *testing.T) {
 	if ids, err := sql.DeadIDs(ctx, d.Pool); err != nil || len(ids) != 1 || ids[0] != b.ID {
 		t.Errorf("not being retried: %v, %v", ids, err)
 	}
-	// Refused again: attempts add up, and it can be retried again.
+	// Parked again: attempts add up, and it can be retried again.
 	again := &outbox.Row{Event: outbox.Event{
 		ID: a.ID, AggregateID: "a",
 		Seq: testenv.Value[int64](t, d, "SELECT max(seq) FROM outbox WHERE id = $1", a.ID),
@@ -232,7 +232,7 @@ func TestDeadEvents(t *testing.T) {
 	}
 }
 
-// An event that is dropped before a mark holds its row is not owed again, nor delivered, and its row goes.
+// An event that is dropped before a mark settles its row is neither unsettled nor delivered, and its row is deleted.
 func TestADroppedEventIsNotOwed(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Event is what a writer says about an event; the table fills in the rest.
+// Event holds the columns that a writer supplies; the table fills in the rest.
 type Event struct {
 	// ID must be unique. uuid.Nil: a new UUIDv7 is made.
 	ID uuid.UUID
@@ -23,7 +23,7 @@ type Event struct {
 	Type string
 	// Payload is JSON, at most 8 MiB as Postgres prints it.
 	Payload json.RawMessage
-	// Headers may carry "traceparent" and whatever the writer wants to keep; nil for none.
+	// Headers may contain "traceparent" and any other names; nil means none.
 	Headers map[string]string
 }
 
@@ -54,5 +54,5 @@ func InsertEvent(ctx context.Context, tx pgx.Tx, e Event) (uuid.UUID, error) {
 	return e.ID, nil
 }
 
-// uuidParam is a parameter that pgx writes as it is: a uuid.UUID it makes a text of, which it parses.
+// uuidParam returns id in a type that pgx sends directly. It would format a uuid.UUID as text and parse that.
 func uuidParam(id uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }

@@ -59,7 +59,7 @@ func TestInsertEventRefuses(t *testing.T) {
 	}
 }
 
-// An id is used once, as long as its row is kept.
+// An id is unique as long as its row exists.
 func TestAnIDIsUsedOnce(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -71,7 +71,7 @@ func TestAnIDIsUsedOnce(t *testing.T) {
 	}
 }
 
-// The table is the last to refuse what is written without this package, and names the limit.
+// The table refuses bad events of writers that do not use this package, and names the limit.
 func TestWhatTheTableTakes(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)

@@ -14,15 +14,16 @@ import (
 // trimRows bounds one deletion.
 const trimRows = 10_000
 
-// trimTime is how long one call of KeepHistory deletes rows, at most.
+// trimTime limits how long one call of KeepHistory deletes rows.
 const trimTime = 10 * time.Second
 
-// Housekeep forgets dead events whose retry was published, and returns how many events are parked. A failure of the one
-// does not keep the other from being done.
+// Housekeep deletes dead events whose retry was published, and returns how many events are parked. It counts them even
+// if the deletion fails.
 func (s *store) Housekeep(ctx context.Context) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
-	// Looking which may be forgotten costs more than anything else that is asked once a second. Mostly there are none.
+	// Deciding which events can be deleted is the most expensive query that runs once a second. Usually there are no
+	// such events.
 	var dead int64
 	var ended bool
 	err := s.pool.QueryRow(ctx, query("dead_look")).Scan(&dead, &ended)
@@ -34,32 +35,32 @@ func (s *store) Housekeep(ctx context.Context) (int64, error) {
 	return dead, errors.Join(err, countErr)
 }
 
-// retention is how far the log was deleted.
+// retention records how far the log was deleted.
 type retention struct {
 	mu sync.Mutex
 	logRange
 }
 
-// logRange is where the rows of the log begin.
+// logRange records where the rows of the log begin.
 type logRange struct {
-	// file is the table's file that the numbers are of.
+	// file is the file node of the table that the numbers belong to.
 	file int64
 	// empty is, by part, the number up to which there are no rows and will be none.
 	empty [outbox.Partitions]int64
-	// seen is where the rows begin that were seen last. A transaction that was under way then may still bring one from
-	// before; none that is from next on.
+	// seen is where rows began at an earlier call. A transaction that was in progress then may still insert a row
+	// before it; transactions from next on cannot.
 	seen [outbox.Partitions]int64
 	next uint64
-	// last and before are up to where the last two calls left nothing. What was deleted stays in the index as long as
-	// an old transaction lasts, so not every call begins at empty: what comes late from before these is of a
-	// transaction that was under way for both calls. Such are long, and running those of the last call; whole is set
-	// when one of the long has ended, until a call has begun at empty.
+	// last and before are the numbers up to which the last two calls left no rows. Index entries of deleted rows remain
+	// while an old transaction runs, so only some calls begin at empty. A row that appears before both numbers belongs
+	// to a transaction that was in progress during both calls. long are these transactions, running those in progress
+	// at the last call. whole is set when a long one has ended, until a call that began at empty succeeds.
 	last, before  [outbox.Partitions]int64
 	running, long []int64
 	whole         bool
 }
 
-// begin is where a call begins, now that these transactions are under way.
+// begin returns where a call begins. running are the transactions in progress now.
 func (r *logRange) begin(running []int64) (from [outbox.Partitions]int64) {
 	ended := func(xid int64) bool { return !slices.Contains(running, xid) }
 	r.whole = r.whole || slices.ContainsFunc(r.long, ended)
@@ -74,8 +75,8 @@ func (r *logRange) begin(running []int64) (from [outbox.Partitions]int64) {
 	return from
 }
 
-// KeepHistory deletes, by the clock of the database, the rows that were settled longer ago than the retention, and the
-// marks that are not needed for the others. It takes no longer than about trimTime; a later call continues.
+// KeepHistory deletes the rows that were settled longer ago than the retention, by the clock of the database, and the
+// marks that the remaining rows do not need. It stops after about trimTime; a later call continues.
 func (s *store) KeepHistory(ctx context.Context) error {
 	return s.keepHistory(ctx, nil)
 }
@@ -97,14 +98,14 @@ func (s *store) keepHistory(ctx context.Context, at *time.Time) error {
 		now = *at
 	}
 	limit := now.Add(-s.history)
-	if file != s.kept.file { // the numbers have begun anew, or it is the first time
+	if file != s.kept.file { // the table was truncated, or this is the first call
 		s.kept.logRange = logRange{file: file}
 	}
 	return s.trimLog(ctx, limit, oldest, next, s.kept.begin(running))
 }
 
-// trimLog deletes rows settled before limit, part by part from the front, and then the marks that are not needed any
-// more. oldest is the oldest transaction under way, next the one to come.
+// trimLog deletes rows settled before limit, part by part from the oldest, and then the marks that are no longer
+// needed. oldest is the oldest transaction in progress, next the next transaction id.
 func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint64,
 	from [outbox.Partitions]int64,
 ) error {
@@ -116,7 +117,7 @@ func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint6
 	s.kept.last, s.kept.before = clear, s.kept.last
 	s.kept.whole = s.kept.whole && err != nil
 	if oldest >= s.kept.next {
-		// All that was under way when seen was noted has been seen by now.
+		// All transactions that were in progress when seen was recorded have ended.
 		for p := range clear {
 			s.kept.empty[p] = max(s.kept.empty[p], min(s.kept.seen[p], clear[p]))
 		}
@@ -136,8 +137,8 @@ func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint6
 	return nil
 }
 
-// deleteRows deletes what the marks of the parts hold, behind from, in turns, and returns the numbers up to which
-// nothing is left that can be seen; done if it came to the end.
+// deleteRows deletes the rows after from that marks settle, taking turns between the parts. It returns, by part, the
+// number up to which no visible row is left. done means that it reached the end of each part.
 func (s *store) deleteRows(ctx context.Context, marks []int64, from [outbox.Partitions]int64) (
 	clear [outbox.Partitions]int64, done bool, err error,
 ) {

@@ -13,7 +13,7 @@ import (
 	"posthaste/sql"
 )
 
-// The clock is the database's; a relay whose own is wrong deletes nothing.
+// The retention uses the database's clock; a relay with a wrong clock deletes nothing.
 func TestHistoryGoesByTheDatabasesClock(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -32,8 +32,8 @@ func TestHistoryGoesByTheDatabasesClock(t *testing.T) {
 	}
 }
 
-// The log is deleted behind what was settled before the retention began, whatever its rows say of when they were
-// written; and the marks before the last that is needed. What is owed stays, and what comes late is found.
+// Rows settled before the retention are deleted, whatever creation times they have, and so are the marks that no row
+// needs. Unsettled rows stay, and rows that become visible late are found.
 func TestRetention(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -84,10 +84,10 @@ func TestRetention(t *testing.T) {
 	settle(t, s)
 	at(4)
 	expect(27.9, "late:40 order.changed:2")
-	expect(28.1, "") // what is parked has a copy
+	expect(28.1, "") // a parked event has a copy
 }
 
-// The table's numbers begin anew: what comes is deleted in its time, and not before.
+// The table's numbers restart: new rows are deleted in time, not earlier.
 func TestRetentionAfterATruncate(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -116,7 +116,7 @@ func TestRetentionAfterATruncate(t *testing.T) {
 	expect(0)
 }
 
-// Without history what is settled goes at once, beside writers whose transactions end in any order.
+// Without history, settled rows are deleted at once, even while transactions of writers end in any order.
 func TestRetentionBesideWriters(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -168,13 +168,13 @@ func TestRetentionBesideWriters(t *testing.T) {
 	}
 }
 
-// A role with the least rights: what the relay does every day works.
+// The daily work of a relay succeeds with the minimal rights.
 func TestLeastRights(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	role := "least_" + d.Name
 	for _, stmt := range []string{
-		"CREATE ROLE " + role + " " + testenv.Login(d.URL), // roles belong to the server, which ends with the tests
+		"CREATE ROLE " + role + " " + testenv.Login(d.URL), // a cluster-wide role; the server ends with the tests
 		"REVOKE ALL ON SCHEMA public FROM PUBLIC",
 		"GRANT USAGE ON SCHEMA public TO " + role,
 		"GRANT SELECT ON posthaste_migrations TO " + role,

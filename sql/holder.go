@@ -10,7 +10,7 @@ import (
 	"posthaste/outbox"
 )
 
-// LeaderSession returns the session that holds the leader's lock, the zero value if there is none.
+// LeaderSession returns the session that holds the leader's lock, the zero value if no session does.
 func LeaderSession(ctx context.Context, db DB) (s outbox.LeaderSession, err error) {
 	err = db.QueryRow(ctx, query("lock_holder")).Scan(&s.PID, &s.Application, &s.Role, &s.Address, &s.Relay)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -22,14 +22,13 @@ func LeaderSession(ctx context.Context, db DB) (s outbox.LeaderSession, err erro
 	return s, nil
 }
 
-// LeaderSession is the function of that name.
 func (s *store) LeaderSession(ctx context.Context) (outbox.LeaderSession, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return LeaderSession(ctx, s.pool)
 }
 
-// EndSession ends a session of Postgres, if this role may.
+// EndSession terminates the session pid. The role may lack the right to do so.
 func (s *store) EndSession(ctx context.Context, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -10,31 +10,31 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// An answer of the database about its incarnation is used for so long, and awaited for so long.
+// incarnationGood is how long an answer of the database is used; incarnationTimeout bounds the query.
 const (
 	incarnationGood    = time.Second
 	incarnationTimeout = time.Second
 )
 
-// Incarnation knows which database a pool reaches, and which server process runs it: by when that was started. A
-// promoted standby or a restored backup is another process, and may lack what was committed to the one before. So is a
-// server that was restarted. It is safe for concurrent use.
+// Incarnation identifies the database that a pool reaches and the server process that runs it, by the start time of the
+// process. A promoted standby, a restored backup and a restarted server are new incarnations; the first two may lack
+// transactions that were committed before. It is safe for concurrent use.
 type Incarnation struct {
 	pool   *Pool
 	asking singleflight.Group
 
 	mu sync.Mutex
-	// last is the name that was seen last; its server was started then.
+	// last is the newest known name; started is the start time of its server.
 	last    string
 	started time.Time
-	// until is when the database is asked again.
+	// until is when last expires.
 	until time.Time
 }
 
-// NewIncarnation returns one that asks over pool. It does no I/O.
+// NewIncarnation returns an Incarnation that queries pool. It does no I/O.
 func NewIncarnation(pool *Pool) *Incarnation { return &Incarnation{pool: pool} }
 
-// ReadIncarnation asks the database for its name, and when its server was started.
+// ReadIncarnation returns the name of the database's incarnation and when its server was started.
 func ReadIncarnation(ctx context.Context, db DB) (name string, started time.Time, err error) {
 	if err := db.QueryRow(ctx, query("incarnation")).Scan(&started, &name); err != nil {
 		return "", time.Time{}, fmt.Errorf("read the incarnation of the database: %w", err)
@@ -42,8 +42,8 @@ func ReadIncarnation(ctx context.Context, db DB) (name string, started time.Time
 	return fmt.Sprintf("%d %s", started.UnixMicro(), name), started, nil
 }
 
-// Last returns the incarnation that was seen last. It asks the database only if none was seen yet; "" means that the
-// database has not answered.
+// Last returns the newest known incarnation. It queries the database only if none is known; "" means that the database
+// did not answer.
 func (i *Incarnation) Last(ctx context.Context) string {
 	i.mu.Lock()
 	last := i.last
@@ -54,8 +54,8 @@ func (i *Incarnation) Last(ctx context.Context) string {
 	return last
 }
 
-// Confirmed returns the incarnation that the database had a second ago, or later. It asks once a second at most, for
-// all callers. While the database does not answer, the last one counts.
+// Confirmed returns an incarnation that the database confirmed at most a second ago. All callers share one query a
+// second. While the database does not answer, it returns the newest known one.
 func (i *Incarnation) Confirmed(ctx context.Context) string {
 	i.mu.Lock()
 	last, good := i.last, time.Now().Before(i.until)
@@ -82,15 +82,16 @@ func (i *Incarnation) ask(ctx context.Context) string {
 	return name
 }
 
-// Forget has the next Confirmed ask: no answer counts any more.
+// Forget invalidates the answer that Confirmed keeps.
 func (i *Incarnation) Forget() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.until = time.Time{}
 }
 
-// Of returns the name of the incarnation that an order was written or read in. It replaces a question, unless the order
-// is of another server process than the last: then no incarnation has the name, and the next Confirmed asks.
+// Of returns the name of the incarnation in which an order was written or read, without a query. If another server
+// process than the newest known one wrote the order, the name matches no incarnation, and the next Confirmed queries
+// the database.
 func (i *Incarnation) Of(o *Order) string {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -17,7 +17,7 @@ func incarnation(tb testing.TB, d *testenv.Database) string {
 	return name
 }
 
-// A database has a name of its own, and each server process that runs it has given it another one.
+// Each database has a name of its own, and a new one for each server process that runs it.
 func TestIncarnationsDiffer(t *testing.T) {
 	t.Parallel()
 	s := testenv.NewServer(t)
@@ -35,7 +35,7 @@ func TestIncarnationsDiffer(t *testing.T) {
 	if again := incarnation(t, one); again != first {
 		t.Errorf("%q, then %q", first, again)
 	}
-	one.Exec(t, "DROP PUBLICATION posthaste") // which has one name in all schemas
+	one.Exec(t, "DROP PUBLICATION posthaste") // its name is the same in all schemas
 	_, err := sql.Migrate(t.Context(), one.URL, "other", testenv.Logger(t))
 	must(t, err)
 	cfg, err := sql.PoolConfig(one.URL, "other", "test")
@@ -85,10 +85,10 @@ func TestTheIncarnationIsAskedForOnceASecond(t *testing.T) {
 	must(t, s.Start(t.Context()))
 	now := incarnation(t, d)
 	is("last", i.Last(t.Context()), known)
-	is("an order of it", i.Of(before), known) // replaces the question
+	is("an order of it", i.Of(before), known) // replaces the query
 	is("confirmed by an answer", i.Confirmed(t.Context()), known)
 	after := placed(2)
-	if name := i.Of(after); name == known || name == now || name == "" { // it must ask
+	if name := i.Of(after); name == known || name == now || name == "" { // the next Confirmed must query
 		t.Errorf("an order of another is in %q", name)
 	}
 	is("contradicted by an answer", i.Confirmed(t.Context()), now)

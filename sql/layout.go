@@ -13,8 +13,8 @@ import (
 	"posthaste/outbox"
 )
 
-// layoutProbes are aggregates whose parts are compared: of every length that the hash treats differently, and in more
-// than ASCII.
+// layoutProbes are aggregate ids whose parts Go and the server must compute alike: one of each length that the hash
+// treats differently, and some outside ASCII.
 var layoutProbes = func() []string {
 	const text = "0123456789abcdef-ghijklmnopqrstuvwxyz"
 	probes := []string{"é", "straße", "größer als zwölf Zeichen", "Œuvre", "ёлка", "日本語", "🚀🚀🚀🚀"}
@@ -36,7 +36,7 @@ func (s *store) CheckLayout(ctx context.Context, shards int) error {
 	return s.checkNames(ctx, shards)
 }
 
-// checkNames looks whether two types would have a stream of the same name.
+// checkNames returns an error if two types would share the name of a stream.
 func (s *store) checkNames(ctx context.Context, shards int) error {
 	rows, err := s.pool.Query(ctx, query("layout_collisions"), shards)
 	if err != nil {
@@ -58,7 +58,7 @@ func (s *store) checkNames(ctx context.Context, shards int) error {
 		strings.Join(names, ", "))
 }
 
-// checkParts asks the server for the parts of some aggregates.
+// checkParts compares the server's parts of layoutProbes with those that Go computes.
 func (s *store) checkParts(ctx context.Context) error {
 	var parts []int
 	err := s.pool.QueryRow(ctx, query("layout_parts"), layoutProbes).Scan(&parts)
@@ -77,14 +77,14 @@ func (s *store) checkParts(ctx context.Context) error {
 	return nil
 }
 
-// errUnsettled means that the parts have not one mark.
+// errUnsettled means that not all parts have the same mark.
 var errUnsettled = errors.New("the parts of the table are not settled alike")
 
 // ChangeLayout implements outbox.Store.
 func (s *store) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layout) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	// What was published since CheckLayout may have been the first of a type.
+	// A publish since CheckLayout may have been the first of a type.
 	if err := s.checkNames(ctx, to.Shards); err != nil {
 		return err
 	}
@@ -136,8 +136,8 @@ func (s *store) AwaitLayout(ctx context.Context) error {
 	return nil
 }
 
-// ListStreams lists every stream ever published to, those of a type together: a type's only one first, and then by
-// number.
+// ListStreams lists every stream ever published to, grouped by type: first the stream that a type has if it has only
+// one, then the numbered ones.
 func ListStreams(ctx context.Context, db DB) ([]outbox.Stream, error) {
 	rows, err := db.Query(ctx, query("stream_list"))
 	if err != nil {

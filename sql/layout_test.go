@@ -18,7 +18,7 @@ import (
 	"posthaste/sql"
 )
 
-// The part of an aggregate is what the table makes of it, whatever its name.
+// Go and the table compute the same part for each aggregate id.
 func TestPartsAreThoseOfTheTable(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -60,10 +60,10 @@ func TestPartsAreThoseOfTheTable(t *testing.T) {
 	}
 }
 
-// of is a layout of the tests.
+// of returns a layout with the prefix outbox.
 func of(shards int) outbox.Layout { return outbox.Layout{Prefix: "outbox.", Shards: shards} }
 
-// layouts is a table that was published from under several layouts, one after the other.
+// layouts is a table whose events were published under several layouts in turn.
 type layouts struct {
 	t  *testing.T
 	s  outbox.Store
@@ -71,7 +71,7 @@ type layouts struct {
 	at map[uuid.UUID]string // where each event was published
 }
 
-// publish commits events, and settles them under the layout there is, or leaves them owed.
+// publish commits events, and settles them under the current layout if settled is set.
 func (l *layouts) publish(n int, settled bool) {
 	l.t.Helper()
 	ctx := l.t.Context()
@@ -86,7 +86,7 @@ func (l *layouts) publish(n int, settled bool) {
 	}
 }
 
-// change changes the layout, as a leader does that has settled everything it has published.
+// change changes the layout as a leader does after settling everything.
 func (l *layouts) change(shards int) {
 	l.t.Helper()
 	must(l.t, l.s.ChangeLayout(l.t.Context(), owner(l.t, l.s), of(shards)))
@@ -107,8 +107,8 @@ func sortIDs(ids []uuid.UUID) {
 	slices.SortFunc(ids, func(a, b uuid.UUID) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// After several changes, each event is found in the stream that it was published to: by history, by replay, by what
-// counts and restores losses, by what is owed, and by a trace.
+// After several changes, each event is found in the stream that it was published to: by history, by replay, by the
+// counting and restoring of losses, in the backlog, and by a trace.
 func TestAnEventIsInTheStreamOfItsLayout(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -118,7 +118,7 @@ func TestAnEventIsInTheStreamOfItsLayout(t *testing.T) {
 	begun := time.Now().Add(-time.Minute)
 	l.publish(40, true)
 	for _, shards := range []int{4, 1, 16, 2} {
-		// Somebody has had a number for long when the layout changes: he is of the next one.
+		// A transaction that took a number long before the layout changes: its event belongs to the next layout.
 		tx, err := d.Pool.Begin(ctx)
 		must(t, err)
 		id := uuid.New()
@@ -200,7 +200,7 @@ func TestAnEventIsInTheStreamOfItsLayout(t *testing.T) {
 	}
 }
 
-// The layout changes for the owner only, and only where all that was published is settled.
+// Only the owner can change the layout, and only when all published events are settled.
 func TestALayoutChangesWhenAllIsSettled(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -232,7 +232,7 @@ func TestALayoutChangesWhenAllIsSettled(t *testing.T) {
 	}
 }
 
-// A number of streams that cannot be is refused, and said why.
+// An impossible number of streams is refused with a reason.
 func TestCheckLayout(t *testing.T) {
 	t.Parallel()
 	s, _ := newStore(t)
@@ -260,7 +260,7 @@ func TestCheckLayout(t *testing.T) {
 		t.Errorf("one stream although it has the name of one of several of another type: %v", err)
 	}
 
-	// A server that hashes other bytes than ours.
+	// A server with another encoding hashes other bytes than Go.
 	latin := sql.NewStore(relayPool(t, testenv.Encoded(t, "LATIN1").URL), "test", time.Hour)
 	must(t, latin.Register(ctx))
 	if err := latin.CheckLayout(ctx, 4); !errors.Is(err, outbox.ErrLayout) {
@@ -269,8 +269,8 @@ func TestCheckLayout(t *testing.T) {
 	must(t, latin.CheckLayout(ctx, 1))
 }
 
-// The prefix changes at once as long as nothing was published, for the owner only. Later, events keep the names of the
-// streams that they were published to.
+// The owner can change the prefix at once as long as nothing was published. Later, events keep the names of their
+// streams.
 func TestThePrefixOfStreams(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -305,7 +305,7 @@ func TestThePrefixOfStreams(t *testing.T) {
 	}
 }
 
-// A type whose first event was published when the names had been looked at already keeps the layout as it is.
+// If the first event of a type is published after the check of names, the layout does not change.
 func TestALayoutLooksAtNamesWhenItChanges(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -328,7 +328,7 @@ func TestALayoutLooksAtNamesWhenItChanges(t *testing.T) {
 	}
 }
 
-// A stream belongs to the type that it was noted for, until it is dropped and nothing is published to it any more.
+// A stream belongs to the type that it was recorded for until it is dropped and nothing more is published to it.
 func TestAStreamBelongsToOneType(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)

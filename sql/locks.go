@@ -14,20 +14,19 @@ import (
 )
 
 const (
-	// leaseTimeout is how long the server waits for a sign of life before it ends a session that holds locks.
+	// leaseTimeout is how long the server waits for a statement before it ends a session that holds locks.
 	leaseTimeout = 10 * time.Second
-	// leasePing is how often a session gives one.
+	// leasePing is the interval of a session's pings.
 	leasePing = 2 * time.Second
 )
 
-// locks opens lock sessions: connections that hold an instance's advisory locks and nothing else.
 type locks struct {
 	url, schema string
 	log         *slog.Logger
 }
 
-// NewLocks returns what opens an instance's lock sessions, in the database at url: connections that hold its advisory
-// locks and nothing else. log may be nil.
+// NewLocks returns a Locker for the database at url. Its sessions are connections that only hold an instance's advisory
+// locks. log may be nil.
 func NewLocks(url, schema string, log *slog.Logger) outbox.Locker {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -35,14 +34,14 @@ func NewLocks(url, schema string, log *slog.Logger) outbox.Locker {
 	return &locks{url: url, schema: schema, log: log}
 }
 
-// Open connects. The server ends the session when it hears nothing for 10 s, so that the locks of a stopped process are
-// free again then; the session pings every 2 s.
+// Open connects. The session pings every 2 s. The server ends a session that was idle for 10 s, which frees the locks
+// of a frozen process.
 func (l *locks) Open(ctx context.Context) (outbox.LockSession, error) {
 	cfg, err := ConnConfig(l.url, l.schema, "locks")
 	if err != nil {
 		return nil, err
 	}
-	cfg.RuntimeParams["application_name"] = "posthaste locks" // whatever the URL names: see lock_holder.sql
+	cfg.RuntimeParams["application_name"] = "posthaste locks" // overrides a name in the URL: see lock_holder.sql
 	cfg.RuntimeParams["idle_session_timeout"] = fmt.Sprintf("%dms", leaseTimeout.Milliseconds())
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -71,7 +70,7 @@ type lockSession struct {
 	leader, pipe int64
 	log          *slog.Logger
 	once         sync.Once
-	lost         chan struct{} // closed once, when the session is known to be gone
+	lost         chan struct{} // closed once, when the session has ended
 	stop         context.CancelFunc
 	done         chan struct{} // closed when the pinger has stopped
 }
@@ -82,8 +81,8 @@ func (s *lockSession) key(ctx context.Context, name string) (int64, error) {
 	return k, err
 }
 
-// ping keeps the lease. A ping that is not answered within callTimeout is the last: together with leasePing that is
-// less than the lease, so the owner knows before the server gives the locks to somebody else.
+// ping keeps the session from being idle. It stops at the first ping that is not answered within callTimeout. leasePing
+// and callTimeout together are less than leaseTimeout, so the owner notices the loss before the server frees the locks.
 func (s *lockSession) ping(ctx context.Context) {
 	defer close(s.done)
 	t := time.NewTicker(leasePing)
@@ -100,7 +99,7 @@ func (s *lockSession) ping(ctx context.Context) {
 	}
 }
 
-// call runs a query for one boolean. Any error ends the session: what is left of it on the server is unknown.
+// call runs a query for one boolean. Any error ends the session, because its state on the server is unknown.
 func (s *lockSession) call(ctx context.Context, text string, args ...any) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +144,7 @@ func (s *lockSession) DropPipe(ctx context.Context, exclusive bool) error {
 
 func (s *lockSession) Lost() <-chan struct{} { return s.lost }
 
-// Close ends the session and thereby gives back its locks.
+// Close ends the session, which frees its locks.
 func (s *lockSession) Close() {
 	s.stop()
 	<-s.done

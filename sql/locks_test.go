@@ -66,7 +66,7 @@ func TestLocksBetweenSessions(t *testing.T) {
 		}
 		return nil
 	})
-	a.Close() // once more is no harm
+	a.Close() // idempotent
 }
 
 func lost(tb testing.TB, s outbox.LockSession, within time.Duration) {
@@ -102,7 +102,7 @@ func TestASessionIsLostWithItsServer(t *testing.T) {
 	lost(t, s, 20*time.Second)
 }
 
-// The network swallows everything. The holder knows before the server gives the lock to somebody else.
+// The network drops all packets. The holder notices before the server gives the lock to another session.
 func TestASilentSessionLosesItsLease(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -132,8 +132,8 @@ func TestASilentSessionLosesItsLease(t *testing.T) {
 	select {
 	case at := <-known:
 		t.Logf("known after %v, taken after %v", at.Sub(start), taken.Sub(start))
-		// By its own clock it knows seconds earlier, not by the end of its connection. A machine that stands still
-		// meanwhile lets both happen when it goes on.
+		// By its own clock the holder notices seconds earlier, not because the connection ends. If the machine was
+		// suspended, both happen at once.
 		if margin := taken.Sub(at); margin < time.Second && still < time.Second {
 			t.Errorf("the holder knew %v before the lock was somebody else's, want seconds", margin)
 		}
@@ -142,7 +142,7 @@ func TestASilentSessionLosesItsLease(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with the URL, no error quotes the password.
+// No error quotes the password, however wrong the URL.
 func TestNoErrorQuotesThePassword(t *testing.T) {
 	t.Parallel()
 	const secret = "s3cr3t"

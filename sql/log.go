@@ -12,20 +12,22 @@ import (
 	"posthaste/outbox"
 )
 
-// Bounds of a step of reading the log.
+// Bounds of one step of reading the log.
 const (
-	// logMarks and logRows bound what is listed at once: 1 MB of memory, and a statement of less than a second.
+	// logMarks and logRows bound one list: 1 MB of memory, and less than a second for the statement.
 	logMarks = 64
 	logRows  = 20_000
 )
 
-// History reads a selection of history, page by page. Nothing stays open between two pages. One goroutine uses it.
+// History reads the events of a selection page by page. It keeps no transaction open between pages. It is not safe for
+// concurrent use.
 type History struct {
 	db  DB
 	sel Selection
-	// span is the range in the log; nil before it was asked for.
+	// span is the range of the log; nil until it is queried.
 	span *span
-	// items are the next events of the log, behind at. reached is the place that is known when they are used up.
+	// items are the next events of the log after at. reached is the place that the reader has reached once they are
+	// used up.
 	items       []item
 	at, reached Place
 }
@@ -35,16 +37,16 @@ type item struct {
 	place  Place
 	id     uuid.UUID
 	at     time.Time
-	stream string // only by id
-	wanted bool   // the same
+	stream string // set only for a selection by id
+	wanted bool   // set only for a selection by id
 }
 
-// NewHistory returns a reader of s; it does no I/O.
+// NewHistory returns a reader of s. It does no I/O.
 func NewHistory(db DB, s Selection) *History { return &History{db: db, sel: s} }
 
-// Read returns the events behind a place, in the order of publishing: at most limit of them and about as many bytes of
-// payload, which may be none, and whether that was all. The next page is that behind the returned place. A page that
-// failed can be read again; another History goes on from any place that this one returned.
+// Read returns the events after a place in the order of publishing: at most limit events and about bytes of payload.
+// all means that no events are left; a page before that may be empty. The next page begins at end. A failed page can be
+// read again, and another History can continue from any returned place.
 func (h *History) Read(ctx context.Context, after Place, limit, bytes int) (
 	list []Replayed, end Place, all bool, err error,
 ) {
@@ -62,7 +64,7 @@ func (h *History) open(ctx context.Context) (err error) {
 	return err
 }
 
-// read reads the listed events, or lists the next ones.
+// read returns events that are already listed, or lists the next ones.
 func (h *History) read(ctx context.Context, after Place, limit, bytes int) ([]Replayed, Place, bool, error) {
 	if err := h.open(ctx); err != nil {
 		return nil, after, false, err
@@ -94,8 +96,7 @@ func (h *History) read(ctx context.Context, after Place, limit, bytes int) ([]Re
 	return list, h.at, false, nil
 }
 
-// rows reads the events that come next, and tells how many of the items that makes. Those that were deleted since they
-// were listed are missing.
+// rows reads the next events and returns how many items they used. Events deleted since they were listed are missing.
 func (h *History) rows(ctx context.Context, limit, bytes int) ([]Replayed, int, error) {
 	next := h.items[:min(limit, len(h.items))]
 	parts, seqs, marks := make([]int16, len(next)), make([]int64, len(next)), make([]int64, len(next))
@@ -133,7 +134,7 @@ func (h *History) rows(ctx context.Context, limit, bytes int) ([]Replayed, int, 
 	return list, used, rows.Err()
 }
 
-// fill lists what comes next behind h.at, up to h.reached, and tells whether that is all.
+// fill lists the events after h.at up to h.reached. all means that no events are left.
 func (h *History) fill(ctx context.Context) (all bool, err error) {
 	h.reached = h.at
 	if h.sel.ID == nil {
@@ -150,7 +151,7 @@ func (h *History) fill(ctx context.Context) (all bool, err error) {
 	return false, err
 }
 
-// find looks for the event of a selection by id.
+// find looks up the event of a selection by id.
 func (h *History) find(ctx context.Context) error {
 	rows, err := h.db.Query(ctx, query("log_held"), *h.sel.ID, h.span.from, h.span.to)
 	if err != nil {
@@ -167,8 +168,8 @@ func (h *History) find(ctx context.Context) error {
 	return err
 }
 
-// span is a range of time in the log: what the marks behind from and up to to have settled. part is the only part that
-// matters, or -1.
+// span is the range of the log that the marks after from up to to have settled. part is the only part to read, -1 for
+// all.
 type span struct {
 	from, to int64
 	part     int16
@@ -180,7 +181,7 @@ func rangeOf(ctx context.Context, db DB, s Selection) (*span, error) {
 	return &r, err
 }
 
-// counted is what the log has of a stream, and when the oldest of it was created.
+// counted is what the log holds of a stream, and when the oldest event was created.
 type counted struct {
 	Selected
 	Created time.Time
@@ -197,8 +198,8 @@ func (r *span) count(ctx context.Context, db DB, s Selection) ([]counted, error)
 	})
 }
 
-// list returns what comes next of a selection behind a place: at most logRows events, those of at most logMarks
-// marks; and the place that it reaches, which is the one asked for at the end.
+// list returns the next events of a selection after a place: at most logRows events of at most logMarks marks. It also
+// returns the place that it reached, which is after itself at the end.
 func (r *span) list(ctx context.Context, db DB, s Selection, after Place) ([]item, Place, error) {
 	rows, err := db.Query(ctx, query("log_marks"), after.Mark, r.to, logMarks)
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 	"posthaste/sql"
 )
 
-// marked writes a mark of a part, or of all (-1), that settles everything that is visible now, as if it were another
-// time.
+// marked writes a mark of a part, or of all (-1), that settles everything visible now, with the time at.
 func marked(tb testing.TB, d *testenv.Database, part int, at time.Time) {
 	tb.Helper()
 	d.Exec(tb, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode, prefix, shards)
@@ -38,7 +37,7 @@ func writtenOf(tb testing.TB, db sql.DB, n int, aggregates string) {
 	must(tb, err)
 }
 
-// readAll reads a selection in pages, each by a reader of its own now and then, and returns the ids.
+// readAll reads a selection in pages, sometimes with a new reader, and returns the ids.
 func readAll(tb testing.TB, db sql.DB, s sql.Selection, limit int) (ids []uuid.UUID) {
 	tb.Helper()
 	h, after := sql.NewHistory(db, s), sql.Place{}
@@ -70,7 +69,6 @@ func readAll(tb testing.TB, db sql.DB, s sql.Selection, limit int) (ids []uuid.U
 	}
 }
 
-// ids returns what a statement selects.
 func ids(tb testing.TB, d *testenv.Database, statement string, args ...any) []uuid.UUID {
 	tb.Helper()
 	rows, err := d.Pool.Query(tb.Context(), statement, args...)
@@ -80,7 +78,7 @@ func ids(tb testing.TB, d *testenv.Database, statement string, args ...any) []uu
 	return list
 }
 
-// same compares ids without their order.
+// same compares ids as sets.
 func same(a, b []uuid.UUID) bool {
 	a, b = slices.Clone(a), slices.Clone(b)
 	for _, l := range [][]uuid.UUID{a, b} {
@@ -92,8 +90,8 @@ func same(a, b []uuid.UUID) bool {
 // day1 is when the log of fillLog begins.
 var day1 = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 
-// fillLog writes a log with all that marks can say: transactions that were open for a while, passes of several pages,
-// marks of parts, dead rows, unsettled rows. Its times begin at day1, a minute apart.
+// fillLog writes a log with all kinds of marks and rows: transactions that were open for a while, passes of several
+// pages, marks of parts, dead rows, unsettled rows. Its times begin at day1, a minute apart.
 func fillLog(tb testing.TB, d *testenv.Database) (end time.Time) {
 	tb.Helper()
 	at := day1
@@ -104,7 +102,7 @@ func fillLog(tb testing.TB, d *testenv.Database) (end time.Time) {
 	writtenOf(tb, open, 50, "slow-")
 	written(tb, d.Pool, 100)
 	marked(tb, d, -1, tick())
-	for part := range outbox.Partitions { // each sees what the last one had not
+	for part := range outbox.Partitions { // each mark sees rows that the last one did not
 		written(tb, d.Pool, 20)
 		marked(tb, d, part, tick())
 	}
@@ -115,7 +113,7 @@ func fillLog(tb testing.TB, d *testenv.Database) (end time.Time) {
 			class, attempts)
 		SELECT id, seq, seq, aggregate_type, aggregate_id, event_type, created_at, 'x', 'x', 1 FROM outbox
 		ORDER BY seq DESC LIMIT 3`)
-	// A pass in pages of three over every part; of the last part it is under way.
+	// A pass in pages of three over every part, unfinished in the last part.
 	pass := testenv.Value[string](tb, d, "SELECT pg_current_snapshot()::text")
 	high := testenv.Value[int64](tb, d, "SELECT last_value FROM outbox_seq_seq")
 	written(tb, d.Pool, 40)
@@ -138,7 +136,7 @@ func fillLog(tb testing.TB, d *testenv.Database) (end time.Time) {
 	return at
 }
 
-// What is counted is what the view has, whatever is under way; and never more than was asked for.
+// The backlog counts the rows of the view, during passes as well, and never more than its limit.
 func TestTheBacklogIsTheViews(t *testing.T) {
 	t.Parallel()
 	_, d := newStore(t)
@@ -160,8 +158,8 @@ func TestTheBacklogIsTheViews(t *testing.T) {
 	}
 }
 
-// What a replay reads is what the view says, between any two times, whatever the pages; each event once, and those of
-// an aggregate in order. Another reader goes on from every place.
+// A replay reads the rows of the view between any two times, with any page size: each event once, those of an aggregate
+// in order. Another reader can continue from every place.
 func TestReadLog(t *testing.T) {
 	t.Parallel()
 	_, d := newStore(t)
@@ -210,7 +208,8 @@ func TestReadLog(t *testing.T) {
 	}
 }
 
-// What was settled on the server that a table was restored from has one transaction id, and goes by its number.
+// Rows that were settled on the server that the table was restored from have one transaction id and are ordered by
+// number.
 func TestReadARestoredLog(t *testing.T) {
 	t.Parallel()
 	_, d := newStore(t)
@@ -247,14 +246,14 @@ func TestReadARestoredLog(t *testing.T) {
 	}
 }
 
-// tuples counts the rows of the log that statements have read, by a scan of the table and by its indexes.
+// tuples returns how many rows of the log were read by table scans and by index scans.
 func tuples(tb testing.TB, d *testenv.Database, db sql.DB) (scans, rows int64) {
 	tb.Helper()
 	flush := "SELECT pg_stat_force_next_flush()"
 	if testenv.Value[int](tb, d, "SELECT current_setting('server_version_num')::int") < 150000 {
-		flush = "SELECT pg_sleep(1.5)" // sent at its end, not more than twice a second
+		flush = "SELECT pg_sleep(1.5)" // sent at the end of a transaction, at most twice a second
 	}
-	for range 2 { // the collector of the older ones writes down what it had when it was asked the time before
+	for range 2 { // the collector of older versions writes what it had at the previous request
 		_, err := db.Exec(tb.Context(), flush)
 		must(tb, err)
 	}
@@ -263,8 +262,8 @@ func tuples(tb testing.TB, d *testenv.Database, db sql.DB) (scans, rows int64) {
 	return scans, rows
 }
 
-// A page of the log costs what it has, not what the log has; also where one mark has settled one large transaction, and
-// where a pass has.
+// The cost of a page depends on the page, not on the log, even where one mark or a pass has settled a large
+// transaction.
 func TestReadLogIsNoFullScan(t *testing.T) {
 	t.Parallel()
 	_, d := newStore(t)
@@ -315,7 +314,7 @@ func TestReadLogIsNoFullScan(t *testing.T) {
 	}
 }
 
-// Whoever writes marks is waited for, until they are visible; and what is visible, and not settled yet, for a while.
+// AwaitHistory waits until running writers of marks are visible, and for a while for visible rows that are not settled.
 func TestAwaitHistory(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -334,7 +333,7 @@ func TestAwaitHistory(t *testing.T) {
 		_ = pool.QueryRow(context.Background(), "SELECT 1 FROM pg_sleep(0.3)").Scan(&n)
 		_ = settling.Commit(context.Background())
 	}()
-	must(t, sql.AwaitHistory(t.Context(), pool, none)) // by then it has ended
+	must(t, sql.AwaitHistory(t.Context(), pool, none)) // the transaction has ended
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 10 {
 		t.Errorf("%d events in history, want 10", n)
 	}
@@ -354,7 +353,7 @@ func TestAwaitHistory(t *testing.T) {
 		t.Errorf("gone on after %d looks, before the mark was written", seen)
 	}
 	must(t, reading.Rollback(t.Context()))
-	// Nobody settles what is left.
+	// No session settles these rows.
 	written(t, d.Pool, 1)
 	began := time.Now()
 	must(t, sql.AwaitHistory(t.Context(), pool, none))
@@ -363,7 +362,7 @@ func TestAwaitHistory(t *testing.T) {
 	}
 }
 
-// What retention deletes between two pages is missing, whether it was listed already or not; the rest comes.
+// Rows that retention deletes between two pages are missing, whether they were listed or not; the others are read.
 func TestTheLogIsDeletedBesideAReplay(t *testing.T) {
 	t.Parallel()
 	_, d := newStore(t)

@@ -13,11 +13,10 @@ import (
 	"posthaste/outbox"
 )
 
-// lossTimeout bounds the counting of one loss: history may be long, and a number is not worth hours of the primary's
-// time.
+// lossTimeout bounds the counting of one loss, because a long history would load the primary for hours.
 const lossTimeout = time.Minute
 
-// suspicion is what an adoption has noted as perhaps lost.
+// suspicion is a possible loss that an adoption has noted.
 type suspicion struct {
 	ID      int64
 	Stream  string
@@ -25,7 +24,7 @@ type suspicion struct {
 	Since   *time.Time
 	Events  *int64
 	Noticed time.Time
-	// Restored is the mark behind which everything was published again, nil if nothing was; but for Refused events.
+	// Restored is the mark after which everything except Refused events was republished; nil if no repair ran.
 	Restored *int64
 	Refused  int64
 }
@@ -33,8 +32,8 @@ type suspicion struct {
 // tailOf is the method Tail of outbox.Sink.
 type tailOf = func(ctx context.Context, stream, after string) ([]outbox.Entry, error)
 
-// CountLosses counts in history what an adoption has noted as perhaps lost. What was published and had no mark when the
-// adoption came, has none now: it is owed, and not lost.
+// CountLosses counts the events in history that an adoption has noted as perhaps lost. Events published but not settled
+// before the adoption are still unsettled and are not counted as lost.
 func (s *store) CountLosses(ctx context.Context, tail tailOf) ([]outbox.Loss, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*lossTimeout)
 	defer cancel()
@@ -73,9 +72,9 @@ func (s *store) CountLosses(ctx context.Context, tail tailOf) ([]outbox.Loss, er
 	return out, nil
 }
 
-// countLoss counts the settled events of the log that are not in the stream. Those that an earlier loss has counted,
-// and no replay has published again, are not counted twice. Where counting takes too long, the number is unknown, and
-// may be all of the range.
+// countLoss counts the settled events of the log that are not in the stream. It omits those that an earlier loss
+// counted and no replay has republished. If counting takes longer than lossTimeout, the number is unknown (-1), and the
+// loss may cover the whole range.
 func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, l suspicion, tail tailOf) error {
 	bounded, cancel := context.WithTimeout(ctx, lossTimeout)
 	defer cancel()
@@ -92,7 +91,7 @@ func (s *store) countLoss(ctx context.Context, loss *outbox.Loss, l suspicion, t
 	return err
 }
 
-// countLog adds what the log has of a loss.
+// countLog adds the events of the log that are missing from the stream to loss.
 func (s *store) countLog(ctx context.Context, loss *outbox.Loss, l suspicion, tail tailOf) error {
 	r := span{part: -1}
 	var first, last *time.Time
@@ -101,7 +100,7 @@ func (s *store) countLog(ctx context.Context, loss *outbox.Loss, l suspicion, ta
 	if err != nil || first == nil || last == nil {
 		return err
 	}
-	if l.Restored != nil { // and has been trimmed since, for all one knows
+	if l.Restored != nil { // a restored event that is missing again may have been trimmed
 		r.to = min(r.to, *l.Restored)
 		if l.Refused > 0 {
 			addLoss(loss, l.Refused, *first, *last)
@@ -139,7 +138,7 @@ func (s *store) countLog(ctx context.Context, loss *outbox.Loss, l suspicion, ta
 	}
 }
 
-// addLoss adds events that were settled from one time to another.
+// addLoss adds events that were settled between first and last.
 func addLoss(l *outbox.Loss, events int64, first, last time.Time) {
 	l.Events += events
 	if l.First.IsZero() || first.Before(l.First) {
@@ -150,10 +149,11 @@ func addLoss(l *outbox.Loss, events int64, first, last time.Time) {
 	}
 }
 
-// entrySlack is how far the clocks of Postgres and Redis may be apart.
+// entrySlack is the largest assumed difference between the clocks of Postgres and Redis.
 const entrySlack = 5 * time.Minute
 
-// entryBefore returns an entry id that is safely before an entry, and before those of events created at a time.
+// entryBefore returns an entry id that is before entry and before the entries of events created at a time, whatever the
+// clocks' difference.
 func entryBefore(entry string, created time.Time) string {
 	if entry == "" {
 		return ""
@@ -161,7 +161,8 @@ func entryBefore(entry string, created time.Time) string {
 	return entryAt(earlier(created, time.UnixMilli(idMillis(entry))))
 }
 
-// entryAt returns an entry id that is safely before those of a time, "" for the beginning.
+// entryAt returns an entry id that is before all entries of a time, whatever the clocks' difference; "" for the
+// beginning.
 func entryAt(t time.Time) string {
 	if ms := t.Add(-entrySlack).UnixMilli(); ms > 0 {
 		return fmt.Sprintf("%d-0", ms)
@@ -179,7 +180,7 @@ func (s *store) Lost(ctx context.Context) (n int64, err error) {
 	return n, err
 }
 
-// Losses lists what was lost and has not been published again, oldest first.
+// Losses lists losses that were not republished, oldest first.
 func Losses(ctx context.Context, db DB) ([]outbox.Loss, error) {
 	rows, err := db.Query(ctx, query("loss_list"))
 	if err != nil {
@@ -198,8 +199,8 @@ func Losses(ctx context.Context, db DB) ([]outbox.Loss, error) {
 	return list, nil
 }
 
-// BroughtBack notes that everything settled from one time to another was published again, of a stream or, with "", of
-// all.
+// BroughtBack notes that every event of a stream that was settled between from and to was republished; stream "" means
+// all streams.
 func BroughtBack(ctx context.Context, db DB, from, to time.Time, stream string) error {
 	if _, err := db.Exec(ctx, query("loss_replayed"), from, to, stream); err != nil {
 		return fmt.Errorf("note what was restored: %w", err)
@@ -207,16 +208,17 @@ func BroughtBack(ctx context.Context, db DB, from, to time.Time, stream string) 
 	return nil
 }
 
-// suspicions are what an adoption suspects, as columns.
+// suspicions are the suspicions of an adoption, as columns.
 type suspicions struct {
 	streams, last []string
 	ages, events  []*int64
-	// lost and repair say what is noted: that something may be lost, and that it is to be repaired.
+	// lost notes a possible loss to count, repair that the stream must be repaired. recall and back are columns of
+	// outbox_repair.
 	lost, repair, recall, back []bool
 }
 
-// suspicionsOf turns what an adoption suspects into columns. Without history nothing can be counted or restored: what
-// the gates tell is all.
+// suspicionsOf turns the suspicions of an adoption into columns. Without history nothing can be counted or restored, so
+// only the gates' own counts are noted.
 func (s *store) suspicionsOf(a outbox.Adoption) suspicions {
 	c := suspicions{
 		streams: []string{}, last: []string{}, ages: []*int64{}, events: []*int64{}, lost: []bool{},
@@ -246,7 +248,7 @@ func (s *store) suspicionsOf(a outbox.Adoption) suspicions {
 	return c
 }
 
-// idMillis is the time in an entry id; one beyond all times is later than any.
+// idMillis returns the time in an entry id in milliseconds, math.MaxInt64 if it is out of range.
 func idMillis(id string) int64 {
 	ms, _, _ := strings.Cut(id, "-")
 	n, err := strconv.ParseInt(ms, 10, 64)

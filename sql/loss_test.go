@@ -16,8 +16,7 @@ import (
 	"posthaste/sql"
 )
 
-// delivered inserts an event of a stream, and a mark that settles it: some time ago, with its entry or, if that is "",
-// without.
+// delivered inserts an event of a stream, and a mark that settles it some time ago, with its entry unless that is "".
 func delivered(tb testing.TB, d *testenv.Database, stream, entry string, ago time.Duration) {
 	tb.Helper()
 	d.Exec(tb, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
@@ -27,7 +26,7 @@ func delivered(tb testing.TB, d *testenv.Database, stream, entry string, ago tim
 		WHERE id = (SELECT max(id) FROM outbox_mark) AND $2 <> ''`, stream, entry)
 }
 
-// nothing is what is in a stream that has lost everything.
+// nothing is the Tail of a stream that has lost everything.
 func nothing(context.Context, string, string) ([]outbox.Entry, error) { return nil, nil }
 
 // suspect adopts with streams that may lack something.
@@ -43,13 +42,13 @@ func suspect(tb testing.TB, s outbox.Store, states ...outbox.StreamState) {
 	}
 	repairs, err := s.Repairs(tb.Context(), 0)
 	must(tb, err)
-	for _, r := range repairs { // nothing is restored
+	for _, r := range repairs { // no stream is restored
 		must(tb, s.Repaired(tb.Context(), owner(tb, s), r, outbox.Repaired{}))
 	}
 }
 
-// What history has behind the last id of a stream is lost: counted by the numbers in ids, not by their letters, and
-// with the range that brings it back.
+// Settled events after the last id of a stream are lost: ids are compared as numbers, not as text, and the report has
+// the range to replay.
 func TestLosses(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -61,7 +60,7 @@ func TestLosses(t *testing.T) {
 	delivered(t, d, "outbox.order", last, time.Minute)
 	delivered(t, d, "outbox.order", ms(time.Minute)+"-10", 50*time.Second) // as text it is less
 	delivered(t, d, "outbox.order", ms(30*time.Second)+"-0", 30*time.Second)
-	delivered(t, d, "outbox.order", "", 20*time.Second) // nobody knows where it is
+	delivered(t, d, "outbox.order", "", 20*time.Second) // its entry is unknown
 	delivered(t, d, "outbox.other", ms(time.Second)+"-0", time.Second)
 	delivered(t, d, "outbox.gone", "1-1", time.Hour)
 	suspect(t, s,
@@ -71,7 +70,7 @@ func TestLosses(t *testing.T) {
 		outbox.StreamState{Stream: "outbox.never", Now: now})
 	// published after the adoption
 	delivered(t, d, "outbox.order", fmt.Sprint(now.Add(time.Minute).UnixMilli())+"-0", -time.Minute)
-	delivered(t, d, "outbox.order", ms(time.Second)+"-0", -time.Minute) // settled late by somebody else
+	delivered(t, d, "outbox.order", ms(time.Second)+"-0", -time.Minute) // settled late by the old owner
 	if n, err := s.Lost(ctx); err != nil || n != 0 {
 		t.Errorf("%d lost before they are counted, %v", n, err)
 	}
@@ -96,13 +95,13 @@ func TestLosses(t *testing.T) {
 	if order.First.After(order.Last) || now.Sub(order.First) < 49*time.Second || now.Sub(order.First) > 55*time.Second {
 		t.Errorf("from %v to %v", order.First, order.Last)
 	}
-	// The next adoption suspects the same once more: the stream had no events since.
+	// The next adoption has the same suspicion: the stream got no events since.
 	suspect(t, s, outbox.StreamState{Stream: "outbox.order", Gate: true, Last: last, Now: now},
 		outbox.StreamState{Stream: "outbox.gone", Now: now})
 	if again, err := s.CountLosses(ctx, nothing); err != nil || len(again) != 0 {
 		t.Errorf("counted again: %+v, %v", again, err)
 	}
-	// A part of it, or another stream, does not bring it back.
+	// Replaying a part of the range, or another stream, does not restore it.
 	must(t, sql.BroughtBack(ctx, d.Pool, order.First.Add(time.Microsecond), order.Last, "outbox.order"))
 	must(t, sql.BroughtBack(ctx, d.Pool, order.First, order.Last, "outbox.other"))
 	if n, _ := s.Lost(ctx); n != 4 {
@@ -124,8 +123,8 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// What marks have settled behind the last id of a stream, and is not in the stream, is lost, up to the adoption:
-// counted by the ids of events, once, and with the range that brings it back.
+// Events that marks have settled after the last id of a stream, up to the adoption, and that are not in the stream, are
+// lost. Each is counted once by id, and the report has the range to replay.
 func TestLossesOfTheLog(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -150,7 +149,7 @@ func TestLossesOfTheLog(t *testing.T) {
 			SET entries = jsonb_build_object('outbox.order', $1::text, 'outbox.invoice', $1::text)
 			WHERE id = (SELECT max(id) FROM outbox_mark)`, entry(n))
 	}
-	there := map[string][]uuid.UUID{"outbox.order": events[2][:1]} // of the others nothing is left behind the entry
+	there := map[string][]uuid.UUID{"outbox.order": events[2][:1]} // of the others, none after the entry is left
 	have := func(_ context.Context, stream, after string) (tail []outbox.Entry, _ error) {
 		if want := fmt.Sprintf("%d-0", minute(0).UnixMilli()); after > want || after == "" {
 			t.Errorf("the ids behind %q of %s are asked for, want those from before %s on", after, stream, want)
@@ -175,7 +174,7 @@ func TestLossesOfTheLog(t *testing.T) {
 	if got := readAll(t, pool, sel, 5); len(got) != 12 {
 		t.Errorf("the replay brings %d events, want 12", len(got))
 	}
-	// The same once more; and then another one is lost.
+	// The same suspicion again, then another loss.
 	suspect(t, s, state)
 	if again, err := s.CountLosses(ctx, have); err != nil || len(again) != 0 {
 		t.Errorf("counted again: %+v, %v", again, err)
@@ -189,14 +188,14 @@ func TestLossesOfTheLog(t *testing.T) {
 	if n, err := s.Lost(ctx); err != nil || n != 0 {
 		t.Errorf("%d lost, %v, after all was brought back", n, err)
 	}
-	// Lost once more, with what the replay brought.
+	// A second loss includes the replayed events.
 	suspect(t, s, state)
 	if again, err := s.CountLosses(ctx, have); err != nil || len(again) != 1 || again[0].Events != 12 {
 		t.Errorf("lost again: %+v, %v; want 12", again, err)
 	}
 }
 
-// Where the stream cannot be read, or that takes too long, nothing is told, or the range alone.
+// If the stream cannot be read, or counting takes too long, the report is missing or has only the range.
 func TestALossThatCannotBeCounted(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -216,7 +215,7 @@ func TestALossThatCannotBeCounted(t *testing.T) {
 	}
 }
 
-// An adoption that somebody else was quicker with notes nothing.
+// An adoption that comes too late notes nothing.
 func TestNoLossWithoutAnAdoption(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -230,7 +229,7 @@ func TestNoLossWithoutAnAdoption(t *testing.T) {
 	}
 }
 
-// Without history there is nothing to count: what the gates know is told, and a stream that is gone is an unknown
+// Without history, losses cannot be counted: the report has the gates' own counts, and a deleted stream has an unknown
 // number.
 func TestLossesWithoutHistory(t *testing.T) {
 	t.Parallel()
@@ -248,7 +247,7 @@ func TestLossesWithoutHistory(t *testing.T) {
 	}
 }
 
-// A database that has gone back is told once, however many adoptions that takes.
+// A database that has gone back is reported once, even after several adoptions.
 func TestGoneBackInTime(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)

@@ -15,7 +15,7 @@ import (
 	"posthaste/outbox"
 )
 
-// BeginPass writes a snapshot for o.
+// BeginPass takes a snapshot for o.
 func (s *store) BeginPass(ctx context.Context, o outbox.Owner) (outbox.Pass, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -43,7 +43,7 @@ func newPass(seen string, high int64, end string) (p outbox.Pass, err error) {
 	return p, err
 }
 
-// SettleAll makes pass the mark of every part. It waits a moment for whoever holds one.
+// SettleAll makes pass the mark of every part. It waits for sessions that hold a part.
 func (s *store) SettleAll(ctx context.Context, o outbox.Owner, pass outbox.Pass) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -53,17 +53,17 @@ func (s *store) SettleAll(ctx context.Context, o outbox.Owner, pass outbox.Pass)
 	return nil
 }
 
-// errBehind means that the mark of a part has something that the one to be written has not.
+// errBehind means that the mark of a part settles something that the new mark does not.
 var errBehind = errors.New("a part has a later mark")
 
-// move writes the mark of every part in one transaction, which holds the parts for as long, and waits until it is as
-// durable as any other commit.
+// move writes the mark of every part in one transaction, which locks the parts, and waits until the mark is as durable
+// as any other commit.
 func move(ctx context.Context, db interface {
 	DB
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }, name string, o outbox.Owner, to outbox.Settled, mode outbox.Mode, entries outbox.Entries,
 ) error {
-	var b pgx.Batch // its statements are one transaction
+	var b pgx.Batch // one transaction
 	b.Queue(query("mark_lock"))
 	var owner, moved, replicated bool
 	b.Queue(query("mark_move"), name, o.Epoch, o.Nonce[:], snapshotText(to.Snapshot), to.High, string(mode),
@@ -83,14 +83,15 @@ func move(ctx context.Context, db interface {
 	return nil
 }
 
-// marker is one session. It takes the locks of the parts only while it writes: so nobody else writes a mark meanwhile,
-// and a statement that arrives after its session was given up, and another has gone on, finds a later mark.
+// marker is one session. It locks the parts only while it writes, so no other session can write a mark at the same
+// time. If a statement arrives late, after its session was abandoned and another one continued, it finds a later mark
+// and changes nothing.
 type marker struct {
 	conn *pgxpool.Conn
 	name string
 }
 
-// Marker takes a session from the pool.
+// Marker acquires a session from the pool.
 func (s *store) Marker(ctx context.Context) (outbox.Marker, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -101,10 +102,10 @@ func (s *store) Marker(ctx context.Context) (outbox.Marker, error) {
 	return &marker{conn: conn, name: s.name}, nil
 }
 
-// errEnded means that a call of the marker has failed before.
+// errEnded means that an earlier call of the marker failed.
 var errEnded = errors.New("the session for marks has ended")
 
-// session returns the connection, unless a call has failed.
+// session returns the connection, or errEnded if a call has failed.
 func (m *marker) session() (*pgx.Conn, error) {
 	if m.conn == nil {
 		return nil, errEnded
@@ -112,7 +113,7 @@ func (m *marker) session() (*pgx.Conn, error) {
 	return m.conn.Conn(), nil
 }
 
-// Look takes a snapshot and lists what it sees and since does not.
+// Look takes a snapshot and lists the rows that it sees and since does not.
 func (m *marker) Look(ctx context.Context, since outbox.Settled, below uint64) (outbox.Look, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
@@ -151,7 +152,7 @@ func (m *marker) look(ctx context.Context, since outbox.Settled, below uint64) (
 	return l, err
 }
 
-// snapshotText is s as Postgres reads it, which has no zero value: one that sees nothing, too, is of some transaction.
+// snapshotText formats s for Postgres, which has no zero snapshot: for one that sees nothing it returns 1:1:.
 func snapshotText(s outbox.Snapshot) string {
 	if s.Max() == 0 {
 		return "1:1:"
@@ -174,7 +175,7 @@ func (m *marker) Move(ctx context.Context, o outbox.Owner, to outbox.Settled, en
 	return nil
 }
 
-// Close gives the session back.
+// Close returns the session to the pool.
 func (m *marker) Close() {
 	if m.conn != nil {
 		m.conn.Release()
@@ -182,7 +183,7 @@ func (m *marker) Close() {
 	}
 }
 
-// end closes the session: what it has looked at is not used any more.
+// end closes the session. Its scan results must not be used in another one.
 func (m *marker) end() {
 	if m.conn == nil {
 		return
@@ -190,5 +191,5 @@ func (m *marker) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = m.conn.Conn().Close(ctx)
-	m.Close() // the pool makes another one
+	m.Close() // the pool replaces it
 }

@@ -25,7 +25,7 @@ func newMarker(tb testing.TB, s outbox.Store) outbox.Marker {
 	return m
 }
 
-// lookAt lists what a look has, as "row row; row" by transaction.
+// lookAt formats the result of Look as "row row; row" by transaction.
 func lookAt(tb testing.TB, m outbox.Marker, since outbox.Settled, below uint64) (outbox.Look, string) {
 	tb.Helper()
 	look, err := m.Look(tb.Context(), since, below)
@@ -43,7 +43,7 @@ func lookAt(tb testing.TB, m outbox.Marker, since outbox.Settled, below uint64) 
 	return look, strings.Join(out, "; ")
 }
 
-// insertIn writes n events of different parts within tx, and returns its transaction.
+// insertIn writes n events of different parts within tx, and returns its transaction id.
 func insertIn(tb testing.TB, tx pgx.Tx, n int) (xid uint64) {
 	tb.Helper()
 	must(tb, tx.QueryRow(tb.Context(), `WITH x AS (
@@ -53,8 +53,8 @@ func insertIn(tb testing.TB, tx pgx.Tx, n int) (xid uint64) {
 	return xid
 }
 
-// A look has, by transaction, what is visible and the mark does not hold, wherever its number is; and what is not
-// visible yet is not seen by its snapshot.
+// Look lists, by transaction, rows that are visible and that the mark does not settle, whatever their numbers. Its
+// snapshot does not see rows that are not visible yet.
 func TestLook(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t, "max_prepared_transactions=5").Database(t)
@@ -95,7 +95,7 @@ func TestLook(t *testing.T) {
 	if _, rows = lookAt(t, m, mark, open); rows != "" {
 		t.Errorf("below the first transaction: %s", rows)
 	}
-	// A mark with a hole: what is running, and one that is left out.
+	// A mark that omits running transactions and one other.
 	left := append([]uint64{look.Owed[1].XID}, look.Snapshot.Running()...)
 	hole := outbox.Settled{Snapshot: outbox.NewSnapshot(look.Snapshot.Max(), left), High: look.High}
 	must(t, m.Move(t.Context(), o, hole, outbox.Entries{"outbox.order": "5-1"}))
@@ -118,7 +118,7 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// Nothing is written for an owner that is not the state's any more, however late it arrives.
+// No mark is written for an owner that was superseded, however late the statement arrives.
 func TestMarksAreTheOwners(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -153,8 +153,8 @@ func TestMarksAreTheOwners(t *testing.T) {
 	}
 }
 
-// A standby is promoted behind an owner that has not noticed: its sessions are new ones, and its epoch and nonce are in
-// the table that the standby has. Ids may be given out again there, so it writes nothing before it has adopted anew.
+// A standby is promoted and the owner has not noticed. Its new sessions reach the standby, whose table has its epoch
+// and nonce. The standby may assign transaction ids again, so the owner must not write before a new adoption.
 func TestNoMarkOnAnotherTimeline(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -197,8 +197,8 @@ func TestNoMarkOnAnotherTimeline(t *testing.T) {
 	}
 }
 
-// A mark that meets an adoption under way waits for it, and is written only if that comes to nothing. A stream that is
-// noted does so too: the adoption reads the list of streams afterwards.
+// A mark waits for a running adoption, and is written only if that rolls back. So does the recording of a stream: the
+// adoption reads the list of streams afterwards.
 func TestAMarkWaitsForTheAdoption(t *testing.T) {
 	t.Parallel()
 	for _, commits := range []bool{true, false} {
@@ -239,7 +239,7 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 			switch r := <-results; {
 			case commits && !errors.Is(r.err, outbox.ErrSuperseded):
 				t.Errorf("%s beside an adoption: %v", r.name, r.err)
-			case !commits && r.err != nil: // pass is behind look: who is late, is refused
+			case !commits && r.err != nil: // pass is older than look, so it is refused
 				if failed++; r.name != "settle" || errors.Is(r.err, outbox.ErrSuperseded) {
 					t.Errorf("%s beside an adoption that came to nothing: %v", r.name, r.err)
 				}
@@ -255,8 +255,7 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 	}
 }
 
-// An adoption waits for a mark under way: what it finds to be owed afterwards, nobody settles any more for the last
-// owner.
+// An adoption waits for a running mark: rows that are unsettled after it are not settled for the previous owner.
 func TestAnAdoptionWaitsForAMark(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -294,8 +293,8 @@ func TestAnAdoptionWaitsForAMark(t *testing.T) {
 	}
 }
 
-// A mark that arrives behind a later one is not written: not one whose session was given up, and not one that waits for
-// a part that somebody has.
+// A mark is not written after a later one, whether its session was abandoned or it waits for a part that another
+// session holds.
 func TestMarksMoveOnlyForward(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -325,7 +324,7 @@ func TestMarksMoveOnlyForward(t *testing.T) {
 	if n := backlog(t, s, d); n != 0 {
 		t.Errorf("%d rows are owed again", n)
 	}
-	// A part with a pass under way is behind what that has seen, too.
+	// A mark must also include the unfinished pass of a part.
 	rows := []*outbox.Row{insert(t, d, inPart), insert(t, d, inPart)}
 	again, err := newMarker(t, s).Look(ctx, outbox.Settled{}, math.MaxInt64)
 	must(t, err)
@@ -343,7 +342,7 @@ func TestMarksMoveOnlyForward(t *testing.T) {
 	}
 }
 
-// SettleAll and a marker wait a moment for a part, and then fail.
+// SettleAll and a marker wait for a part for a limited time, and then fail.
 func TestAMarkWaitsForThePart(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -356,8 +355,8 @@ func TestAMarkWaitsForThePart(t *testing.T) {
 	}
 }
 
-// A server that crashes gives ids out again that nobody has written of. A snapshot that was taken before is not used by
-// the next session; and what was written down is safe.
+// After a crash the server assigns transaction ids again that are not in the WAL. The next session does not use an
+// earlier snapshot; a written mark is safe.
 func TestASnapshotDoesNotOutliveItsSession(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t, "wal_writer_delay=10s", "wal_buffers=16MB", "bgwriter_delay=10s")
@@ -382,7 +381,7 @@ func TestASnapshotDoesNotOutliveItsSession(t *testing.T) {
 		must(t, tx.Rollback(ctx))
 		return xid
 	}
-	// Looked at, and not written: the id is given again, to a row that is owed.
+	// A snapshot that was not written: the id is assigned again, to an unsettled row.
 	twice := false
 	for range 10 {
 		m := newMarker(t, s)
@@ -412,7 +411,7 @@ func TestASnapshotDoesNotOutliveItsSession(t *testing.T) {
 	if !twice {
 		t.Error("no id was given twice: nothing was tested")
 	}
-	// Written: no id that it sees is given again.
+	// A written mark: no id that it sees is assigned again.
 	for range 5 {
 		lost := aborted()
 		pass, err := s.BeginPass(ctx, o)
@@ -429,8 +428,8 @@ func TestASnapshotDoesNotOutliveItsSession(t *testing.T) {
 	}
 }
 
-// Columns that define the order of events, and which are settled, cannot be updated; nor can an event be changed or
-// deleted by the transaction that inserts it. Anything else may be updated, and deleted.
+// Columns that define the order of events, and which are settled, cannot be updated. The transaction that inserts an
+// event cannot change or delete it. Everything else can be updated and deleted.
 func TestGuard(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -458,7 +457,7 @@ func TestGuard(t *testing.T) {
 		}
 		must(t, tx.Rollback(ctx))
 	}
-	// An application, which has another search_path and few rights.
+	// An application with another search_path and few rights.
 	role := "app_" + d.Name
 	for _, stmt := range []string{
 		"CREATE ROLE " + role + " " + testenv.Login(d.URL), "GRANT USAGE ON SCHEMA public TO " + role,
@@ -479,7 +478,7 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// settledBy is the newest mark.
+// settledBy returns the newest mark.
 func settledBy(tb testing.TB, d *testenv.Database) (m outbox.Settled) {
 	tb.Helper()
 	var text string

@@ -22,12 +22,12 @@ import (
 //go:embed migrations/*/*.sql
 var migrationFiles embed.FS
 
-// words are the functions and views that the statements use. They belong to the outbox.
+// words are the functions and views that the statements use. They belong to the outbox line.
 //
 //go:embed words.sql
 var words string
 
-// Line is a line of migrations. Each has versions of its own, in migrations/<line>/<version>_<name>.sql.
+// Line is a line of migrations with its own versions, in migrations/<line>/<version>_<name>.sql.
 type Line string
 
 // The outbox comes first: the others may refer to it.
@@ -37,10 +37,10 @@ const (
 	LineShop   Line = "shop"
 )
 
-// Lines are all lines, in the order in which they are applied.
+// Lines returns all lines in the order in which they are applied.
 func Lines() []Line { return []Line{LineOutbox, LineInbox, LineShop} }
 
-// OutboxLines are the lines of an outbox alone.
+// OutboxLines returns the lines of an outbox without the shop.
 func OutboxLines() []Line { return []Line{LineOutbox, LineInbox} }
 
 // Applied is a migration that Migrate has applied.
@@ -49,20 +49,19 @@ type Applied struct {
 	Version int  `json:"version"`
 }
 
-// versionTable has a row for each applied migration. The prefix keeps it apart from a host application's own.
+// versionTable has a row for each applied migration. The prefix distinguishes it from a table of the host application.
 const versionTable = "posthaste_migrations"
 
 // ErrSchemaMissing means that the database has not been migrated.
 var ErrSchemaMissing error = schemaError{text: "the schema is missing or incomplete: run posthaste migrate"}
 
-// ErrSchemaNewer means that a later version of posthaste has migrated the database. Waiting cannot fix it: its
+// ErrSchemaNewer means that a later version of posthaste has migrated the database. Waiting does not help, so its
 // Permanent method returns true.
 var ErrSchemaNewer error = schemaError{
 	text:      "the schema is newer than this binary: run the newer posthaste",
 	permanent: true,
 }
 
-// schemaError names a condition of the schema.
 type schemaError struct {
 	text      string
 	permanent bool
@@ -70,15 +69,15 @@ type schemaError struct {
 
 func (e schemaError) Error() string { return e.text }
 
-// Permanent reports that waiting cannot fix it.
+// Permanent reports whether waiting does not help.
 func (e schemaError) Permanent() bool { return e.permanent }
 
-// Condition is the name under which a relay's readiness shows it.
+// Condition is the name of the error in a relay's readiness.
 func (schemaError) Condition() string { return "schema" }
 
-// Migrate applies the embedded migrations of lines, or of all lines if none is given, to schema in the database at url,
-// and returns what it applied. It may run in many places at once: an advisory lock lets one work and the others wait.
-// Roles named like the files in rights get exactly the rights written there.
+// Migrate applies the missing embedded migrations of lines, or of all lines if none is given, to schema in the database
+// at url, and returns those that it applied. Concurrent calls wait for each other on an advisory lock. Roles named like
+// the files in rights get exactly the rights in them.
 func Migrate(ctx context.Context, url, schema string, log *slog.Logger, lines ...Line) ([]Applied, error) {
 	if len(lines) == 0 {
 		lines = Lines()
@@ -115,8 +114,8 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger, lines ..
 	}
 }
 
-// passing reports an error of grant that concurrent work explains: a lock that is held, or a partition that was created
-// or dropped.
+// passing reports whether concurrent work explains an error of grant: a held lock, or a partition that was created or
+// dropped.
 func passing(err error) bool {
 	switch SQLState(err) {
 	case pgerrcode.LockNotAvailable, pgerrcode.UndefinedTable, pgerrcode.InternalError: // tuple concurrently updated
@@ -125,11 +124,11 @@ func passing(err error) bool {
 	return false
 }
 
-// migrateWait is how long a migration waits for a table that is in use (a backup reads it for hours, say). All others
-// queue after it, a running relay too. migrateRest is how long they have before it tries again.
+// migrateWait is how long a migration waits for a table that is in use, such as by a long backup. All other sessions of
+// the table, even a relay's, queue behind it. Then they have migrateRest before it tries again.
 const migrateWait, migrateRest = 2 * time.Second, 3 * time.Second
 
-// exclusively runs do in a transaction, while no other migration of the schema does.
+// exclusively runs do in a transaction, excluding other migrations of the schema.
 func exclusively(ctx context.Context, conn *pgx.Conn, schema string, do func(tx pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, query("migrate_lock"), schema); err != nil {
@@ -183,7 +182,7 @@ func apply(ctx context.Context, conn *pgx.Conn, schema string, lines []Line) (ap
 	return applied, err
 }
 
-// createVersions creates the version table. One that exists must belong to this role: its owner could have given it
+// createVersions creates the version table. An existing one must belong to this role: another owner could have given it
 // triggers, which would run with the rights of this role.
 func createVersions(ctx context.Context, tx pgx.Tx) error {
 	var ours bool
@@ -200,8 +199,8 @@ func createVersions(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// createSchema creates the schema if it is missing. CREATE SCHEMA IF NOT EXISTS requires the right to create even if
-// there is nothing to create.
+// createSchema creates the schema if it is missing. CREATE SCHEMA IF NOT EXISTS requires the right to create schemas
+// even if the schema exists.
 func createSchema(ctx context.Context, tx pgx.Tx, schema string) error {
 	var exists bool
 	if err := tx.QueryRow(ctx, query("schema_exists"), schema).Scan(&exists); err != nil {
@@ -236,7 +235,7 @@ func versions(ctx context.Context, db DB) (map[Line]int, error) {
 }
 
 // CheckSchema compares the database's migrations with the embedded ones: nil, ErrSchemaMissing, ErrSchemaNewer, or an
-// error of the connection. The outbox must be there; of the other lines those that are there must be complete.
+// error of the connection. The outbox line must exist; other lines that exist must be complete.
 func CheckSchema(ctx context.Context, db DB) error {
 	var exists bool
 	if err := db.QueryRow(ctx, query("schema_table_exists"), versionTable).Scan(&exists); err != nil {
@@ -268,7 +267,7 @@ func HasLine(ctx context.Context, db DB, line Line) (bool, error) {
 	return have[line] > 0, err
 }
 
-// OrderTablesError names tables that an order is written to and that the connection's role cannot use.
+// OrderTablesError names tables that writing an order needs and that the connection's role cannot use.
 type OrderTablesError struct{ Tables string }
 
 func (e *OrderTablesError) Error() string {
@@ -276,7 +275,7 @@ func (e *OrderTablesError) Error() string {
 		" is not there or its rights are missing (GRANT SELECT, INSERT ON orders and INSERT ON outbox)"
 }
 
-// CheckOrderTables reports whether orders could be written: nil, an OrderTablesError, or an error of the connection.
+// CheckOrderTables checks that orders can be written: nil, an OrderTablesError, or an error of the connection.
 func CheckOrderTables(ctx context.Context, db DB) error {
 	var tables string
 	if err := db.QueryRow(ctx, query("order_tables")).Scan(&tables); err != nil {
@@ -288,15 +287,16 @@ func CheckOrderTables(ctx context.Context, db DB) error {
 	return nil
 }
 
-// ErrReadOnly means that this database takes no writes.
+// ErrReadOnly means that this database refuses writes.
 var ErrReadOnly = errors.New("this database takes no writes: it is a standby, or default_transaction_read_only is on")
 
-// CheckWritable returns ErrReadOnly if nothing can be written, as after a failover to a server that was not promoted.
+// CheckWritable returns ErrReadOnly if the database refuses writes, as after a failover to a server that was not
+// promoted.
 func CheckWritable(ctx context.Context, db DB) error {
 	return writable(ctx, db, "order_writable", "orders")
 }
 
-// writable runs queries/<probe>.sql, a write that writes nothing, for which one needs the rights of the real one.
+// writable runs queries/<probe>.sql, a write of no rows that requires the same rights as the real one.
 func writable(ctx context.Context, db DB, probe, what string) error {
 	_, err := db.Exec(ctx, query(probe))
 	if SQLState(err) == pgerrcode.ReadOnlySQLTransaction {
@@ -308,7 +308,7 @@ func writable(ctx context.Context, db DB, probe, what string) error {
 	return nil
 }
 
-// migrations are the embedded migrations: their texts by line, in the order of their versions, which begin at 1.
+// migrations are the texts of the embedded migrations by line, in the order of their versions, which begin at 1.
 var migrations = func() map[Line][]string {
 	all := map[Line][]string{}
 	for _, line := range Lines() {

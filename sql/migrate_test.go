@@ -65,7 +65,7 @@ func TestMigrateFromManyPlacesAtOnce(t *testing.T) {
 	}
 }
 
-// An outbox alone has no table of the shop, and gets them by a later migration.
+// A database migrated with only the outbox line has no tables of the shop; a later migration adds them.
 func TestMigrateTheOutboxAlone(t *testing.T) {
 	t.Parallel()
 	d := testenv.Empty(t)
@@ -97,8 +97,8 @@ func TestMigrateTheOutboxAlone(t *testing.T) {
 	}
 }
 
-// A migration needs a table that another session uses for long. No other session waits for the migration for longer
-// than a moment, and it is applied when the table is free.
+// A migration needs a table that another session uses for a long time. It blocks other sessions only briefly, and is
+// applied when the table is free.
 func TestAMigrationWaitsItsTurn(t *testing.T) {
 	t.Parallel()
 	d := testenv.Empty(t)
@@ -117,7 +117,7 @@ func TestAMigrationWaitsItsTurn(t *testing.T) {
 		done <- err
 	}()
 	waiting(t, d, 1)
-	testenv.Eventually(t, 20*time.Second, func() error { // it has let the others through
+	testenv.Eventually(t, 20*time.Second, func() error { // other sessions have run
 		if n := testenv.Value[int](t, d, `SELECT count(*) FROM pg_locks WHERE NOT granted
 			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`); n > 0 {
 			return errors.New("it waits")
@@ -130,8 +130,8 @@ func TestAMigrationWaitsItsTurn(t *testing.T) {
 	}
 }
 
-// Somebody who may create in the schema has made the table that notes the migrations, before the first one, with a
-// trigger that would run as whoever migrates.
+// Before the first migration, a role with the right to create in the schema has created the version table with a
+// trigger, which would run as the migrating role.
 func TestMigrateIntoAVersionTableOfSomebodyElse(t *testing.T) {
 	t.Parallel()
 	d := testenv.Empty(t)
@@ -180,7 +180,7 @@ func TestMigrateIntoItsOwnSchema(t *testing.T) {
 	}
 }
 
-// Every statement is prepared against the migrated schema, so that none can name a column that does not exist.
+// Every statement is prepared against the migrated schema, so that each names existing columns.
 func TestEveryQueryPrepares(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -201,7 +201,7 @@ func TestEveryQueryPrepares(t *testing.T) {
 	}
 }
 
-// A sequence that takes several numbers at once breaks the order of events: it is named, and migrate sets it back.
+// A sequence with a cache breaks the order of events: Sound names it, and migrate resets it.
 func TestTheSequenceHasNoCache(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -215,7 +215,7 @@ func TestTheSequenceHasNoCache(t *testing.T) {
 	must(t, sql.Sound(t.Context(), d.Pool))
 }
 
-// A migration that has nothing to change waits for no writer.
+// A migration that changes nothing does not wait for writers.
 func TestAMigrationWaitsForNoWriter(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)

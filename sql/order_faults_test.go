@@ -16,7 +16,7 @@ import (
 	"posthaste/sql"
 )
 
-// orderPool connects as the API does, with so many connections.
+// orderPool connects as the API does, with conns connections.
 func orderPool(tb testing.TB, url string, conns int32) *pgxpool.Pool {
 	tb.Helper()
 	cfg, err := sql.OrderPoolConfig(url, "public")
@@ -45,7 +45,7 @@ func send(ctx context.Context, pool *pgxpool.Pool) <-chan result {
 	return done
 }
 
-// The limits are the sessions', whatever else says otherwise.
+// The sessions' limits override all other settings.
 func TestTheServerLimitsOrders(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -77,7 +77,7 @@ func TestTheAPIHasConnectionsForCommitsThatWait(t *testing.T) {
 	}
 }
 
-// unanswered is an order that has reached Postgres and waits at a gate.
+// unanswered is an order that was sent to Postgres and is blocked at a gate.
 type unanswered struct {
 	t      *testing.T
 	d      *testenv.Database
@@ -86,7 +86,7 @@ type unanswered struct {
 	giveUp func()
 }
 
-// loseReply has the order committed, which it is when want is there, and its answer go astray.
+// loseReply unblocks the order, waits until it has the outcome want, and drops the reply.
 func (u *unanswered) loseReply(want string) {
 	u.p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	u.g.Open()
@@ -101,7 +101,7 @@ func terminate(tb testing.TB, d *testenv.Database) {
 		WHERE datname = current_database() AND application_name = 'posthaste api'`)
 }
 
-// The order was sent, and then something happens to the connection, or to the patience of who sent it.
+// After the order was sent, its connection breaks or its client gives up.
 func TestWhatIsNotAnsweredIsUnknown(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -114,7 +114,7 @@ func TestWhatIsNotAnsweredIsUnknown(t *testing.T) {
 			u.g.Open()
 		}, "1 orders, 1 events"},
 		"the reply is lost": {func(u *unanswered) { u.loseReply("1 orders, 1 events") }, "1 orders, 1 events"},
-		// pgx asks the server to cancel
+		// pgx requests a cancel
 		"the client gives up": {func(u *unanswered) { u.giveUp() }, "0 orders, 0 events"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -148,7 +148,7 @@ func eventually(tb testing.TB, d *testenv.Database, want string) {
 	})
 }
 
-// An answer that is an error means that nothing was written, also when it comes with the commit.
+// An error reply means that nothing was written, even if it comes from the commit.
 func TestWhatIsRefusedWasNotWritten(t *testing.T) {
 	t.Parallel()
 	const refuse = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE check_violation; END $$`
@@ -187,7 +187,7 @@ func TestWhatIsRefusedWasNotWritten(t *testing.T) {
 	}
 }
 
-// A connection that died in the pool is noticed before anything is sent over it: nothing is unknown then.
+// A pooled connection that was closed is noticed before anything is sent over it, so the outcome is known.
 func TestAConnectionThatDiedInThePool(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -198,7 +198,7 @@ func TestAConnectionThatDiedInThePool(t *testing.T) {
 	terminate(t, d)
 	r := <-send(t.Context(), pool)
 	switch {
-	case r.err == nil && r.placed: // the pool looks itself when a connection was idle for long
+	case r.err == nil && r.placed: // the pool itself checks a connection that was idle for long
 	case errors.Is(r.err, sql.ErrCommitUnknown) || !sql.BrokenConnection(r.err):
 		t.Errorf("got %v, want a broken connection, and nothing unknown", r.err)
 	default:
@@ -211,7 +211,7 @@ func TestAConnectionThatDiedInThePool(t *testing.T) {
 	}
 }
 
-// A connection is looked at without waiting for whoever else reads it: pgx does, after a write that took long.
+// The check of a connection does not wait for other readers: pgx leaves one after a slow write.
 func TestAConnectionThatIsBeingRead(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -223,9 +223,9 @@ func TestAConnectionThatIsBeingRead(t *testing.T) {
 		_, err := reads.Read(make([]byte, 1))
 		idle <- err
 	}()
-	stuck := time.AfterFunc(10*time.Second, func() { _ = reads.Close() }) // which ends every wait
+	stuck := time.AfterFunc(10*time.Second, func() { _ = reads.Close() }) // ends every wait
 	defer stuck.Stop()
-	for since := time.Now(); time.Since(since) < 100*time.Millisecond; { // by then it reads
+	for since := time.Now(); time.Since(since) < 100*time.Millisecond; { // the reader has started
 		must(t, sql.Awaits(t.Context(), conn.Conn()))
 	}
 	must(t, reads.Close())
@@ -234,14 +234,14 @@ func TestAConnectionThatIsBeingRead(t *testing.T) {
 	}
 }
 
-// A commit waits for a standby that is gone. It was done here, and an answer that says so is true; without an answer
-// nobody knows.
+// A commit waits for an unreachable standby. It is durable here, so a success is true; without a reply the outcome is
+// unknown.
 func TestAnOrderThatWaitsForAStandby(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
 	pool := orderPool(t, d.URL, 1)
 	d.Standby(t, "gone")
-	t.Cleanup(func() { // dropping the database would wait too
+	t.Cleanup(func() { // dropping the database would wait as well
 		for _, stmt := range []string{"ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()"} {
 			if _, err := d.Pool.Exec(context.Background(), stmt); err != nil {
 				t.Error(err)

@@ -25,18 +25,18 @@ const (
 	OrderRejected = "REJECTED"
 )
 
-// PayCredits is the one way of paying that this program carries out itself.
+// PayCredits is the only payment method that this program carries out itself.
 const PayCredits = "credits"
 
-// orderTimeout is the longest that writing an order takes; it is shorter than the guard's lease. Of it, so much is for
-// getting a connection: a client should not wait longer to hear that Postgres is gone or overrun.
+// orderTimeout bounds the writing of an order; it is shorter than the guard's lease. orderAcquireTimeout bounds the
+// wait for a connection, so that a client soon learns that Postgres is unreachable or overloaded.
 const (
 	orderTimeout        = 5 * time.Second
 	orderAcquireTimeout = 2 * time.Second
 )
 
-// orderSettings are the server's own limits for sessions that write orders: what a client sent that has vanished ends,
-// too, and before the guard's lease does. A lock is waited for no longer than a client waits for an order in flight.
+// orderSettings are the server's own limits for sessions that write orders, so that a statement of a vanished client
+// ends before the guard's lease. The limit on locks is how long a client waits for an order in flight.
 var orderSettings = map[string]string{
 	"statement_timeout": "4500ms", "lock_timeout": "2000ms", "idle_in_transaction_session_timeout": "5000ms",
 }
@@ -53,9 +53,9 @@ var (
 var (
 	// ErrOrderNotFound means that there is no such row.
 	ErrOrderNotFound = errors.New("no such order")
-	// ErrOrderLocked means that another transaction holds the order's key and did not end in time. Nothing was written.
+	// ErrOrderLocked means that another transaction held the order's key for too long. Nothing was written.
 	ErrOrderLocked = errors.New("another transaction holds the order's key")
-	// ErrCommitUnknown means that the order was sent and its outcome cannot be known from this connection. The row may
+	// ErrCommitUnknown means that the order was sent and this connection cannot determine the outcome. The row may
 	// exist, now or in a moment. Every other error of PlaceOrder means that nothing was written.
 	ErrCommitUnknown = errors.New("the outcome of the commit is unknown")
 )
@@ -76,46 +76,46 @@ type Order struct {
 	Currency string
 	// Status is OrderPending or OrderRejected.
 	Status string
-	// PayWith is PayCredits for an order that was paid by credits; "" for others.
+	// PayWith is PayCredits for an order that was paid with credits, "" for others.
 	PayWith string
 	// RespStatus and RespBody are the stored answer of a rejected order; zero for others.
 	RespStatus int
 	RespBody   []byte
-	// CreatedAt has microseconds.
+	// CreatedAt has microsecond precision.
 	CreatedAt time.Time
-	// ServerStarted is when the server was started that the order was written or read by; see Incarnation.
+	// ServerStarted is the start time of the server that wrote or read the order; see Incarnation.
 	ServerStarted time.Time
 }
 
-// Pool is where transactions of their own take a connection from; see PoolConfig.
+// Pool is a connection pool for transactions; see PoolConfig.
 type Pool = pgxpool.Pool
 
-// orderConns is how many connections the API has, if the URL does not say and pgx would not take more. Commits wait for
-// the disk, not for a processor, and those that come together share its writes: with pgx's four, orders wait in line.
+// orderConns is the minimum number of the API's connections unless the URL sets one. Commits wait for the disk, not for
+// a CPU, and concurrent commits share its writes; with pgx's four connections, orders queue.
 const orderConns = 8
 
-// OrderPoolConfig is PoolConfig for the pool of the API, whose sessions have the server's own limits of time. It has
-// eight connections, or one for each processor if these are more, unless url says pool_max_conns.
+// OrderPoolConfig is PoolConfig for the API, whose sessions have the server's own timeouts. The pool has eight
+// connections, or one per CPU if there are more, unless url sets pool_max_conns.
 func OrderPoolConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg, err := PoolConfig(url, schema, "api")
 	if err != nil {
 		return nil, err
 	}
 	maps.Copy(cfg.ConnConfig.RuntimeParams, orderSettings)
-	// What pgxpool takes for itself from the URL, pgx alone leaves among the parameters.
+	// pgxpool removes its own parameters from the URL; pgx leaves them among RuntimeParams.
 	if own, err := pgx.ParseConfig(url); err == nil && own.RuntimeParams["pool_max_conns"] == "" {
 		cfg.MaxConns = max(cfg.MaxConns, orderConns)
 	}
 	return cfg, nil
 }
 
-// PlaceOrder inserts o, and e beside it, in one statement, which is a transaction of its own. e is nil for an order
-// that announces nothing. placed is false if the user has an order under this key already, committed; nothing was
-// written then. A concurrent transaction with the same key is waited for, for as long as the session's lock_timeout
-// says; see OrderPoolConfig. It takes 5 s at most.
+// PlaceOrder inserts o and its event e in one statement and transaction. e is nil for an order without an event. placed
+// is false, and nothing was written, if a committed order of the user has the key already. The call waits for a
+// concurrent transaction with the same key, up to the session's lock_timeout (see OrderPoolConfig), and takes at most 5
+// s.
 //
-// Errors: ErrCommitUnknown; ErrOrderLocked and any other mean that nothing was written. RetryOrder tells whether a new
-// connection may do better.
+// Errors: ErrCommitUnknown; ErrOrderLocked and any other mean that nothing was written. RetryOrder reports whether a
+// new attempt may succeed.
 func PlaceOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (placed bool, err error) {
 	p, err := newPlacement(o, e)
 	if err != nil {
@@ -126,7 +126,7 @@ func PlaceOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (placed boo
 	return insertAlone(ctx, pool, orderAcquireTimeout, p)
 }
 
-// insertAlone inserts one order, for which it waits so long for a connection.
+// insertAlone inserts one order. It waits at most within for a connection.
 func insertAlone(ctx context.Context, pool *Pool, within time.Duration, p *placement) (placed bool, err error) {
 	conn, err := acquire(ctx, pool, within)
 	if err != nil {
@@ -139,19 +139,19 @@ func insertAlone(ctx context.Context, pool *Pool, within time.Duration, p *place
 	return p.result(), err
 }
 
-// placement is an order that is to be inserted, and what has become of it.
+// placement is an order to be inserted, with its outcome.
 type placement struct {
 	id      uuid.UUID
 	order   *Order
-	event   *Event // nil: it announces nothing
+	event   *Event // nil: no event
 	headers *string
 
-	// placed is true only after the commit. The server was started then.
+	// placed is set after the commit; started is the start time of the server.
 	placed  bool
 	started time.Time
 
-	// These are a Placer's. err is that of the group; alone: to be tried by itself instead. done is closed when both
-	// are set. ctx is the caller's.
+	// These belong to a Placer. err is the group's error. alone means that the order must be retried without the group.
+	// done is closed when both are set. ctx is the caller's.
 	err   error
 	alone bool
 	done  chan struct{}
@@ -168,7 +168,7 @@ func newPlacement(o *Order, e *Event) (*placement, error) {
 	return p, err
 }
 
-// result returns placed. It is called when the order is its caller's again, and completes it.
+// result returns placed and completes the order. Only the order's caller may call it, after done.
 func (p *placement) result() (placed bool) {
 	if p.placed {
 		p.order.ServerStarted = p.started
@@ -176,11 +176,11 @@ func (p *placement) result() (placed bool) {
 	return p.placed
 }
 
-// insert inserts a group of orders, no two with one id, in one statement, and says of each if it was placed. It fails
-// for all of them, with an error of PlaceOrder, and then none is placed.
+// insert inserts a group of orders with different ids in one statement and sets placed of each. An error is one of
+// PlaceOrder's and applies to the whole group, of which no order is placed.
 func insert(ctx context.Context, conn *pgxpool.Conn, group []*placement) (err error) {
-	// Whether the statement was sent is settled here. pgconn.SafeToRetry does not tell: when the reply to what was sent
-	// is lost, pgx 5.12 finds the connection closed by its own failed read, and calls that safe to retry.
+	// This determines whether the statement was sent. pgconn.SafeToRetry does not: when the reply to a sent statement
+	// is lost, pgx 5.12 finds the connection closed by its own failed read and calls that safe to retry.
 	if err = ctx.Err(); err == nil {
 		err = awaits(ctx, conn.Conn())
 	}
@@ -212,17 +212,17 @@ func inserting(group []*placement) string {
 	return fmt.Sprintf("insert %d orders", len(group))
 }
 
-// inserted is a row of the statement's answer.
+// inserted is a row that the statement returns.
 type inserted struct {
 	ID      uuid.UUID
 	Started time.Time
 }
 
-// send sends the statement, and returns what it has inserted when the server is ready for the next one, which it is
+// send executes the statement and returns the inserted rows once the server is ready for the next statement, which is
 // after the commit.
 func send(ctx context.Context, c *pgx.Conn, group []*placement) ([]inserted, error) {
 	statement, args := orderInsertManySQL, columnsOf
-	if len(group) == 1 { // it costs the server a fifth less this way
+	if len(group) == 1 { // a fifth less work for the server
 		statement, args = orderInsertSQL, argsOf
 	}
 	rows, err := c.Query(ctx, statement, args(group)...)
@@ -241,7 +241,7 @@ func acquire(ctx context.Context, pool *Pool, within time.Duration) (*pgxpool.Co
 	return pool.Acquire(ctx)
 }
 
-// argsOf are the values for order_insert, of a group of one.
+// argsOf returns the arguments of order_insert for a group of one.
 func argsOf(group []*placement) []any {
 	p := group[0]
 	o, e := p.order, p.event
@@ -259,7 +259,7 @@ func argsOf(group []*placement) []any {
 	return append(args, uuidParam(e.ID), e.AggregateType, e.AggregateID, e.Type, string(e.Payload), p.headers)
 }
 
-// columnsOf are the values for order_insert_many: a column each.
+// columnsOf returns the arguments of order_insert_many, one slice per column.
 func columnsOf(group []*placement) []any {
 	n := len(group)
 	ids, users, events := make([]pgtype.UUID, n), make([]pgtype.UUID, n), make([]pgtype.UUID, n)
@@ -290,12 +290,12 @@ func columnsOf(group []*placement) []any {
 	}
 }
 
-// errHungUp means that the server had ended the connection before anything was sent.
+// errHungUp means that the server had closed the connection before anything was sent.
 var errHungUp = errors.New("the connection had been ended by the server")
 
-// awaits closes c and fails if the server has ended it already. A pool is full of such connections after a restart of
-// Postgres, and what is sent over one of them has no answer: its outcome would be unknown. A connection may still end
-// right after this look.
+// awaits closes c and returns an error if the server has closed the connection. After a restart of Postgres a pool is
+// full of closed connections, and a statement sent over one would have an unknown outcome. The server may still close
+// the connection right after this check.
 func awaits(ctx context.Context, c *pgx.Conn) error {
 	nc := c.PgConn().Conn()
 	if t, ok := nc.(*tls.Conn); ok {
@@ -308,9 +308,9 @@ func awaits(ctx context.Context, c *pgx.Conn) error {
 	ended := false
 	raw, err := s.SyscallConn()
 	if err == nil {
-		// Not raw.Read, which waits for other readers: pgx leaves one behind when a write takes it long.
+		// Not raw.Read, which waits for other readers: pgx leaves one running after a slow write.
 		err = raw.Control(func(fd uintptr) {
-			// What an idle connection has to be read is the server's last words, or its end.
+			// Data on an idle connection is a final message of the server, or the end of the stream.
 			_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 			ended = !errors.Is(err, syscall.EAGAIN)
 		})
@@ -322,9 +322,9 @@ func awaits(ctx context.Context, c *pgx.Conn) error {
 	return errors.Join(errHungUp, err)
 }
 
-// definite reports whether a statement that was sent certainly wrote nothing: the server answered with an error, which
-// it cannot any more once the transaction has committed. FATAL and PANIC are about the backend's own end, whenever that
-// was.
+// definite reports whether a statement that was sent certainly wrote nothing, because the server answered with an
+// error. It cannot do that after the commit. FATAL and PANIC can come at any time, because they report the end of the
+// backend.
 func definite(err error) bool {
 	var pe *pgconn.PgError
 	if !errors.As(err, &pe) {
@@ -334,8 +334,8 @@ func definite(err error) bool {
 		!strings.HasPrefix(pe.Code, "57P0") && pe.Code != pgerrcode.StatementCompletionUnknown
 }
 
-// RetryOrder reports whether a definite failure is worth another attempt at once: Postgres asks for it (deadlock,
-// serialization), or BrokenConnection.
+// RetryOrder reports whether an immediate new attempt may succeed: after a deadlock or a serialization failure, or if
+// BrokenConnection.
 func RetryOrder(err error) bool {
 	var pe *pgconn.PgError
 	if errors.As(err, &pe) && (pe.Code == pgerrcode.SerializationFailure || pe.Code == pgerrcode.DeadlockDetected) {
@@ -344,8 +344,8 @@ func RetryOrder(err error) bool {
 	return BrokenConnection(err)
 }
 
-// BrokenConnection reports whether a definite failure was that of a connection that had died in the pool. Another one
-// may do better; one that was just refused by the server will not.
+// BrokenConnection reports whether the failure was that of a pooled connection that had been closed, so that another
+// one may succeed. A refused new connection is not one.
 func BrokenConnection(err error) bool {
 	for _, final := range []error{
 		nil, ErrCommitUnknown, ErrOrderLocked, ErrOrderNotFound, context.DeadlineExceeded,
@@ -367,7 +367,7 @@ func BrokenConnection(err error) bool {
 		pgerrcode.IsConnectionException(pe.Code)
 }
 
-// OrderByKey returns the user's order under a hashed idempotency key, rejected ones included. Errors: ErrOrderNotFound.
+// OrderByKey returns the user's order under a hashed idempotency key, even a rejected one. Errors: ErrOrderNotFound.
 func OrderByKey(ctx context.Context, db DB, user uuid.UUID, key [16]byte) (*Order, error) {
 	o, err := scanOrder(db.QueryRow(ctx, orderByKeySQL, user, key[:]))
 	if err != nil {
@@ -376,7 +376,7 @@ func OrderByKey(ctx context.Context, db DB, user uuid.UUID, key [16]byte) (*Orde
 	return o, nil
 }
 
-// OrderByID returns an order, rejected ones included. Errors: ErrOrderNotFound.
+// OrderByID returns an order, even a rejected one. Errors: ErrOrderNotFound.
 func OrderByID(ctx context.Context, db DB, id uuid.UUID) (*Order, error) {
 	o, err := scanOrder(db.QueryRow(ctx, orderByIDSQL, id))
 	if err != nil {
@@ -385,8 +385,8 @@ func OrderByID(ctx context.Context, db DB, id uuid.UUID) (*Order, error) {
 	return o, nil
 }
 
-// ListOrders returns up to limit of a user's orders, newest first, without rejected ones. before is the last id of the
-// page before, uuid.Max for the first page.
+// ListOrders returns up to limit orders of a user, newest first, without rejected ones. before is the last id of the
+// previous page, uuid.Max for the first page.
 func ListOrders(ctx context.Context, db DB, user, before uuid.UUID, limit int) ([]*Order, error) {
 	rows, err := db.Query(ctx, orderListSQL, user, before, limit)
 	if err != nil {
@@ -399,8 +399,8 @@ func ListOrders(ctx context.Context, db DB, user, before uuid.UUID, limit int) (
 	return orders, nil
 }
 
-// PurgeRejected deletes up to limit refusals made before the given time, oldest first, and returns how many it deleted.
-// Their keys are free again; orders and their keys are kept forever.
+// PurgeRejected deletes up to limit rejected orders created before the given time, oldest first, and returns how many
+// it deleted. Their keys can then be used again. Other orders and their keys are kept forever.
 func PurgeRejected(ctx context.Context, db DB, before time.Time, limit int) (int64, error) {
 	tag, err := db.Exec(ctx, orderPurgeSQL, before, limit)
 	if err != nil {

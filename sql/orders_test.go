@@ -37,7 +37,7 @@ func place(tb testing.TB, d *testenv.Database, o *sql.Order, e *sql.Event) bool 
 	return placed
 }
 
-// holdKey is another transaction that has inserted o and does not end by itself.
+// holdKey inserts o in another transaction and leaves it open.
 func holdKey(tb testing.TB, d *testenv.Database, o *sql.Order) pgx.Tx {
 	tb.Helper()
 	tx, err := d.Pool.Begin(tb.Context())

@@ -11,17 +11,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Payment is an order that is being paid by credits, as it was noted before the deduction.
+// Payment is an order that is being paid with credits. It is recorded before the deduction.
 type Payment struct {
-	// OpID is the deduction's id in the ledger, RefundID that of the addition that takes it back.
+	// OpID is the deduction's id in the ledger, RefundID that of the addition that reverses it.
 	OpID, RefundID uuid.UUID
 	UserID         uuid.UUID
 	// Key and Fingerprint are the order's.
 	Key         [16]byte
 	Fingerprint []byte
 	// OrderID is the id that the order will have.
-	OrderID uuid.UUID
-	// Amount is in credits.
+	OrderID  uuid.UUID
 	Amount   int64
 	Currency string
 	// Headers are those of the order's event; nil for none.
@@ -30,8 +29,8 @@ type Payment struct {
 	CreatedAt time.Time
 }
 
-// NotePayment notes p, to be looked at after a while, unless it is noted or there is an order under its key. It returns
-// what is noted now, an earlier attempt's if there was one; nil: there is an order.
+// NotePayment records p, to be checked after a while, unless a payment of the operation is recorded or an order has the
+// key. It returns the recorded payment, which may be an earlier attempt's, or nil if an order has the key.
 func NotePayment(ctx context.Context, pool *Pool, p *Payment, after time.Duration) (*Payment, error) {
 	headers, err := encodeHeaders(p.Headers)
 	if err != nil {
@@ -50,7 +49,7 @@ func NotePayment(ctx context.Context, pool *Pool, p *Payment, after time.Duratio
 	err = pool.QueryRow(ctx, query("payment_get"), p.OpID, p.UserID, p.Key[:]).Scan(&noted.Fingerprint, &noted.OrderID,
 		&noted.CreatedAt, &text)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil //nolint:nilnil // documented: the order is there
+		return nil, nil //nolint:nilnil // documented: the order exists
 	}
 	if err == nil {
 		noted.CreatedAt = noted.CreatedAt.UTC()
@@ -83,14 +82,15 @@ func decodeHeaders(text *string) (map[string]string, error) {
 	return h, err
 }
 
-// DuePayment is a payment that did not end by itself in time, with what is known of it.
+// DuePayment is a payment that did not complete in time, with the state of its order and operations.
 type DuePayment struct {
 	Payment
-	// OrderStatus is that of the order under the payment's key, "" if there is none; PayWith is the order's.
+	// OrderStatus and PayWith are those of the order under the payment's key, "" if there is no such order.
 	OrderStatus, PayWith string
-	// Deducted and Refunded are the outcomes of the two operations in the ledger, "" while it does not have them.
+	// Deducted and Refunded are the outcomes of the two operations in the ledger, "" for an operation that is not in
+	// it.
 	Deducted, Refunded string
-	// Age is by the database's clock.
+	// Age is measured by the database's clock.
 	Age time.Duration
 }
 
@@ -103,8 +103,8 @@ func PaymentsDue(ctx context.Context, db DB) (bool, error) {
 	return due, nil
 }
 
-// DuePayments takes up to limit payments that are due, oldest first. Each is due again after hold, for whoever comes
-// then.
+// DuePayments takes up to limit payments that are due, oldest first, and defers each by hold, so that no other caller
+// takes it until then.
 func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]DuePayment, error) {
 	rows, err := db.Query(ctx, query("payment_due"), limit, hold)
 	if err != nil {
@@ -130,8 +130,8 @@ func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]D
 	return list, nil
 }
 
-// ConfirmPayments forgets up to limit payments that are due and whose order and deduction are both there, and returns
-// how many it forgot.
+// ConfirmPayments deletes the records of up to limit due payments whose order and deduction both exist, and returns how
+// many it deleted.
 func ConfirmPayments(ctx context.Context, db DB, limit int) (int64, error) {
 	tag, err := db.Exec(ctx, query("payment_confirm"), limit)
 	if err != nil {
@@ -140,7 +140,7 @@ func ConfirmPayments(ctx context.Context, db DB, limit int) (int64, error) {
 	return tag.RowsAffected(), nil
 }
 
-// DropPayment forgets a payment.
+// DropPayment deletes the record of a payment.
 func DropPayment(ctx context.Context, db DB, op uuid.UUID) error {
 	if _, err := db.Exec(ctx, query("payment_drop"), op); err != nil {
 		return fmt.Errorf("forget payment %s: %w", op, err)
@@ -148,7 +148,7 @@ func DropPayment(ctx context.Context, db DB, op uuid.UUID) error {
 	return nil
 }
 
-// DeferPayment has a payment looked at after a while; nil: never again, because only a human can help.
+// DeferPayment sets when a payment is due next; nil: never, because only an operator can resolve it.
 func DeferPayment(ctx context.Context, db DB, op uuid.UUID, after *time.Duration) error {
 	if _, err := db.Exec(ctx, query("payment_defer"), op, after); err != nil {
 		return fmt.Errorf("defer payment %s: %w", op, err)

@@ -14,40 +14,39 @@ import (
 )
 
 const (
-	// groupMost is how many orders are inserted together, at most.
+	// groupMost bounds the orders that are inserted together.
 	groupMost = 64
-	// groupHolds is how long a group that is being inserted keeps others waiting: somewhat longer than a commit takes
-	// on a server that is well. Behind one that takes longer, because of a lock or the disk, others go on another
-	// connection.
+	// groupHolds is how long a running insert delays the next group: somewhat longer than a commit takes on a healthy
+	// server. After that, for example because of a lock or a slow disk, the next group uses another connection.
 	groupHolds = 5 * time.Millisecond
-	// aloneWithin is how long after it came an order may still be tried by itself. Later its client has waited for long
-	// enough to be told to try again.
+	// aloneWithin is how long after its arrival an order may still be retried without its group. Later its client gets
+	// an error, because it has waited long enough.
 	aloneWithin = 2500 * time.Millisecond
 )
 
-// Placer places orders, as PlaceOrder does. An order that comes alone goes at once. Orders that come while others are
-// being inserted wait for those, and are then inserted together, in one transaction: a commit costs more than an order.
+// Placer places orders as PlaceOrder does. An order that arrives alone is inserted at once. Orders that arrive during
+// an insert wait for it and are then inserted together in one transaction, because a commit costs more than an order.
 // It is safe for concurrent use.
 type Placer struct {
 	pool *Pool
-	// These are groupHolds, orderAcquireTimeout and aloneWithin but in tests.
+	// holds, turn and alone are groupHolds, orderAcquireTimeout and aloneWithin; tests change them.
 	holds, turn, alone time.Duration
 
 	mu      sync.Mutex
 	waiting []*placement
-	// holding says that a group keeps others waiting: it waits for a connection, or has begun a moment ago.
+	// holding is set while a group delays the next one: it waits for a connection, or has begun a moment ago.
 	holding bool
 }
 
-// NewPlacer returns one that inserts over the connections of pool, which is one of OrderPoolConfig. It does no I/O.
+// NewPlacer returns a Placer that uses the connections of pool, which was made from OrderPoolConfig. It does no I/O.
 func NewPlacer(pool *Pool) *Placer {
 	return &Placer{pool: pool, holds: groupHolds, turn: orderAcquireTimeout, alone: aloneWithin}
 }
 
-// Place inserts o, and e beside it, in one transaction, which may have orders of other calls in it. All else is as with
-// PlaceOrder, its errors, too, but that it may take 7.5 s. Where the server refuses a group, each of its orders is
-// tried by itself: one that cannot be written does not keep others from it. What a group waits for, its connection and
-// each lock of one of its orders, all of it wait for.
+// Place inserts o and its event e in one transaction, which may include orders of other calls. Results and errors are
+// those of PlaceOrder, but it may take 7.5 s. If the server refuses a group, each of its orders is retried alone, so an
+// order that cannot be written does not block others. The whole group waits for its connection and for each lock that
+// one of its orders needs.
 func (w *Placer) Place(ctx context.Context, o *Order, e *Event) (placed bool, err error) {
 	p, err := newPlacement(o, e)
 	if err != nil {
@@ -69,8 +68,8 @@ func (w *Placer) Place(ctx context.Context, o *Order, e *Event) (placed bool, er
 	return insertAlone(ctx, w.pool, left, p)
 }
 
-// wait returns when p is done, or an error. Only what has been sent may be in doubt, and nothing is sent for those who
-// have given up.
+// wait waits until p is done. Its outcome is unknown only if it was sent, and an order whose caller has given up is not
+// sent.
 func (w *Placer) wait(ctx context.Context, p *placement) error {
 	t := time.NewTimer(w.turn)
 	defer t.Stop()
@@ -93,7 +92,7 @@ func (w *Placer) wait(ctx context.Context, p *placement) error {
 	}
 }
 
-// withdraw reports whether p was still waiting; it is not any more.
+// withdraw removes p from the queue and reports whether it was there.
 func (w *Placer) withdraw(p *placement) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -105,17 +104,17 @@ func (w *Placer) withdraw(p *placement) bool {
 	return true
 }
 
-// next begins with those that wait, if it may. It is called with mu held.
+// next starts an insert of the waiting orders unless a group delays them. The caller holds mu.
 func (w *Placer) next() {
 	if w.holding || len(w.waiting) == 0 {
 		return
 	}
 	w.holding = true
-	// For a trace the statement is that of the first.
+	// A trace shows the statement under the first order.
 	go w.place(context.WithoutCancel(w.waiting[0].ctx))
 }
 
-// letGo has the next group begin.
+// letGo lets the next group begin.
 func (w *Placer) letGo() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -123,8 +122,8 @@ func (w *Placer) letGo() {
 	w.next()
 }
 
-// take returns the next group. Several attempts to pay one order give it the same id: they go one after the other, so
-// that one of them has placed it, with its event, and the others have not.
+// take returns the next group. Concurrent attempts to pay one order have the same id. They are inserted one after the
+// other, so that only one of them places the order and its event.
 func (w *Placer) take() []*placement {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -142,7 +141,7 @@ func (w *Placer) take() []*placement {
 	return group
 }
 
-// place inserts a group, and tells its callers.
+// place inserts a group and reports the outcome to its callers.
 func (w *Placer) place(ctx context.Context) {
 	letGo := sync.OnceFunc(w.letGo)
 	group, err := w.insert(ctx, letGo)
@@ -154,8 +153,8 @@ func (w *Placer) place(ctx context.Context) {
 	}
 }
 
-// insert inserts those that wait when it has a connection, and returns them; letGo is called when they have been at it
-// for long. A panic is no other request's end.
+// insert gets a connection, inserts the waiting orders and returns them. It calls letGo if that takes longer than
+// holds. A panic only fails this group.
 func (w *Placer) insert(ctx context.Context, letGo func()) (group []*placement, err error) {
 	defer func() {
 		v := recover()
@@ -169,7 +168,7 @@ func (w *Placer) insert(ctx context.Context, letGo func()) (group []*placement, 
 	}()
 	conn, err := acquire(ctx, w.pool, orderAcquireTimeout)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return nil, nil // those who have waited for as long have given up
+		return nil, nil // all callers that waited this long have given up
 	}
 	group = w.take()
 	if err != nil {
@@ -186,8 +185,8 @@ func (w *Placer) insert(ctx context.Context, letGo func()) (group []*placement, 
 	return group, insert(ctx, conn, group)
 }
 
-// refused reports whether the server has answered that it does not write a group, so that nothing of it is written, and
-// may write a part of it.
+// refused reports whether the server has refused a group, so that nothing was written and a part of the group may
+// succeed.
 func refused(err error) bool {
 	var pe *pgconn.PgError
 	var ce *pgconn.ConnectError

@@ -41,11 +41,11 @@ func placing(ctx context.Context, w *sql.Placer, p pair) <-chan result {
 	return done
 }
 
-// gathering is a Placer whose only connection is taken.
+// gathering is a Placer whose only connection is in use.
 type gathering struct {
 	t *testing.T
 	w *sql.Placer
-	// free gives the connection back.
+	// free returns the connection.
 	free func()
 	n    int
 }
@@ -61,7 +61,7 @@ func gather(t *testing.T, url string) *gathering {
 	return g
 }
 
-// add has p wait behind those before it.
+// add enqueues p after the earlier ones.
 func (g *gathering) add(ctx context.Context, p pair) <-chan result {
 	g.t.Helper()
 	done := placing(ctx, g.w, p)
@@ -135,7 +135,7 @@ func TestOrdersThatWaitAreInsertedTogether(t *testing.T) {
 	}
 }
 
-// Several attempts have one key, some even one id: one of them has placed the order, the others have not.
+// Several attempts have the same key, some the same id: one of them places the order, the others do not.
 func TestOneKeyTwiceInAGroup(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -163,7 +163,7 @@ func TestOneKeyTwiceInAGroup(t *testing.T) {
 	}
 }
 
-// What one order is refused for costs the others of its group nothing, also when the answer comes with the commit.
+// If the server refuses one order of a group, the others are still placed, even if the error comes from the commit.
 func TestWhatIsRefusedOfAGroup(t *testing.T) {
 	t.Parallel()
 	for name, trigger := range map[string]string{
@@ -208,8 +208,8 @@ func TestWhatIsRefusedOfAGroup(t *testing.T) {
 	}
 }
 
-// A group was sent, and something happens to its connection: nobody knows about any of it. Or to the patience of its
-// first caller: the others are not concerned.
+// The connection of a sent group breaks: the outcome of the whole group is unknown. If only the first caller gives up,
+// the others get their results.
 func TestWhatIsNotAnsweredOfAGroupIsUnknown(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -237,7 +237,7 @@ func TestWhatIsNotAnsweredOfAGroupIsUnknown(t *testing.T) {
 			gate.Wait()
 			c.happens(&unanswered{t, d, p, gate, giveUp})
 			for i, done := range results {
-				if i == c.unknown { // those before have heard already
+				if i == c.unknown { // earlier callers have their results
 					gate.Open()
 				}
 				r := <-done
@@ -253,7 +253,7 @@ func TestWhatIsNotAnsweredOfAGroupIsUnknown(t *testing.T) {
 	}
 }
 
-// Who has not been sent may give up, and knows that nothing was written, nor will be.
+// A caller whose order was not sent may give up: nothing was written and nothing will be.
 func TestWhoWaitsMayGiveUp(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -277,7 +277,7 @@ func TestWhoWaitsMayGiveUp(t *testing.T) {
 	}
 }
 
-// Behind a group that takes long nobody waits while there are connections.
+// Orders do not wait for a slow group while connections are free.
 func TestAGroupThatTakesLongHoldsNobody(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -302,8 +302,8 @@ func TestAGroupThatTakesLongHoldsNobody(t *testing.T) {
 	}
 }
 
-// While nothing can be written, as while an index is made, every order is told so: none is in doubt, whether it waited
-// for its turn, for a connection, or for the lock.
+// While the table is locked, for example by the creation of an index, every order gets a definite error, whether it
+// waited for its group, a connection or the lock.
 func TestALockedTableLeavesNothingUnknown(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -331,7 +331,7 @@ func TestALockedTableLeavesNothingUnknown(t *testing.T) {
 	}
 }
 
-// Without a connection an order is waited with no longer than for one.
+// Without a free connection, an order waits no longer than the limit for a connection.
 func TestNobodyWaitsForItsTurnForLong(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -359,7 +359,7 @@ func TestNobodyWaitsForItsTurnForLong(t *testing.T) {
 	}
 }
 
-// Two processes insert the same orders, in any order: one waits for the other, never both.
+// Two processes insert the same orders in any order: one waits for the other, and they do not deadlock.
 func TestGroupsOfTwoProcessesDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -401,7 +401,7 @@ func TestGroupsOfTwoProcessesDoNotDeadlock(t *testing.T) {
 	}
 }
 
-// A defect of ours is no other request's end, and nothing is claimed to be known.
+// A panic only fails its own group, with an unknown outcome.
 func TestAPanicIsAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	p := pairs(1)[0]

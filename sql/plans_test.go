@@ -17,7 +17,7 @@ import (
 	"posthaste/sql"
 )
 
-// log fills the table with settled rows, and then with rows that are owed.
+// log fills the table with settled rows and then with unsettled rows.
 func log(t *testing.T, d *testenv.Database, settled, owed int) {
 	t.Helper()
 	if settled > 0 {
@@ -30,20 +30,20 @@ func log(t *testing.T, d *testenv.Database, settled, owed int) {
 	}
 }
 
-// Every statement goes through an index and reads what is owed, and no more, however large the log, whatever the
-// statistics say, and whatever transactions are open.
+// Every statement uses an index and reads only unsettled rows, however large the log, whatever the statistics, and
+// whatever transactions are open.
 func TestPlansUseTheIndex(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		settled, owed int
-		old           bool // one transaction began before everything, and commits behind it
+		old           bool // one transaction began before everything, and commits at the end
 	}{
 		"a few are owed": {settled: 200_000, owed: 30}, "a backlog": {settled: 50_000, owed: 100_000},
 		"an old transaction": {settled: 200_000, owed: 30, old: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := testenv.NewServer(t).Database(t) // with no transactions but these
+			d := testenv.NewServer(t).Database(t) // without other transactions
 			old := begin(t, d)
 			if c.old {
 				_, err := old.Exec(t.Context(), `
@@ -83,7 +83,7 @@ func TestPlansUseTheIndex(t *testing.T) {
 					if testing.Verbose() {
 						t.Logf("%s with %s statistics:\n%s", name, statistics, plan)
 					}
-					// A sequence cannot be read otherwise.
+					// The sequence can only be read by a scan.
 					scans := strings.Contains(strings.ReplaceAll(plan, "Seq Scan on outbox_seq_seq", ""), "Seq Scan")
 					if scans || strings.Contains(plan, "Bitmap") || buffers(t, plan) > q.most {
 						t.Errorf("%s with %s statistics reads %d buffers, want %d at most:\n%s", name, statistics,
@@ -95,8 +95,8 @@ func TestPlansUseTheIndex(t *testing.T) {
 	}
 }
 
-// ANALYZE does not evaluate the expression that checks the limits: it would make the text of each payload that it
-// samples.
+// ANALYZE does not evaluate the expression that checks the limits, which would produce the text of each sampled
+// payload.
 func TestAnalyzeChecksNoLimits(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -109,8 +109,7 @@ func TestAnalyzeChecksNoLimits(t *testing.T) {
 	}
 }
 
-// Every statement goes through an index and reads what is owed, and no more, however large the log, and whatever the
-// statistics say.
+// Every statement uses an index and reads only unsettled rows, however large the log and whatever the statistics.
 func TestMarkPlansUseTheIndex(t *testing.T) {
 	t.Parallel()
 	s, d := newStoreAlone(t)
@@ -126,7 +125,7 @@ func TestMarkPlansUseTheIndex(t *testing.T) {
 	pool := relayPool(t, d.URL)
 	id := testenv.Value[int64](t, d, "SELECT max(mark) FROM outbox_settled")
 	for round := range 3 {
-		if round == 2 { // a stream for long: no part has a mark of its own
+		if round == 2 { // after a long stream: no part has a mark of its own
 			d.Exec(t, "DELETE FROM outbox_mark WHERE part >= 0")
 			d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi)
 				SELECT -1, 1, $1::pg_snapshot, $2::bigint FROM generate_series(1, 20000)`, mark.Snapshot.String(),
@@ -166,7 +165,7 @@ func TestMarkPlansUseTheIndex(t *testing.T) {
 	}
 }
 
-// What a large pass has settled already is not gone through again by whoever asks whether something waits.
+// Queries about waiting events do not read the rows that a large pass has already settled.
 func TestPlansInTheMiddleOfAPass(t *testing.T) {
 	t.Parallel()
 	s, d := newStoreAlone(t)
@@ -183,7 +182,7 @@ func TestPlansInTheMiddleOfAPass(t *testing.T) {
 			t.Fatalf("claim part %d: %v, %v", part, ok, err)
 		}
 		p := next(t, w, part, nil)
-		for p.Listed() { // listed are as many as a turn settles, or all
+		for p.Listed() { // a turn's worth of rows, or all
 			if n := page(t, w, p, 4999); len(n) > 5 && len(n) < 4999 {
 				page(t, w, p, len(n)-5) // all but the last
 				must(t, w.Settle(t.Context(), p, o, nil))
@@ -221,7 +220,7 @@ func TestPlansInTheMiddleOfAPass(t *testing.T) {
 	}
 }
 
-// A session's plans are made once, often for a table that is empty, and have to do for one that is not.
+// A session's plans are often made while the table is empty, and must suit a large table.
 func TestPlansMadeForAnEmptyTable(t *testing.T) {
 	t.Parallel()
 	s, d := newStoreAlone(t)
@@ -249,7 +248,7 @@ func TestPlansMadeForAnEmptyTable(t *testing.T) {
 	}
 }
 
-// An old transaction keeps dead rows, and makes none: what a sweep reads does not grow with what was swept since.
+// An old transaction keeps dead row versions. A sweep creates none: its reads do not grow with the rows swept since.
 func TestASweepBehindAnOldTransaction(t *testing.T) {
 	t.Parallel()
 	s, d := newStoreAlone(t)
@@ -285,12 +284,12 @@ func TestASweepBehindAnOldTransaction(t *testing.T) {
 	for range 40 {
 		last = round()
 	}
-	if t.Logf("%d buffers, then %d", first, last); last > 2*first { // indexes grow higher, too
+	if t.Logf("%d buffers, then %d", first, last); last > 2*first { // indexes get higher as well
 		t.Errorf("a round of statements met %d buffers, and %d after 40 more", first, last)
 	}
 }
 
-// planOf runs a statement, in the plan that it has for its arguments, and returns that.
+// planOf runs a statement with the plan for its arguments and returns the plan.
 func planOf(tb testing.TB, pool *pgxpool.Pool, name string, args ...any) string {
 	tb.Helper()
 	tx, err := pool.Begin(tb.Context())
@@ -305,11 +304,11 @@ func planOf(tb testing.TB, pool *pgxpool.Pool, name string, args ...any) string 
 
 var bufferCounts = regexp.MustCompile(`(?:hit|read)=(\d+)`)
 
-// words are the functions that statements are written with.
+// words are the functions in the statements.
 var words = []string{"outbox_holds(", "outbox_stream_name(", "outbox_owned(", "outbox_mark_until", "outbox_settling"}
 
-// buffers is how many pages a statement has met, not counting those that its planning did. The words of the statement
-// must be inlined: the planner finds no index for a condition inside a function.
+// buffers returns how many pages a statement has read, without those of planning. Its functions must be inlined: the
+// planner finds no index for a condition inside a function.
 func buffers(t *testing.T, plan string) (n int) {
 	t.Helper()
 	for _, word := range words {
@@ -327,7 +326,7 @@ func buffers(t *testing.T, plan string) (n int) {
 	return n
 }
 
-// explain runs a statement, in the plan that it has for any arguments, and returns that.
+// explain runs a statement with its generic plan and returns the plan.
 func explain(t *testing.T, pool *pgxpool.Pool, name string, args ...any) string {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
@@ -341,7 +340,7 @@ func explain(t *testing.T, pool *pgxpool.Pool, name string, args ...any) string 
 	return plan
 }
 
-// executed runs a statement that is prepared under its name, and returns its plan.
+// executed runs a statement prepared under its name and returns its plan.
 func executed(t *testing.T, db sql.DB, name string, args ...any) string {
 	t.Helper()
 	literals := make([]string, len(args))

@@ -5,19 +5,19 @@ import (
 	"fmt"
 )
 
-// Pulse is what can be asked of Postgres every second at next to no cost.
+// Pulse is a state of the outbox that is cheap enough to read every second.
 type Pulse struct {
-	// Written is how many numbers were given out to events since the table was made, rolled back ones included. Only
-	// its rise means something: for a role without the right to see it, it is a statistic that a crash of Postgres
-	// resets.
+	// Written is how many sequence numbers events have used, including rolled back ones. Only its increase is
+	// meaningful: for a role that lacks the right to read the sequence it comes from statistics, which a crash of
+	// Postgres resets.
 	Written int64
-	// Led reports whether some relay holds the leader's lock.
+	// Led reports whether a relay holds the leader's lock.
 	Led bool
-	// Relays is how many relay processes are connected; 0 if this role may not see them.
+	// Relays is the number of connected relay processes; 0 if this role cannot see them.
 	Relays int
 }
 
-// ReadPulse reads the pulse. It touches no table.
+// ReadPulse reads the pulse without reading a table.
 func ReadPulse(ctx context.Context, db DB) (Pulse, error) {
 	var p Pulse
 	if err := db.QueryRow(ctx, query("pulse")).Scan(&p.Written, &p.Led, &p.Relays); err != nil {

@@ -13,7 +13,7 @@ import (
 	"posthaste/outbox"
 )
 
-// note is what an adoption has noted to be repaired.
+// note is a note of an adoption that a stream must be repaired.
 type note struct {
 	ID      int64
 	Stream  string
@@ -77,7 +77,7 @@ func (s *store) repairs(ctx context.Context, within time.Duration) ([]outbox.Rep
 	return list, nil
 }
 
-// lostRanges tells of notes behind which mark, and up to which, something may have been settled that is lost.
+// lostRanges calls tell for each note with the marks after which, and up to which, settled events may be lost.
 func (s *store) lostRanges(ctx context.Context, notes []note, within time.Duration,
 	tell func(n note, from, to int64),
 ) error {
@@ -110,17 +110,17 @@ func (s *store) lostRanges(ctx context.Context, notes []note, within time.Durati
 	return err
 }
 
-// bounds says from where on the log and the stream are to be compared. It reads the marks and what is owed now, which
-// an adoption has made its own.
+// bounds sets where the comparison of log and stream begins. It reads the marks and the unsettled rows, whose gates
+// belong to the new owner after the adoption.
 func (s *store) bounds(ctx context.Context, r *outbox.Repair, notes []note) error {
-	var since time.Time // the earliest time of which an event in the stream matters
+	var since time.Time // the time from which events in the stream matter
 	if r.To > 0 {
 		counts, err := s.expected(ctx, r)
 		if err != nil {
 			return err
 		}
-		// What the marks have settled was published later than the mark before was written, but for what was held up
-		// then: that was created earlier. (Writers may set that time, and wrongly.)
+		// Events that these marks settle were published after the previous mark was written, except those that were
+		// delayed then, which were created earlier. (Writers can set the creation time, even wrongly.)
 		var before *time.Time
 		if err := s.pool.QueryRow(ctx, query("repair_mark_at"), r.Missing).Scan(&before); err != nil {
 			return err
@@ -156,25 +156,25 @@ func (s *store) bounds(ctx context.Context, r *outbox.Repair, notes []note) erro
 		since = known
 	}
 	r.After = entryAt(since)
-	// What is in the stream from then on was settled later than that.
+	// Entries from that time on were settled later than begin.
 	begin := since.Add(-2 * entrySlack)
 	var from int64
 	if err := s.pool.QueryRow(ctx, query("repair_mark"), begin).Scan(&from); err != nil {
 		return err
 	}
-	r.Back = r.Back && time.Since(begin) < s.history // else nobody knows what was committed
+	r.Back = r.Back && time.Since(begin) < s.history // earlier commits may have been deleted
 	if r.To == 0 {
-		r.Missing = newest // nothing is
+		r.Missing = newest // nothing is missing
 	}
 	r.From, r.To = min(from, r.Missing), max(r.To, newest)
 	return nil
 }
 
-// boundsTimeout bounds a look at what there is to repair. Where that takes longer, all of the stream is compared.
+// boundsTimeout bounds the queries for the bounds of a repair. If one takes longer, the whole stream is compared.
 const boundsTimeout = 5 * time.Second
 
-// expected counts what may be missing, and tells when the oldest of it was created: at the beginning of all time if
-// there is too much to count.
+// expected counts the events that may be missing and returns the creation time of the oldest, the zero time if counting
+// takes too long.
 func (s *store) expected(ctx context.Context, r *outbox.Repair) ([]counted, error) {
 	bounded, cancel := context.WithTimeout(ctx, boundsTimeout)
 	defer cancel()
@@ -185,8 +185,8 @@ func (s *store) expected(ctx context.Context, r *outbox.Repair) ([]counted, erro
 	return list, err
 }
 
-// known is the time before which nothing was published that is not settled: the beginning of all time if too much is
-// owed to look through.
+// known returns a time before which no event was published that is still unsettled, the zero time if reading the
+// unsettled rows takes too long.
 func (s *store) known(ctx context.Context, stream string) (at time.Time, err error) {
 	bounded, cancel := context.WithTimeout(ctx, boundsTimeout)
 	defer cancel()
@@ -296,7 +296,7 @@ func (s *store) Restoring(ctx context.Context, r outbox.Repair, restored int64) 
 	return nil
 }
 
-// phantomRows is how many phantoms are noted at once.
+// phantomRows bounds the phantoms of one statement.
 const phantomRows = 10_000
 
 // Repaired implements outbox.Store.
@@ -326,7 +326,7 @@ func (s *store) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair, d
 	return nil
 }
 
-// notePhantoms may be repeated.
+// notePhantoms is idempotent.
 func (s *store) notePhantoms(ctx context.Context, stream string, at time.Time, page []outbox.Entry) error {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
@@ -340,7 +340,7 @@ func (s *store) notePhantoms(ctx context.Context, stream string, at time.Time, p
 	return nil
 }
 
-// Phantom is an event that is in a stream although its commit is not in the database, which has gone back in time.
+// Phantom is an event in a stream whose commit is not in the database, because the database went back in time.
 type Phantom struct {
 	Stream  string    `json:"stream"`
 	Entry   string    `json:"entry"`
@@ -348,8 +348,8 @@ type Phantom struct {
 	Noticed time.Time `json:"noticed"`
 }
 
-// Phantoms lists those that were noticed in the last 30 days, the youngest first, and in the order of their streams; at
-// most limit.
+// Phantoms lists at most limit phantoms noticed in the last 30 days: the latest first, then in the order of their
+// streams.
 func Phantoms(ctx context.Context, db DB, limit int) ([]Phantom, error) {
 	rows, err := db.Query(ctx, query("phantom_list"), limit)
 	if err != nil {
@@ -362,7 +362,7 @@ func Phantoms(ctx context.Context, db DB, limit int) ([]Phantom, error) {
 	return list, nil
 }
 
-// DropStream notes that somebody deletes a stream on purpose: nothing that was settled before is restored or told as
+// DropStream records that an operator deletes a stream: events settled before are neither restored nor reported as
 // lost. It returns the database's source, and whether the stream is known.
 func DropStream(ctx context.Context, db DB, stream string) (source uuid.UUID, known bool, err error) {
 	err = db.QueryRow(ctx, query("stream_drop"), stream).Scan(&source)

@@ -14,9 +14,9 @@ import (
 	"posthaste/sql"
 )
 
-// The marks that may have settled what a stream has lost are found behind its last entry, within the time that is to be
-// restored; what they have settled is listed in order, and read; and what was restored is looked for behind the same
-// mark when the stream loses that, too, as far back as twice that time.
+// Repairs finds the marks that may have settled lost events after the stream's last entry, within the time to restore.
+// Log lists their events in order, and Events reads them. If the stream loses restored events, the next repair begins
+// at the same mark, up to twice that time back.
 func TestRepairs(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -82,7 +82,7 @@ func TestRepairs(t *testing.T) {
 		}))
 		return list
 	}
-	byPart := func(ids ...uuid.UUID) []uuid.UUID { // within a mark the log is in the order of parts
+	byPart := func(ids ...uuid.UUID) []uuid.UUID { // the log is ordered by part within a mark
 		out := slices.Clone(ids)
 		for i := 0; i+1 < len(out); i += 2 {
 			if testenv.Value[bool](t, d, `SELECT (SELECT part FROM outbox_rows WHERE id = $1) >
@@ -123,7 +123,7 @@ func TestRepairs(t *testing.T) {
 		t.Errorf("counted before it is repaired: %+v, %v", found, err)
 	}
 
-	// Somebody else has adopted in the meantime, and has the same to do, and more.
+	// Another relay has adopted since; its list has the same repair and more.
 	stranger := o
 	o = adopt(last(4))
 	if err := s.Repaired(ctx, stranger, r, outbox.Repaired{}); !errors.Is(err, outbox.ErrSuperseded) {
@@ -138,7 +138,7 @@ func TestRepairs(t *testing.T) {
 	must(t, s.Repaired(ctx, o, list[1], outbox.Repaired{}))
 	repairs(time.Hour, 0)
 
-	// What was restored is lost again: its entries are behind those that its marks know.
+	// Restored events are lost again: their entries are after those in their marks.
 	adopt(last(10))
 	same("restored, and lost again", missing(repairs(time.Hour, 1)[0]), byPart(ids[6:]...))
 	same("settled not longer ago than twice --restore", missing(repairs(165*time.Second, 1)[0]), byPart(ids[8:]...))
@@ -155,7 +155,7 @@ func TestRepairs(t *testing.T) {
 		t.Errorf("behind all that was restored: %+v", r)
 	}
 
-	// The whole stream is gone, and then somebody says that it was on purpose.
+	// The whole stream is gone; then an operator declares that this was intended.
 	adopt(outbox.StreamState{Stream: "outbox.order", Now: time.Now()})
 	r = repairs(time.Hour, 1)[0]
 	same("of a stream that is gone", missing(r), byPart(ids...))
@@ -176,8 +176,8 @@ func TestRepairs(t *testing.T) {
 	}
 }
 
-// A stream that has lost something is to get the groups back that its owner has noted last; not one that has lost
-// nothing, and not after it was dropped, until an adoption comes.
+// A stream that has lost something gets the groups that its owner recorded last. A complete stream gets none, nor does
+// a dropped one until the next adoption.
 func TestGroupsAreNoted(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -228,8 +228,8 @@ func TestGroupsAreNoted(t *testing.T) {
 	lost("later")
 }
 
-// A database that has gone back compares every stream: what is owed is listed, and what is in the stream and nowhere
-// here is named.
+// A database that has gone back compares every stream: unsettled events are listed, and events that only the stream has
+// are reported as phantoms.
 func TestRepairAfterAFailover(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -265,7 +265,7 @@ func TestRepairAfterAFailover(t *testing.T) {
 	if n := testenv.Value[int](t, d, "SELECT phantoms::int FROM outbox_repair WHERE back"); n != 3 {
 		t.Errorf("%d phantoms are noted, want 3", n)
 	}
-	// Without history nobody knows what was committed, nor what was settled.
+	// Without history it is unknown which events were committed or settled.
 	d.Exec(t, "UPDATE relay_state SET timeline = 7")
 	succeed(t, s)
 	none := sql.NewStore(relayPool(t, d.URL), "test", 0)

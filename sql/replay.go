@@ -16,7 +16,7 @@ import (
 	"posthaste/outbox"
 )
 
-// Selection says which events of history are meant. What is nil or empty does not restrict.
+// Selection selects events of history. A nil or empty field does not restrict it.
 type Selection struct {
 	// Since and Until bound the time of publishing, both inclusive.
 	Since, Until time.Time
@@ -25,12 +25,12 @@ type Selection struct {
 	Subject *string
 	// Type is the event's type, Stream where it was published.
 	Type, Stream string
-	// Whole: and if Stream is what a type's only stream is called, all that the type has, or had.
+	// Whole extends Stream, if it is the name of a type's only stream, to all streams that the type has or had.
 	Whole bool
 }
 
-// Place is a place in history, in the order of publishing: that of the marks that settled the events. The order of one
-// aggregate is kept everywhere. The zero Place is before all of history.
+// Place is a place in history in the order of publishing, which is the order of the marks that settled the events. It
+// keeps the order of each aggregate. The zero Place is before all of history.
 type Place struct {
 	// Mark is the mark that settled the event; Part and Seq are its place in the log.
 	Mark int64
@@ -38,25 +38,25 @@ type Place struct {
 	Seq  int64
 }
 
-// Compare returns -1, 0 or 1, as p is before q, the same, or after it.
+// Compare returns -1, 0 or 1 if p is before, equal to or after q.
 func (p Place) Compare(q Place) int {
 	return cmp.Or(cmp.Compare(p.Mark, q.Mark), cmp.Compare(p.Part, q.Part), cmp.Compare(p.Seq, q.Seq))
 }
 
-// behindMark is the place behind everything that a mark has settled.
+// behindMark returns the place after all events that mark has settled.
 func behindMark(mark int64) Place {
 	return Place{Mark: mark, Part: outbox.Partitions - 1, Seq: math.MaxInt64}
 }
 
-// Replayed is an event out of history.
+// Replayed is an event of history.
 type Replayed struct {
 	outbox.Event
 	Place  Place
 	Stream string
 }
 
-// ReplayConfig is PoolConfig for reading history. Every statement is planned for its values: which index it needs
-// depends on them.
+// ReplayConfig is PoolConfig for reading history. Each statement is planned for its arguments, because they determine
+// which index it needs.
 func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg, err := PoolConfig(url, schema, "replay")
 	if err != nil {
@@ -65,7 +65,7 @@ func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg.MaxConns = 2
 	for name, value := range map[string]string{
 		"plan_cache_mode": "force_custom_plan",
-		// A table that was filled recently has no statistics: by them a page would be read by sorting the log.
+		// A recently filled table has no statistics, so the planner would sort the whole log for each page.
 		"enable_seqscan": "off", "enable_bitmapscan": "off",
 	} {
 		cfg.ConnConfig.RuntimeParams[name] = value
@@ -73,12 +73,12 @@ func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
-// errStandby means that the server is a standby: what was just published may not be there yet, and nobody can tell.
+// errStandby means that the server is a standby, which may lack events that were just published.
 var errStandby = errors.New(
 	"this Postgres is a standby, which may lack what was just published: point --postgres-url at the primary")
 
-// HistoryBounds returns the time by the database's clock, and when the oldest event in history was published, nil if
-// there is none. Errors: errStandby, or those of Postgres.
+// HistoryBounds returns the time by the database's clock and the publishing time of the oldest event in history, nil if
+// history is empty. Errors: errStandby, or those of Postgres.
 func HistoryBounds(ctx context.Context, db DB) (now time.Time, oldest *time.Time, err error) {
 	var standby bool
 	err = db.QueryRow(ctx, query("replay_bounds")).Scan(&now, &oldest, &standby)
@@ -91,14 +91,13 @@ func HistoryBounds(ctx context.Context, db DB) (now time.Time, oldest *time.Time
 	return now, oldest, err
 }
 
-// settleTimeout bounds the wait for marks to hold what is visible: behind a stream they move about once a second, and
-// what a relay that is down has not settled is not history.
+// settleTimeout bounds the wait for marks that settle what is visible. Streaming writes a mark about once a second.
+// Events that a stopped relay has not settled are not in history.
 const settleTimeout = 5 * time.Second
 
-// AwaitHistory waits until every event published before the call is in history. What is visible at the call, and not
-// settled yet, may be published: it is waited for, but no longer than settleTimeout. Then it lists the transactions
-// that may have written marks and waits for them to end. It calls waiting with how many are left each time it waits for
-// those.
+// AwaitHistory waits until every event published before the call is in history. First it waits, at most settleTimeout,
+// for marks that settle the rows visible at the call, which may be published. Then it waits for the transactions that
+// may have written marks, calling waiting with their number before each pause.
 func AwaitHistory(ctx context.Context, db DB, waiting func(n int)) error {
 	if err := awaitMarks(ctx, db); err != nil {
 		return err
@@ -116,7 +115,7 @@ func AwaitHistory(ctx context.Context, db DB, waiting func(n int)) error {
 	return err
 }
 
-// awaitMarks waits until the marks hold what is visible now, but no longer than settleTimeout.
+// awaitMarks waits until marks settle the rows visible now, at most settleTimeout.
 func awaitMarks(ctx context.Context, db DB) error {
 	bounded, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
@@ -136,10 +135,10 @@ func awaitMarks(ctx context.Context, db DB) error {
 	return nil
 }
 
-// writersPause is the time between two checks of which transactions write marks.
+// writersPause is the interval of the checks of AwaitHistory.
 const writersPause = 20 * time.Millisecond
 
-// historyWriters names the transactions that may have written marks and are not visible yet.
+// historyWriters lists the transactions that may have written marks and are not visible yet.
 func historyWriters(ctx context.Context, db DB) (writers []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -149,8 +148,8 @@ func historyWriters(ctx context.Context, db DB) (writers []string, err error) {
 	return writers, err
 }
 
-// Selected is what a selection has of one stream. Of the log First and Last are when the first and the last number were
-// settled, about.
+// Selected counts the selected events of one stream. First and Last are approximately when the first and the last
+// number were settled.
 type Selected struct {
 	Stream string    `json:"stream"`
 	Events int64     `json:"events"`
@@ -158,7 +157,7 @@ type Selected struct {
 	Last   time.Time `json:"last"`
 }
 
-// CountHistory counts what a selection has, by stream. It reads all of it.
+// CountHistory counts the selected events by stream. It reads all of them.
 func CountHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
 	list, err := countHistory(ctx, db, s)
 	if err != nil {

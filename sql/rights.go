@@ -18,14 +18,14 @@ import (
 //go:embed rights/*/*.sql
 var rightFiles embed.FS
 
-// reads lists the roles that Migrate gives their rights to, if they exist, and whether each reads posthaste's tables.
-// What a role may write is in rights/<line>/<role>.sql.
+// reads lists the roles whose rights Migrate manages if they exist, and whether each may read posthaste's tables.
+// rights/<line>/<role>.sql lists what a role may write.
 var reads = map[string]bool{"posthaste_api": true, "posthaste_emit": false, "posthaste_operator": true}
 
-// Denied reports that the role lacks a right.
+// Denied reports whether the role lacks a right.
 func Denied(err error) bool { return SQLState(err) == pgerrcode.InsufficientPrivilege }
 
-// grant gives each of the roles that exist exactly its rights on posthaste's tables, and revokes all others.
+// grant gives each existing role exactly its rights on posthaste's tables and revokes all others.
 func grant(ctx context.Context, conn *pgx.Conn, schema string) error {
 	return exclusively(ctx, conn, schema, func(tx pgx.Tx) error {
 		var roles, held, named []string
@@ -51,8 +51,8 @@ func grant(ctx context.Context, conn *pgx.Conn, schema string) error {
 	})
 }
 
-// grants are the statements that give a role its rights in the lines that are there: named are the tables and views,
-// held these and the partitions.
+// grants returns the statements that give a role its rights in the existing lines. named are the tables and views; held
+// also contains the partitions.
 func grants(role, schema string, held, named []string, have map[Line]int) []string {
 	list := []string{
 		"REVOKE ALL ON " + strings.Join(held, ", ") + " FROM " + role,

@@ -22,7 +22,7 @@ import (
 	"posthaste/sql"
 )
 
-// Sessions are the same whatever the database was made with: what is read is UTF-8, and a commit is on disk.
+// Sessions have the same settings in every database: text is UTF-8, and a commit is on disk.
 func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t, "synchronous_commit=off")
@@ -56,7 +56,7 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 		string(events[0].Payload) != `{"id": "größe"}` {
 		t.Errorf("swept %+v", events)
 	}
-	// Comments are text too: what the database has no letter for, it refuses.
+	// Comments must be convertible to the database's encoding as well.
 	files, err := filepath.Glob("*/*.sql")
 	must(t, err)
 	for _, file := range files {
@@ -75,8 +75,8 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	}
 }
 
-// What a role or a database limits does not end a session of posthaste, or a statement of one. The transactions of a
-// session are read committed, whatever the database has as the default.
+// Limits of a role or a database do not end a session of posthaste or its statements. Its transactions are read
+// committed, whatever the default of the database.
 func TestSettingsOfARoleDoNotCount(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
@@ -118,7 +118,7 @@ func TestSettingsOfARoleDoNotCount(t *testing.T) {
 	}
 }
 
-// No statement is compiled, whoever asks: for a few rows of many parts that takes far longer than the answer.
+// No session compiles statements: for a few rows of many parts that takes far longer than running them.
 func TestNothingIsCompiled(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -141,8 +141,7 @@ func TestNothingIsCompiled(t *testing.T) {
 	}
 }
 
-// A session that began when commits were waited for goes on like that after a reload that says otherwise. It waits for
-// a standby, too, if it did.
+// A session keeps waiting for commits, and for a standby if it did, after a reload that changes the setting.
 func TestAReloadChangesNoSession(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
@@ -183,7 +182,7 @@ func TestAReloadChangesNoSession(t *testing.T) {
 	}
 }
 
-// Row security that hides rows from the role is never an empty table: a statement of the table is an error, and views
+// A row security policy that hides rows never makes the table look empty: a statement on the table fails, and views
 // show all rows.
 func TestHiddenRowsAreAnError(t *testing.T) {
 	t.Parallel()
@@ -230,7 +229,7 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 	if sql.SQLState(err) != pgerrcode.InsufficientPrivilege {
 		t.Errorf("a statement of the table: %v", err)
 	}
-	// The owner is subject to policies, too, if that is forced; then views are.
+	// With FORCE ROW LEVEL SECURITY the owner, and so the views, are subject to policies as well.
 	owner := "owner_" + d.Name
 	d.Exec(t, "CREATE ROLE "+owner)
 	d.Exec(t, "ALTER TABLE outbox OWNER TO "+owner)

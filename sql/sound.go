@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Sound returns an error that names what somebody has changed in the table so that a promise does not hold, and the
+// Sound checks that no change of the table by another tool breaks a guarantee. The error names the change and its
 // remedy.
 func Sound(ctx context.Context, db DB) error {
 	indexed, cache, err := tableFacts(ctx, db)
@@ -31,7 +31,8 @@ func Sound(ctx context.Context, db DB) error {
 	return errors.New(strings.Join(changed, "; "))
 }
 
-// tableFacts returns whether the index of unsettled rows is valid, and how many numbers a session takes at once.
+// tableFacts returns whether the index of unsettled rows is valid, and how many numbers a session takes from the
+// sequence at once.
 func tableFacts(ctx context.Context, db DB) (indexed bool, cache int64, err error) {
 	if err = db.QueryRow(ctx, query("sound")).Scan(&indexed, &cache); err != nil {
 		err = fmt.Errorf("look at the outbox table: %w", err)
@@ -39,8 +40,8 @@ func tableFacts(ctx context.Context, db DB) (indexed bool, cache int64, err erro
 	return indexed, cache, err
 }
 
-// uncache has a session take one number at a time. It changes nothing that is right: the change waits for every open
-// transaction that has inserted an event, and inserts wait behind it.
+// uncache makes sessions take one number at a time. It runs only if needed, because it waits for every open transaction
+// that has inserted an event, and inserts queue behind it.
 func uncache(ctx context.Context, db DB) error {
 	_, cache, err := tableFacts(ctx, db)
 	if err != nil || cache == 1 {
@@ -52,7 +53,6 @@ func uncache(ctx context.Context, db DB) error {
 	return nil
 }
 
-// Sound is the function of that name.
 func (s *store) Sound(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -15,14 +15,14 @@ import (
 	"posthaste/sql"
 )
 
-// A synchronous standby that is gone holds up every commit but the relay's own bookkeeping: it can still take over,
-// claim and fall back.
+// An unreachable synchronous standby blocks every commit except the relay's own bookkeeping, so a relay can still take
+// over, claim and fall back.
 func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
 	d.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = 'gone'")
 	d.Exec(t, "SELECT pg_reload_conf()")
-	t.Cleanup(func() { // dropping the database would wait too
+	t.Cleanup(func() { // dropping the database would wait as well
 		_, err := d.Pool.Exec(context.Background(), "ALTER SYSTEM RESET synchronous_standby_names")
 		_, rerr := d.Pool.Exec(context.Background(), "SELECT pg_reload_conf()")
 		if err != nil || rerr != nil {
@@ -62,8 +62,8 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	}
 }
 
-// What a mark has settled is told to nobody before a synchronous standby has it, where commits wait for one: Redis
-// would forget what a promoted standby does not know. An adoption does not wait for it.
+// If commits wait for a synchronous standby, a mark is not acted on until the standby has it. Otherwise Redis would
+// drop ids that a promoted standby does not consider settled. An adoption does not wait.
 func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	t.Parallel()
 	d, release := held(t)
@@ -106,7 +106,8 @@ func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	must(t, <-moved)
 }
 
-// An adoption after a change of the layout waits until a synchronous standby has it; without a change it does not wait.
+// An adoption after a change of the layout waits until a synchronous standby has the change; otherwise it does not
+// wait.
 func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
 	t.Parallel()
 	d, release := held(t)
@@ -119,7 +120,7 @@ func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
 	t.Cleanup(pool.Close)
 	s := sql.NewStore(pool, d.Relay, 0)
 	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
-	// Nothing was settled under the first layout.
+	// No event was settled under the first layout.
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, prefix)
 		VALUES (-1, 1, '3:3:', 0, 'own.'), (-1, 1, '3:3:', 5, 'own.')`)
 	must(t, s.AwaitLayout(ctx))

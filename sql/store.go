@@ -21,16 +21,15 @@ import (
 // callTimeout bounds every call of the store that is not a batch of rows.
 const callTimeout = 5 * time.Second
 
-// batchTimeout bounds what is about many rows.
+// batchTimeout bounds calls that concern many rows.
 const batchTimeout = 15 * time.Second
 
-// store is the relay's side of Postgres.
 type store struct {
 	pool *pgxpool.Pool
 	name string
 	// history is how long settled events are kept; 0 keeps none.
 	history time.Duration
-	// registered is set once the schema has been this binary's.
+	// registered is set once the schema has had this binary's version.
 	registered atomic.Bool
 	kept       retention
 }
@@ -41,9 +40,9 @@ func NewStore(pool *pgxpool.Pool, name string, history time.Duration) outbox.Sto
 	return &store{pool: pool, name: name, history: history}
 }
 
-// RelayPoolConfig is PoolConfig for the relay's own statements. They touch the end of a log, of which statistics never
-// know, always through an index. So the planner is told to use that, in its order: it would read and sort the whole log
-// to find the few rows that are owed.
+// RelayPoolConfig is PoolConfig for the relay's own statements. They read the end of a log through an index, but the
+// statistics never cover that end, and the planner would read and sort the whole log. So its other methods are
+// disabled.
 func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg, err := PoolConfig(url, schema, "relay")
 	if err != nil {
@@ -70,7 +69,7 @@ func (s *store) Register(ctx context.Context) error {
 	if err := Identify(ctx, s.pool); err != nil {
 		return err
 	}
-	// A lock can be had on a standby, too: a relay there would lead, or stand by forever.
+	// A standby grants advisory locks as well, so a relay connected to one could become leader or stand by forever.
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err := writable(ctx, s.pool, "state_writable", "the relay's state"); err != nil {
@@ -83,7 +82,7 @@ func (s *store) Register(ctx context.Context) error {
 func (s *store) register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	// A newer version that migrates leaves the schema fit for this one, which goes on until it is replaced.
+	// A migration by a newer version leaves the schema usable for this version, which continues until it is replaced.
 	if err := CheckSchema(ctx, s.pool); err != nil && (!s.registered.Load() || !errors.Is(err, ErrSchemaNewer)) {
 		return err
 	}
@@ -93,13 +92,13 @@ func (s *store) register(ctx context.Context) error {
 	return Register(ctx, s.pool, s.name)
 }
 
-// Identify gives a database that was copied (by dump and restore, by logical replication, an upgrade by copying, or as
-// a template on the same server) a source of its own: the original may still be at work, and its streams are not the
-// copy's before somebody says so. Where the transactions of its rows mean nothing on this server, the rows are written
-// again, which takes as long as it takes; writers wait while what is owed is. A standby that was promoted is the same
-// database. A copy of the server's files cannot be told from the original.
+// Identify gives a database that was copied (by dump and restore, logical replication, an upgrade by copying, or as a
+// template on the same server) a source of its own: the original may still be running, and only an operator may give
+// its streams to the copy. If the transaction ids of the rows mean nothing on this server, Identify rewrites the rows,
+// without a time limit; writers wait while it rewrites unsettled rows. A promoted standby is the same database. A copy
+// of the server's files cannot be distinguished from the original.
 func Identify(ctx context.Context, pool *pgxpool.Pool) error {
-	moved, err := copied(ctx, pool) // read before it is written, as in Register
+	moved, err := copied(ctx, pool) // read first: see Register
 	if err == nil && moved {
 		err = settleCopied(ctx, pool)
 	}
@@ -130,10 +129,10 @@ func copied(ctx context.Context, db DB) (moved bool, err error) {
 // identifyTries is how often Identify tries to get the lock of the table, a few seconds apart.
 const identifyTries = 20
 
-// copyRows is how many settled rows a transaction writes again.
+// copyRows is how many settled rows one transaction rewrites.
 const copyRows = 10_000
 
-// settleCopied writes again what is settled, without keeping writers from it.
+// settleCopied rewrites the settled rows without blocking writers.
 func settleCopied(ctx context.Context, pool *pgxpool.Pool) error {
 	var continues bool
 	if err := pool.QueryRow(ctx, query("copy_continues")).Scan(&continues); err != nil || continues {
@@ -156,7 +155,7 @@ func settleCopied(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// settledXID is the transaction that settled rows of a copy get.
+// settledXID is the transaction id that settled rows of a copy get.
 const settledXID = "3"
 
 func identify(ctx context.Context, tx pgx.Tx) error {
@@ -165,7 +164,7 @@ func identify(ctx context.Context, tx pgx.Tx) error {
 			return err
 		}
 	}
-	// Somebody else may have had the lock before.
+	// Another process may have done it before this one got the lock.
 	if moved, err := copied(ctx, tx); err != nil || !moved {
 		return err
 	}
@@ -190,12 +189,12 @@ func identify(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// Register makes sure that the only row of relay_state has the given name; a row that no relay ever used is renamed.
+// Register makes sure that the only row of relay_state has the given name. It renames a row that no relay ever used.
 // Errors: *outbox.SecondNameError.
 func Register(ctx context.Context, db DB, name string) error {
 	var existing string
 	var epoch int64
-	// Read before it is written: a role that may only look, may look.
+	// Read first, so that a role that may only read does not fail.
 	err := db.QueryRow(ctx, query("state_names")).Scan(&existing, &epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
 		if _, err := db.Exec(ctx, query("state_register"), name); err != nil {
@@ -226,12 +225,12 @@ func (s *store) State(ctx context.Context) (outbox.State, error) {
 	return ReadState(ctx, s.pool, s.name)
 }
 
-// errNoMark means that the marks are gone. A posthaste that continued could not tell which events are settled.
+// errNoMark means that the table of marks is empty, so a relay could not tell which events are settled.
 var errNoMark = errors.New("table outbox_mark is empty, so it is unknown which events were published: restore it, " +
 	"or, to publish every event in outbox again, INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES " +
 	"(-1, 0, '3:3:', 0)")
 
-// ReadState reads the row of the relay called name. pgx.ErrNoRows: there is none.
+// ReadState reads the row of the relay called name. It returns pgx.ErrNoRows if there is no such row.
 func ReadState(ctx context.Context, db DB, name string) (outbox.State, error) {
 	st := outbox.State{Name: name}
 	var desired, active, lsn string
@@ -263,7 +262,7 @@ func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error
 	return nil
 }
 
-// Adopt writes the new owner if the epoch is still the one that was read.
+// Adopt writes the new owner if the epoch is still a.From.
 func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -277,7 +276,7 @@ func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	return n == 1, nil
 }
 
-// SetActive records what the epoch does now.
+// SetActive records what the owner of epoch does now.
 func (s *store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, handover outbox.LSN,
 	degraded string,
 ) (bool, error) {
@@ -291,17 +290,17 @@ func (s *store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, 
 	return tag.RowsAffected() == 1, nil
 }
 
-// RaiseBarrier notes what the next stream has to wait for.
+// RaiseBarrier records the transaction that the next stream must wait for.
 func (s *store) RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error {
 	at := int64(xid) //nolint:gosec // at most outbox.BarrierUnknown
 	return s.barrier(ctx, "slot_barrier_raise", s.name, epoch, at, known)
 }
 
-// LowerBarrier forgets that.
+// LowerBarrier clears the barrier.
 func (s *store) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error {
 	err := s.barrier(ctx, "slot_barrier_lower", s.name, epoch, int64(xid)) //nolint:gosec // at most BarrierUnknown
 	if errors.Is(err, outbox.ErrSuperseded) {
-		return nil // or there was none
+		return nil // or there was no barrier
 	}
 	return err
 }
@@ -418,7 +417,6 @@ func (s *store) Gated(ctx context.Context, streams []string) error {
 	return nil
 }
 
-// InsertLSN is the end of the WAL written so far.
 func (s *store) InsertLSN(ctx context.Context) (outbox.LSN, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -439,7 +437,7 @@ func (s *store) Horizon(ctx context.Context) (outbox.LSN, uint64, error) {
 	}
 	var text string
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		// It must commit at once: with synchronous replication and a dead standby it would wait forever.
+		// It must commit at once: with synchronous replication and an unreachable standby it would wait forever.
 		if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = local"); err != nil {
 			return err
 		}
@@ -467,7 +465,6 @@ func (s *store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
 	return ok, nil
 }
 
-// Park notes a row in outbox_dead for o.
 func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string,
 	attempts int,
 ) (bool, error) {
@@ -491,7 +488,7 @@ func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class
 	return there || snapshot.Visible(row.XID), nil
 }
 
-// Audit takes a mark of the rows that have waited longest.
+// Audit returns, by part, one of the oldest unsettled rows.
 func (s *store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -511,15 +508,14 @@ func (s *store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	return m, errors.Join(err, ferr)
 }
 
-// Backlog counts the rows.
 func (s *store) Backlog(ctx context.Context) (int64, time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	return Backlog(ctx, s.pool, 0)
 }
 
-// Backlog returns the number of undelivered events, most at most (0: all are counted), and the age of the oldest: if
-// there are more, of those that were counted and of the next of each part to be swept.
+// Backlog returns the number of undelivered events, most at most (0: all are counted), and the age of the oldest. If it
+// stops at most, the age is that of the oldest among the counted events and the next event of each part.
 func Backlog(ctx context.Context, db DB, most int64) (int64, time.Duration, error) {
 	var limit *int64
 	if most > 0 {
@@ -533,7 +529,7 @@ func Backlog(ctx context.Context, db DB, most int64) (int64, time.Duration, erro
 	return rows, time.Duration(max(seconds, 0) * float64(time.Second)), nil
 }
 
-// Parked lists the dead events with what block-key needs of them.
+// Parked lists the dead events with the columns that block-key needs.
 func (s *store) Parked(ctx context.Context) ([]outbox.Dead, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -42,8 +42,8 @@ func newStore(tb testing.TB) (outbox.Store, *testenv.Database) {
 	return s, d
 }
 
-// newStoreAlone is newStore on a server with no transactions but the test's: they are in every snapshot, and what a
-// statement reads grows with them.
+// newStoreAlone is newStore on a server without other transactions, which would be in every snapshot and increase what
+// a statement reads.
 func newStoreAlone(tb testing.TB) (outbox.Store, *testenv.Database) {
 	tb.Helper()
 	d := testenv.NewServer(tb).Database(tb)
@@ -52,7 +52,7 @@ func newStoreAlone(tb testing.TB) (outbox.Store, *testenv.Database) {
 	return s, d
 }
 
-// layout is how streams are named.
+// layout returns the current layout.
 func layout(tb testing.TB, s outbox.Store) outbox.Layout {
 	tb.Helper()
 	st, err := s.State(tb.Context())
@@ -88,7 +88,7 @@ func insert(tb testing.TB, d *testenv.Database, aggregate string) *outbox.Row {
 	return row
 }
 
-// settle makes what is there now settled in every part, as if it had been swept, and returns the mark.
+// settle settles all visible rows in every part, as a sweep does, and returns the mark.
 func settle(tb testing.TB, s outbox.Store) outbox.Settled {
 	tb.Helper()
 	o := owner(tb, s)
@@ -98,7 +98,7 @@ func settle(tb testing.TB, s outbox.Store) outbox.Settled {
 	return pass.Settled
 }
 
-// backlog counts what is owed, twice.
+// backlog counts the unsettled rows in two ways.
 func backlog(tb testing.TB, s outbox.Store, d *testenv.Database) int64 {
 	tb.Helper()
 	n, _, err := s.Backlog(tb.Context())
@@ -109,7 +109,7 @@ func backlog(tb testing.TB, s outbox.Store, d *testenv.Database) int64 {
 	return n
 }
 
-// owner is who may park and mark now.
+// owner returns the current owner.
 func owner(tb testing.TB, s outbox.Store) outbox.Owner {
 	tb.Helper()
 	st, err := s.State(tb.Context())
@@ -117,7 +117,7 @@ func owner(tb testing.TB, s outbox.Store) outbox.Owner {
 	return st.Owner
 }
 
-// succeed has another owner adopt.
+// succeed makes a new owner adopt.
 func succeed(tb testing.TB, s outbox.Store) outbox.Owner {
 	tb.Helper()
 	st, err := s.State(tb.Context())
@@ -140,7 +140,7 @@ func TestRegister(t *testing.T) {
 	store := func(name string) outbox.Store { return sql.NewStore(d.Pool, name, 0) }
 	must(t, store("first").Register(ctx))
 	must(t, store("first").Register(ctx))
-	must(t, store("second").Register(ctx)) // nobody ever used the first
+	must(t, store("second").Register(ctx)) // no relay has used the first
 	if _, err := store("first").State(ctx); !errors.Is(err, pgx.ErrNoRows) {
 		t.Errorf("state of the old name: %v", err)
 	}
@@ -280,7 +280,7 @@ func TestNoteStreamKeepsTheHighestEpoch(t *testing.T) {
 	}
 }
 
-// What is settled stays where it is, and is history from then on.
+// Settled rows stay in the table and are history.
 func TestSettledRowsAreHistory(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -318,8 +318,8 @@ func TestSettledRowsAreHistory(t *testing.T) {
 	}
 }
 
-// published_at is of the first mark that holds the row, also where a long transaction comes late, and in the middle of
-// a pass.
+// published_at is the time of the first mark that settles the row, even if its transaction ends late or a pass is
+// unfinished.
 func TestHistoryKnowsWhen(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -418,7 +418,7 @@ func TestAuditMark(t *testing.T) {
 	}
 }
 
-// waiting waits until so many statements wait for a lock.
+// waiting waits until n statements wait for a lock.
 func waiting(tb testing.TB, d *testenv.Database, n int) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
@@ -431,7 +431,7 @@ func waiting(tb testing.TB, d *testenv.Database, n int) {
 	})
 }
 
-// What the next stream has to wait for outlives who noted it, and is another's to forget only under the present epoch.
+// The barrier outlives the relay that raised it, and only the present epoch may lower it.
 func TestBarrier(t *testing.T) {
 	t.Parallel()
 	s, _ := newStore(t)
@@ -446,14 +446,14 @@ func TestBarrier(t *testing.T) {
 		}
 	}
 	barrier(0)
-	must(t, s.LowerBarrier(ctx, epoch, 10)) // there is none
+	must(t, s.LowerBarrier(ctx, epoch, 10)) // no barrier
 	must(t, s.RaiseBarrier(ctx, epoch, 10, false))
 	must(t, s.RaiseBarrier(ctx, epoch, 7, false))
 	barrier(10)
 	must(t, s.LowerBarrier(ctx, epoch, 9))
 	barrier(10)
 	must(t, s.RaiseBarrier(ctx, epoch, outbox.BarrierUnknown, false))
-	must(t, s.RaiseBarrier(ctx, epoch, 12, false)) // taken before, perhaps
+	must(t, s.RaiseBarrier(ctx, epoch, 12, false)) // possibly an older transaction
 	barrier(outbox.BarrierUnknown)
 	must(t, s.RaiseBarrier(ctx, epoch, 14, true))
 	barrier(14)
@@ -471,7 +471,7 @@ func TestBarrier(t *testing.T) {
 	barrier(0)
 }
 
-// After a failover transaction ids may be given out again: what was known is not any more.
+// After a failover, transaction ids may be assigned again, so the barrier becomes unknown.
 func TestABarrierOfAnotherTimelineIsUnknown(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)

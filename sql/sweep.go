@@ -16,23 +16,23 @@ import (
 	"posthaste/outbox"
 )
 
-// sweepTimeout bounds every call of a Sweep. It is longer than the server's own timeouts, which give better errors, and
-// cuts off a server that has vanished.
+// sweepTimeout bounds every call of a Sweep, in case the server has vanished. It is longer than the server's own
+// timeouts, which give better errors.
 const sweepTimeout = 35 * time.Second
 
-// listRows is how many rows a pass lists at a time: about as many as a worker sweeps in a turn.
+// listRows is how many rows a pass lists at once: about as many as a worker sweeps in a turn.
 const listRows = 20_000
 
-// Sweep is one sweep worker's connection. The session holds the advisory locks of the parts the worker has claimed, and
-// whoever holds a part alone writes its marks; the server ends the session when it stands idle for 15 s, so that a
-// stopped worker does not hold its parts. No call leaves a transaction open. It belongs to one goroutine.
+// Sweep is the connection of one sweep worker. The session holds the advisory locks of the parts that the worker has
+// claimed, and only the holder of a part writes its marks. The server ends a session that is idle for 15 s, so a frozen
+// worker loses its parts. No call leaves a transaction open. Sweep is not safe for concurrent use.
 type Sweep struct {
 	conn *pgx.Conn
 	name string
 	keys [outbox.Partitions]int64
 }
 
-// OpenSweep connects, for the relay called name.
+// OpenSweep connects for the relay called name.
 func OpenSweep(ctx context.Context, url, schema, name string) (*Sweep, error) {
 	cfg, err := ConnConfig(url, schema, "sweep")
 	if err != nil {
@@ -61,7 +61,7 @@ func OpenSweep(ctx context.Context, url, schema, name string) (*Sweep, error) {
 	return s, nil
 }
 
-// Close ends the session and with it every lock it holds.
+// Close ends the session, which frees its locks.
 func (s *Sweep) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -71,7 +71,7 @@ func (s *Sweep) Close() {
 // Closed reports whether the connection is gone.
 func (s *Sweep) Closed() bool { return s.conn.IsClosed() }
 
-// Partitions lists the parts in which rows are owed, or a pass is under way.
+// Partitions lists the parts with unsettled rows or an unfinished pass.
 func (s *Sweep) Partitions(ctx context.Context) ([]int, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -86,8 +86,8 @@ func (s *Sweep) Partitions(ctx context.Context) ([]int, error) {
 	return parts, nil
 }
 
-// Claim takes the part's lock and numbers the claim. ok is false when somebody else has the part. outbox.ErrSuperseded:
-// o is not the state's owner any more, or has not adopted since the database was promoted.
+// Claim takes the part's lock and numbers the claim. ok is false if another session holds the part.
+// outbox.ErrSuperseded: o is no longer the owner, or has not adopted since the database was promoted.
 func (s *Sweep) Claim(ctx context.Context, part int, o outbox.Owner) (claim int64, ok bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -118,33 +118,33 @@ func wrapPart(step string, part int, err error) error {
 	return fmt.Errorf("%s part %d: %w", step, part, err)
 }
 
-// Pass is a pass over one part: the rows that were owed when its snapshot was taken, in the order of their numbers,
-// page by page. It is good for the session and the claim that began it.
+// Pass is a pass over one part: the rows that were unsettled when its snapshot was taken, by number, page by page. It
+// is valid for the session and the claim that began it.
 type Pass struct {
 	part int
-	// mark is the part's newest mark: what it holds, and that it notes this pass to be under way.
+	// mark is the part's newest mark; settled and hi are its columns, underWay is set if it records this pass.
 	mark       int64
 	settled    string
 	hi         int64
 	underWay   bool
 	seen       string
 	high       int64
-	seqs       []int64 // owed rows that are not settled by this pass yet
-	full, over bool    // full: behind seqs there may be more
-	page       int     // how many of seqs the page that was read last settles
+	seqs       []int64 // listed rows that this pass has not settled
+	full, over bool    // full: there may be rows after seqs
+	page       int     // how many of seqs the last page covers
 }
 
-// Idle reports that there is nothing to do: no row is owed, and no pass was under way.
+// Idle reports that there is nothing to do: all rows are settled and no pass was under way.
 func (p *Pass) Idle() bool { return len(p.seqs) == 0 && !p.underWay }
 
-// Over reports that the pass was settled to its end.
+// Over reports whether the whole pass is settled.
 func (p *Pass) Over() bool { return p.over }
 
-// Listed reports whether rows are left to read; if not, and the pass is not over, Begin resumes it.
+// Listed reports whether rows are left to read. If not, and the pass is not over, Begin continues it.
 func (p *Pass) Listed() bool { return len(p.seqs) > 0 }
 
-// Begin resumes the pass that is under way in a claimed part, whoever began it, or begins one: over what within sees,
-// or, without it, or where the part's mark sees more than within does, over what is visible now.
+// Begin resumes the unfinished pass of a claimed part, whichever worker began it, or begins one over the snapshot
+// within. If within is nil, or the part's mark sees more than within, the pass covers what is visible now.
 func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*Pass, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -164,8 +164,8 @@ func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*Pass
 	return p, nil
 }
 
-// Page reads the next rows of the pass, at most limit of them and about bytes of payload. There may be none although
-// rows are listed: they were deleted or parked meanwhile. Until Settle, it reads from the same place again.
+// Page reads the next rows of the pass: at most limit rows and about bytes of payload. It may return none although rows
+// are listed, because they were deleted or parked since. It reads the same rows again until Settle is called.
 func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -177,7 +177,7 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 	if err != nil {
 		return nil, wrapPart("sweep", p.part, err)
 	}
-	// The statement judges sizes by what is stored; what is read is counted.
+	// The statement estimates sizes from stored sizes; this counts the bytes read.
 	var events []*outbox.Event
 	for size := 0; size < bytes && rows.Next(); {
 		e := &outbox.Event{}
@@ -194,16 +194,16 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 		return nil, wrapPart("sweep", p.part, err)
 	}
 	if n := len(events); n > 0 {
-		// Behind the last one there may be rows that were too much for this page.
+		// Rows after the last one may have exceeded the limit of bytes.
 		p.page, _ = slices.BinarySearch(p.seqs, events[n-1].Seq)
 		p.page++
 	}
 	return events, nil
 }
 
-// Settle writes the mark that holds the page read last: every row of it is published, or parked. entries are what Redis
-// has given for it. outbox.ErrSuperseded: o is not the state's owner any more, and nothing is settled. After any other
-// error that is not known either: the session is to be closed.
+// Settle writes the mark that settles the last page, whose rows are all published or parked. entries are the newest
+// entries that Redis returned for it. outbox.ErrSuperseded: o is no longer the owner, and nothing is settled. After any
+// other error the outcome is unknown, and the caller must close the session.
 func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries outbox.Entries) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -237,10 +237,10 @@ func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries out
 	return nil
 }
 
-// errMoved means that the claim is not what it seemed to be.
+// errMoved means that another session wrote a mark although this one has the claim.
 var errMoved = errors.New("somebody else has written a mark")
 
-// noted is what a mark keeps of entries: NULL for none.
+// noted returns the entries that a mark stores, NULL for none.
 func noted(entries outbox.Entries) any {
 	if len(entries) == 0 {
 		return nil
@@ -248,7 +248,7 @@ func noted(entries outbox.Entries) any {
 	return entries
 }
 
-// Refused is an event that is to be parked, and why.
+// Refused is an event to park, and the reason.
 type Refused struct {
 	Event    *outbox.Event
 	Err      error
@@ -256,8 +256,8 @@ type Refused struct {
 	Attempts int
 }
 
-// Park notes events of the page read last in outbox_dead, all or none, which settles them. One that was deleted
-// meanwhile is left out. outbox.ErrSuperseded as from Settle.
+// Park records events of the last page in outbox_dead, all or none, which settles them. It skips events that were
+// deleted since. outbox.ErrSuperseded as from Settle.
 func (s *Sweep) Park(ctx context.Context, p *Pass, o outbox.Owner, events []Refused) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -284,9 +284,9 @@ func (s *Sweep) Park(ctx context.Context, p *Pass, o outbox.Owner, events []Refu
 	return nil
 }
 
-// ParkRow parks the next row of the pass, which cannot be read because of cause, without reading it, and returns what
-// identifies it; nil if it was deleted meanwhile. The payload stays with the parked row as long as the server can copy
-// it. outbox.ErrSuperseded as from Settle.
+// ParkRow parks the next row of the pass without reading it, because reading it failed with cause. It returns the
+// identifying columns, or nil if the row was deleted since. The parked row keeps the payload if the server can copy it.
+// outbox.ErrSuperseded as from Settle.
 func (s *Sweep) ParkRow(ctx context.Context, p *Pass, o outbox.Owner, cause error) (*outbox.Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -319,7 +319,7 @@ func (s *Sweep) parkRow(ctx context.Context, p *Pass, o outbox.Owner, cause erro
 	return &outbox.Event{ID: *id, Seq: p.seqs[0], AggregateType: *typ, AggregateID: *aggregate}, nil
 }
 
-// Reached reports whether no row of the part that pass sees is owed, whoever has settled them.
+// Reached reports whether every row of the part that pass sees is settled, by any worker.
 func (s *Sweep) Reached(ctx context.Context, part int, pass outbox.Pass) (ok bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -327,7 +327,7 @@ func (s *Sweep) Reached(ctx context.Context, part int, pass outbox.Pass) (ok boo
 	return ok, wrapPart("look for rows of", part, err)
 }
 
-// storable makes a text that a database of any encoding can store of an error that may quote anything.
+// storable makes the text of an error storable in a database of any encoding.
 func storable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == 0 || r > unicode.MaxASCII {
@@ -337,13 +337,13 @@ func storable(text string) string {
 	}, text)
 }
 
-// Unreadable reports whether err is about the data of a row: a smaller read may go around it.
+// Unreadable reports whether err concerns the data of a row, so that a smaller read may avoid it.
 func Unreadable(err error) bool {
 	code := SQLState(err)
-	// 22: data exception; 54: a limit of the program. By their class, because a later Postgres may know more of them.
+	// Classes 22 (data exception) and 54 (program limit) as a whole: a later Postgres may add codes to them.
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == pgerrcode.DataCorrupted ||
 		OutOfMemory(err)
 }
 
-// OutOfMemory reports whether the server had no memory for a statement. A smaller read may need less.
+// OutOfMemory reports whether the server ran out of memory for a statement. A smaller read may need less.
 func OutOfMemory(err error) bool { return SQLState(err) == pgerrcode.OutOfMemory }

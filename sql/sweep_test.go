@@ -15,7 +15,7 @@ import (
 	"posthaste/sql"
 )
 
-// everything runs what a relay runs, once.
+// everything runs each kind of work of a relay once.
 func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 	t.Helper()
 	ctx := t.Context()
@@ -77,7 +77,8 @@ func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
 	check("lead", err)
 }
 
-// sweep settles what is owed as a worker does. The first row of each part is as published, the others are parked.
+// sweep settles unsettled rows as a worker does. It treats the first row of each part as published and parks the
+// others.
 func sweep(t *testing.T, url string, o outbox.Owner) {
 	t.Helper()
 	ctx := t.Context()
@@ -115,7 +116,7 @@ func openSweep(t *testing.T, url string) *sql.Sweep {
 	return w
 }
 
-// adopted is who has adopted last, and somebody in any case.
+// adopted returns the current owner, after an adoption if there was none.
 func adopted(t *testing.T, d *testenv.Database) outbox.Owner {
 	t.Helper()
 	s := sql.NewStore(d.Pool, "test", 0)
@@ -125,7 +126,7 @@ func adopted(t *testing.T, d *testenv.Database) outbox.Owner {
 	return succeed(t, s)
 }
 
-// claimed is a session that has claimed the part.
+// claimed returns a session that has claimed the part.
 func claimed(t *testing.T, d *testenv.Database, part int) *sql.Sweep {
 	t.Helper()
 	w, o := openSweep(t, d.URL), adopted(t, d)
@@ -174,8 +175,8 @@ func insertAll(t *testing.T, d *testenv.Database, n int) (seqs []int64) {
 	return seqs
 }
 
-// A page has as many bytes as it may, and one event more at most: by what is read where payloads are stored compressed,
-// and otherwise by what the statement sees stored, so that no more is sent.
+// A page exceeds its bytes by at most one event. It counts the bytes that it reads, and the statement limits by stored
+// size, so that the server sends no more.
 func TestAPageIsBoundedByBytes(t *testing.T) {
 	t.Parallel()
 	_, d := newStore(t)
@@ -228,7 +229,7 @@ func TestClaims(t *testing.T) {
 	if err != nil || !ok || second <= first {
 		t.Errorf("claim %d after %d: %v, %v", second, first, ok, err)
 	}
-	// Whoever dies lets go.
+	// A closed session releases its locks.
 	endSessions(t, d)
 	claimed(t, d, 3)
 	if _, _, err := a.Claim(ctx, 3, o); err == nil || !a.Closed() {
@@ -236,8 +237,8 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// Nobody claims under an owner that is none any more, nor in a database that was promoted since the owner adopted: what
-// is published would be owed there again.
+// A superseded owner cannot claim, nor can an owner that adopted before the database was promoted: its events would be
+// unsettled there again.
 func TestClaimsAreTheOwners(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -263,8 +264,8 @@ func TestClaimsAreTheOwners(t *testing.T) {
 	}
 }
 
-// A pass keeps its snapshot, whoever goes on with it: rows that become visible meanwhile are the next one's, whatever
-// their numbers.
+// A pass keeps its snapshot, whichever worker continues it: rows that become visible later belong to the next pass,
+// whatever their numbers.
 func TestAPassGoesOnWhereItStopped(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -289,7 +290,7 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 	if got := page(t, w, p, 2); !slices.Equal(got, seqs[2:4]) {
 		t.Errorf("the second page has %v, want %v", got, seqs[2:4])
 	}
-	endSessions(t, d) // it is not settled
+	endSessions(t, d) // not settled
 
 	w = claimed(t, d, 3)
 	p = next(t, w, 3, nil)
@@ -316,7 +317,7 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 	}
 }
 
-// What has nothing to say is not written: a table at rest costs nothing.
+// A mark is written only if it adds something, so an idle table costs nothing.
 func TestNothingOwedWritesNothing(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -334,7 +335,7 @@ func TestNothingOwedWritesNothing(t *testing.T) {
 	if after := testenv.Value[string](t, d, "SELECT max(id)::text FROM outbox_mark"); after != before {
 		t.Errorf("mark %s after %s", after, before)
 	}
-	// A pass that was left under way is ended, also if nothing is left of it.
+	// An unfinished pass is ended, even if no row is left of it.
 	seqs := insertAll(t, d, 3)
 	p := next(t, w, 3, nil)
 	page(t, w, p, 1)
@@ -353,7 +354,7 @@ func TestNothingOwedWritesNothing(t *testing.T) {
 	}
 }
 
-// Rows that somebody has deleted since the pass began are passed by; those that were written to are read as they are.
+// A page skips rows that were deleted since the pass began and reads updated rows as they are now.
 func TestAPageReadsWhatIsThere(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -374,7 +375,7 @@ func TestAPageReadsWhatIsThere(t *testing.T) {
 	if got := page(t, w, p, 3); !slices.Equal(got, []int64{seqs[2], seqs[4]}) {
 		t.Errorf("the page again, larger: %v", got)
 	}
-	// Payloads bound a page too; one row is always read.
+	// Payloads bound a page as well; one row is always read.
 	events, err = w.Page(t.Context(), p, 3, 1)
 	if err != nil || len(events) != 1 || events[0].Seq != seqs[2] {
 		t.Errorf("page %+v, %v", events, err)
@@ -389,7 +390,7 @@ func TestAPageReadsWhatIsThere(t *testing.T) {
 	}
 }
 
-// Whoever was superseded writes no mark and parks nothing, and nobody writes over a mark that somebody else has moved.
+// A superseded owner cannot write a mark or park, and no session overwrites a mark that another one has moved.
 func TestAMarkAsksForItsOwner(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -426,7 +427,7 @@ func TestAMarkAsksForItsOwner(t *testing.T) {
 	}
 }
 
-// A mark waits for an adoption under way, and is refused then; an adoption waits for a mark under way.
+// A mark waits for a running adoption and is then refused; an adoption waits for a running mark.
 func TestAMarkWaitsForAnAdoption(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -453,7 +454,7 @@ func TestAMarkWaitsForAnAdoption(t *testing.T) {
 	}
 }
 
-// Parked rows are not owed, whether a mark holds them or not.
+// Parked rows do not count as unsettled, whether a mark settles them or not.
 func TestParkedRowsAreNotOwed(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -503,7 +504,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 		  AND d.payload = o.payload AND d.headers = o.headers`); n != 3 {
 		t.Errorf("%d rows parked as they are, want 3", n)
 	}
-	// A retry puts another row into the log; parked again, it keeps its first place.
+	// A retry inserts a new row; if it is parked again, it keeps its first place.
 	must(t, sql.RetryDead(t.Context(), d.Pool, events[0].ID))
 	p = next(t, w, 3, nil)
 	events, err = w.Page(t.Context(), p, 3, 1<<20)
@@ -515,7 +516,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 		"retry_seq IS NULL AND attempts = 4", seqs[0], events[0].Seq); n != 1 {
 		t.Error("it is not parked again in its place")
 	}
-	// What was deleted meanwhile is not parked.
+	// A deleted row is not parked.
 	gone := insertAll(t, d, 1)
 	d.Exec(t, "DELETE FROM outbox WHERE seq = $1", gone[0])
 	must(t, w.Park(t.Context(), p, o, refuse(&outbox.Event{Seq: gone[0]})))
@@ -524,7 +525,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	}
 }
 
-// A pass that was written before is used where it is between the part's mark and now.
+// A given pass is used if its snapshot is between the part's mark and now.
 func TestAPassThatIsGiven(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -561,7 +562,7 @@ func TestAPassThatIsGiven(t *testing.T) {
 		t.Errorf("the next pass has %v, want %v", got, more)
 	}
 	must(t, w.Settle(t.Context(), p, o, nil))
-	// Now the mark is newer than the pass, and stays so.
+	// Now the mark is newer than the pass.
 	reached(true)
 	last := insertAll(t, d, 1)
 	old, future := pass, pass
@@ -574,8 +575,8 @@ func TestAPassThatIsGiven(t *testing.T) {
 	}
 }
 
-// The number of a mark is no lower than that of the one before, if the sequence was set back, or if the pass that is
-// given has a lower one: the first mark that settles a row is found by its number.
+// The number of a mark never falls, even if the sequence was set back or a given pass has a lower number: the first
+// mark that settles a row is found by its number.
 func TestTheNumberOfAMarkDoesNotGoBack(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -602,7 +603,7 @@ func TestTheNumberOfAMarkDoesNotGoBack(t *testing.T) {
 	}
 }
 
-// A row that the server cannot copy whole is parked without its payload.
+// A row that the server cannot copy as a whole is parked without its payload.
 func TestParkUnread(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)

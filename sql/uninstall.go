@@ -11,7 +11,7 @@ import (
 	"posthaste/outbox"
 )
 
-// objects are what the migrations create, dependants first. The audit and the version table come last.
+// objects are what the migrations create, dependent objects first. The audit and the version table come last.
 var objects = []string{
 	"VIEW outbox_history", "VIEW outbox_backlog", "VIEW outbox_settled", "VIEW outbox_layout", "VIEW outbox_high",
 	"VIEW outbox_live", "VIEW outbox_rows", "VIEW outbox_leader", "FUNCTION outbox_settling",
@@ -36,7 +36,7 @@ func relations() (names []string) {
 	return names
 }
 
-// Uninstall drops the publication and, if asked, the tables with all that is in them.
+// Uninstall drops the publication and, if dropTables is set, the tables with their content.
 func Uninstall(ctx context.Context, pool *pgxpool.Pool, publication string, dropTables bool) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "DROP PUBLICATION IF EXISTS "+pgx.Identifier{publication}.Sanitize()); err != nil {
@@ -55,7 +55,7 @@ func Uninstall(ctx context.Context, pool *pgxpool.Pool, publication string, drop
 	})
 }
 
-// NoteTaken notes streams that are about to be taken over from another database, for the owner of that epoch.
+// NoteTaken records streams that are about to be taken over from another database, for the owner of epoch.
 func NoteTaken(ctx context.Context, db DB, streams []outbox.Stream, epoch int64) error {
 	bases := make([]string, len(streams))
 	for i, s := range streams {
@@ -67,7 +67,7 @@ func NoteTaken(ctx context.Context, db DB, streams []outbox.Stream, epoch int64)
 	return nil
 }
 
-// KnownStreams lists every stream that was published to, and those of unsettled events.
+// KnownStreams lists every stream that was published to or has unsettled events.
 func KnownStreams(ctx context.Context, db DB) ([]string, error) {
 	rows, err := db.Query(ctx, query("stream_known"))
 	if err != nil {

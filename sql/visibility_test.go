@@ -25,13 +25,13 @@ func begin(tb testing.TB, d *testenv.Database) pgx.Tx {
 	return tx
 }
 
-// held is a server whose commits are in the WAL, and nobody sees them.
+// held returns a server on which commits are in the WAL but not visible, and a function that releases them.
 func held(tb testing.TB) (*testenv.Database, func()) {
 	tb.Helper()
 	pg := testenv.NewServer(tb)
 	d := pg.Database(tb)
 	set := func(value string) {
-		ctx := context.Background() // releasing is also a cleanup
+		ctx := context.Background() // also called by a cleanup
 		for _, stmt := range []string{
 			"ALTER SYSTEM SET synchronous_standby_names = '" + value + "'",
 			"SELECT pg_reload_conf()",
@@ -53,14 +53,14 @@ func held(tb testing.TB) (*testenv.Database, func()) {
 			return nil
 		})
 	}
-	d.Exec(tb, "ALTER ROLE postgres SET synchronous_commit = local") // only who asks for it is held back
+	d.Exec(tb, "ALTER ROLE postgres SET synchronous_commit = local") // only sessions that request it are held back
 	d.Pool.Reset()
 	set("nobody")
 	d.WaitHeld(tb)
 	return d, sync.OnceFunc(func() { set("") })
 }
 
-// insertHeld commits an event whose commit is held back, and returns it once its commit record is in the WAL.
+// insertHeld commits an event whose commit is held back, and returns when its commit record is in the WAL.
 func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 	tb.Helper()
 	c, err := pgx.Connect(tb.Context(), d.URL)
@@ -98,7 +98,7 @@ func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 	return row
 }
 
-// An older transaction that writes keeps the horizon from being reached; a younger one does not.
+// An older writing transaction keeps the horizon from being reached; a younger one does not.
 func TestHorizonWaitsForOlderTransactions(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
@@ -119,7 +119,7 @@ func TestHorizonWaitsForOlderTransactions(t *testing.T) {
 		t.Errorf("visible with an older transaction open: %v, %v", ok, err)
 	}
 	must(t, older.Commit(t.Context()))
-	// Other tests' transactions on this server have to end too; that which fills a history of a million takes a while.
+	// Other tests' transactions on this server must end as well; filling a history of a million rows takes a while.
 	testenv.Eventually(t, 5*time.Minute, func() error {
 		if ok, err := s.VisibleBelow(t.Context(), xid); err != nil || !ok {
 			return fmt.Errorf("not visible: %w", err)
@@ -128,8 +128,8 @@ func TestHorizonWaitsForOlderTransactions(t *testing.T) {
 	})
 }
 
-// A commit that is in the WAL and not visible yet: whoever reads the WAL knows of the row, the table does not show it,
-// and every answer says that this is not final.
+// A commit is in the WAL but not visible yet: a reader of the WAL sees the row, the table does not show it, and every
+// answer reports that this is not final.
 func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 	t.Parallel()
 	d, release := held(t)

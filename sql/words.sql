@@ -1,5 +1,5 @@
--- The words of the statements: each condition is written once. Postgres inlines them, so they cost what the condition
--- costs. Each migration of the outbox replaces them.
+-- Functions and views of the statements: each condition is written once. Postgres inlines them, so they add no cost.
+-- Each migration of the outbox replaces them.
 
 -- A time that every reader can represent: years 1 to 9999. The stream has the same limits.
 CREATE OR REPLACE FUNCTION outbox_time(t timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE

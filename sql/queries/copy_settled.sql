@@ -1,8 +1,8 @@
 -- Gives settled rows of part $1 a transaction that has ended on every server: at least $3 rows, if there are as many,
 -- of the transactions after $2. Rows that were written here are left: they may have a number and a transaction that the
 -- mark of the other server settles. Their transaction is younger than the one that copied the newest mark, and no
--- younger than the one that wrote the row last, which may be a subtransaction or an update. What the marks settle was
--- copied before them. Returns the last of the transactions, NULL if there is none.
+-- younger than the one that wrote the row last, which may be a subtransaction or an update. Rows that the marks settle
+-- were copied before the marks. Returns the last of the transactions, NULL without one.
 WITH page AS MATERIALIZED (
     SELECT p.xid AS last FROM (
         SELECT o.xid FROM outbox_rows o WHERE o.part = $1::smallint AND o.xid > $2::xid8 ORDER BY o.xid LIMIT $3) p

@@ -1,7 +1,7 @@
--- Names streams with prefix $4 and gives each type $5 of them, for the owner in relay_state. What is settled now was
--- published under the layout before: all parts must have the same mark, of this owner, and no pass under way. No mode
--- is active then. The commit does not wait for a synchronous standby: see state_adopt. Returns whether the caller is
--- the owner, whether it was done, and whether there is a standby to wait for: see mark_replicated.
+-- Names streams with prefix $4 and gives each type $5 of them, for the owner in relay_state. Events that are settled
+-- now were published under the previous layout: all parts must have the same mark, of this owner, and no pass under
+-- way. No mode is active then. The commit does not wait for a synchronous standby: see state_adopt. Returns whether the
+-- caller is the owner, whether it was done, and whether there is a standby to wait for: see mark_replicated.
 WITH owner AS MATERIALIZED (
     SELECT r.name FROM relay_state r, pg_catalog.set_config('synchronous_commit', 'local', true)
     WHERE r.name = $1 AND outbox_owned(r, $2, $3) FOR UPDATE OF r

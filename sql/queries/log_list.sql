@@ -1,6 +1,6 @@
--- What marks have settled: for each mark and part ($1, $2) the rows that the mark settles and the one before it, of
--- the same part, does not; in this order, and by number. Of the first mark only those after the number $3. Of all,
--- those of an aggregate, a type and a stream ('': any; $8: or of all streams of the type that it names), at most $7.
+-- The rows that marks have settled: for each mark and part ($1, $2) the rows that the mark settles and the one before
+-- it, of the same part, does not; in this order, and by number. Of the first mark only those after the number $3. Only
+-- those of an aggregate, a type and a stream ('': any; $8: or all streams of the type that it names), at most $7.
 --
 -- There are three ways to the rows. Within a pass they are between two cursors. Otherwise they are found by their
 -- transactions, which the mark before did not see: those that were running then, and those that began later. Rows that

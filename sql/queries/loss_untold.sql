@@ -1,5 +1,6 @@
--- Suspicions to count. What is still to be repaired is counted afterwards; what was restored, up to which mark it was
--- not, and how much of it was refused. Events of a stream from before an operator dropped it are not lost.
+-- Suspicions to count. Streams that are still to be repaired are counted afterwards. Returns up to which mark nothing
+-- was restored, and how many restored events were refused. Events of a stream from before an operator dropped it are
+-- not lost.
 SELECT l.id, l.stream, l.after_entry, greatest(l.since, s.dropped_at), l.events, l.noticed_at, r.first_mark,
     coalesce(r.refused, 0)
 FROM outbox_loss l LEFT JOIN outbox_stream s ON s.stream = l.stream

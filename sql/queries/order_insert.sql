@@ -1,5 +1,5 @@
--- The order, and beside it its event, which is missing ($13 is NULL) where nothing is announced. One statement outside
--- a block is one transaction. Returns a row if it inserted, with the server process.
+-- Inserts an order and its event; without an event $13 is NULL. One statement outside a block is one transaction.
+-- Returns a row if it inserted, with the server process.
 WITH o AS (
     INSERT INTO orders (id, user_id, idem_key, idem_fp, fence, amount, currency, status, resp_status, resp_body,
         created_at, pay_with)

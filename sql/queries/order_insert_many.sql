@@ -1,6 +1,6 @@
--- Orders, and beside each its event, which is missing (event is NULL) where nothing is announced. One statement
--- outside a block is one transaction. Returns the ids of those it inserted, with the server process. Keys are taken in
--- one order by all, so that two of these wait for each other but never both.
+-- Inserts orders and their events; event is NULL for an order without one. One statement outside a block is one
+-- transaction. Returns the ids of those it inserted, with the server process. All sessions take keys in the same order,
+-- so that two of these statements cannot deadlock.
 WITH n AS (
     SELECT * FROM ROWS FROM (
         pg_catalog.unnest($1::uuid[]), pg_catalog.unnest($2::uuid[]), pg_catalog.unnest($3::bytea[]),

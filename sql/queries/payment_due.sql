@@ -1,5 +1,5 @@
--- What is due, with what the orders and the ledger say about it. Taken by moving its time: another recovery, or this
--- one after a crash, comes to it later.
+-- Due payments, with the state of their orders and operations. Moving their time claims them: another recovery, or this
+-- one after a crash, finds them later.
 WITH taken AS (
     UPDATE order_payments SET due = clock_timestamp() + $2::interval
     WHERE op_id = ANY (ARRAY(SELECT op_id FROM order_payments WHERE due <= clock_timestamp()

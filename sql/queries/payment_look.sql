@@ -1,2 +1,2 @@
--- Most of the time nothing is.
+-- Usually no payment is due.
 SELECT EXISTS (SELECT FROM order_payments WHERE due <= clock_timestamp())

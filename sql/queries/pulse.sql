@@ -1,5 +1,5 @@
--- A watcher may run this every second: how many numbers events were given so far (rows inserted, by the statistics,
--- for a role that may not see numbers, like serve's), whether a relay leads, and how many sessions hold locks.
+-- Cheap enough to run every second: how many numbers events were given so far (inserted rows, by the statistics, for a
+-- role that may not read the sequence, like serve's), whether a relay leads, and how many sessions hold locks.
 SELECT CASE
         WHEN pg_catalog.has_sequence_privilege(pg_catalog.pg_get_serial_sequence('outbox', 'seq'), 'USAGE, SELECT')
         THEN coalesce(pg_catalog.pg_sequence_last_value(

@@ -1,4 +1,4 @@
--- For the owner in relay_state. What was found belongs to the last of the notes.
+-- For the owner in relay_state. The last of the notes gets the counts.
 WITH owner AS MATERIALIZED (
     SELECT FROM relay_state r, pg_catalog.set_config('synchronous_commit', 'local', true)
     WHERE r.name = $1 AND outbox_owned(r, $2, $3) FOR SHARE OF r

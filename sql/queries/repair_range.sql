@@ -1,10 +1,10 @@
 -- For notes of streams ($1), the entry after which something is lost ($2), since when ($3) and when that was noticed
 -- ($4): the marks that may have settled what is lost, after the first, up to the second; see loss_range.
 --
--- What an earlier repair has published again has entries that its marks do not have: if these are lost, the next
--- repair begins at the same mark, but not before what was settled twice $5 before it was noticed: otherwise each loss
--- would restore what all losses before it had restored. Nothing else is older than $5 before it was noticed. One read
--- of the marks answers all notes: none is written until the streams are repaired.
+-- Events that an earlier repair has republished have newer entries than their marks. If these are lost, the next repair
+-- begins at the same mark, but not before events that were settled twice $5 before the loss was noticed. Without that
+-- limit each loss would restore what all losses before it had restored. Everything else is restored if it was settled
+-- at most $5 before. One read of the marks serves all notes: no mark is written until the streams are repaired.
 WITH note AS MATERIALIZED (
     SELECT n.*, pg_catalog.split_part(nullif(n.after_entry, ''), '-', 1)::numeric AS ms,
         pg_catalog.split_part(nullif(n.after_entry, ''), '-', 2)::numeric AS i,

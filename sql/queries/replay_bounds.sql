@@ -1,4 +1,4 @@
--- The time, when the oldest event in history was settled, about (NULL: there is none), and whether this is a standby.
+-- The time, roughly when the oldest event in history was settled (NULL without one), and whether this is a standby.
 SELECT clock_timestamp(), (
     SELECT m.at FROM outbox_mark m
     WHERE m.settled IS NOT NULL AND greatest(m.hi, m.cursor) >= (

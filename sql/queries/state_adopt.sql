@@ -1,13 +1,13 @@
--- Writes the new owner, where the epoch is still $2. No mode is active until the leader sets one.
+-- Writes the new owner if the epoch is still $2. No mode is active until the leader sets one.
 --
--- The commit does not wait for a synchronous standby: one that is gone must not keep a relay from taking over. A
--- failover may take the epoch back; the gates know the higher one and are overtaken. It may take transaction ids back,
--- too: a barrier of another timeline is an unknown one.
+-- The commit does not wait for a synchronous standby: an unreachable one must not prevent a takeover. A failover may
+-- take the epoch back; the gates know the higher one and are overtaken. It may take transaction ids back as well, so a
+-- barrier of another timeline counts as unknown.
 --
--- $7 to $10 are streams that may lack something: names, the last id of each, how long ago that was given in ms (NULL
--- if unknown), and how many events it lacks (NULL if history must be counted). $12 to $15: whether something may be
--- lost, whether it must be repaired, whether its gate does not know what it contains, and whether this table does not
--- know that it was published to. $11: the gates know that this database has gone back in time.
+-- $7 to $10 are streams that may lack something: names, the last id of each, how long ago that was given in ms (NULL if
+-- unknown), and how many events it lacks (NULL if history must be counted). $12 to $15: whether something may be lost,
+-- whether it must be repaired, whether its gate does not know what it contains, and whether this table does not know
+-- that it was published to. $11: the gates know that this database has gone back in time.
 WITH was AS MATERIALIZED (
     SELECT r.timeline FROM relay_state r WHERE r.name = $1
 ), now AS MATERIALIZED (

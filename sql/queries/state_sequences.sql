@@ -1,5 +1,5 @@
--- Sequences are not replicated with their tables, and a dump may lack them. None stays behind the numbers in its table,
--- if the role may say so.
+-- Sequences are not replicated with their tables, and a dump may lack them. Raises each to the highest number in its
+-- table, if the role has the right.
 SELECT pg_catalog.setval(t.numbers, t.newest) FROM (
     SELECT 'outbox_mark_id_seq'::regclass AS numbers, pg_catalog.max(id) AS newest FROM outbox_mark
     UNION ALL SELECT 'outbox_loss_id_seq'::regclass, pg_catalog.max(id) FROM outbox_loss

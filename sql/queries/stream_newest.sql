@@ -1,6 +1,5 @@
--- By stream, the last entry that one of the newest marks has noted, or a repair: it has published events again whose
--- marks have older entries. What was noted before the stream was last found to lack something, or was dropped, does not
--- count.
+-- By stream, the last entry in one of the newest marks, or of a repair, which republishes events with newer entries
+-- than those in their marks. Entries from before the stream was last found incomplete, or was dropped, do not count.
 WITH stream AS MATERIALIZED (
     SELECT s.stream, greatest(coalesce(s.dropped_at, '-infinity'), (
         SELECT pg_catalog.max(r.noticed_at) FROM outbox_repair r WHERE r.stream = s.stream)) AS since

@@ -105,7 +105,7 @@ VALUES (-(extract(epoch FROM clock_timestamp()) * 1000000::numeric)::bigint, -1,
 -- the gates of exactly these streams.
 CREATE TABLE outbox_stream (
     stream        text    PRIMARY KEY,
-    -- What the streams of a type have in common: prefix and type.
+    -- The prefix and the type that all streams of a type share.
     base          text    NOT NULL,
     adopted_epoch bigint  NOT NULL,
     -- The gate was raised before: if it does not exist, Redis has lost it.
@@ -135,7 +135,7 @@ CREATE TABLE outbox_dead (
     dead_at        timestamptz  NOT NULL DEFAULT clock_timestamp(),
     -- The row that a retry has inserted. When that is settled, and the event is not dead again, this row is deleted.
     retry_seq      bigint,
-    -- Set by an operator who drops the event. The leader deletes both rows.
+    -- Set when an operator drops the event. The leader then deletes both rows.
     dropped_at     timestamptz
 );
 CREATE INDEX outbox_dead_aggregate ON outbox_dead (aggregate_type, aggregate_id);
@@ -192,8 +192,8 @@ CREATE TABLE outbox_loss (
     replayed_at timestamptz
 );
 
--- What an adoption must repair in a stream before anything newer is published to it, because Redis or Postgres has lost
--- what the other one still has.
+-- Streams that must be repaired before anything newer is published to them, because Redis or Postgres has lost events
+-- that the other still has. An adoption inserts the rows.
 CREATE TABLE outbox_repair (
     id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     noticed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
