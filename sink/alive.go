@@ -9,15 +9,15 @@ import (
 	"posthaste/outbox"
 )
 
-// signLasts is how long a sign of life counts: a relay that loses its Postgres stops signing, and the successor on a
-// standby that is promoted waits no longer. twinLasts is how long it counts if it was renewed while somebody waited:
-// then there are two databases with one identity, and a pause of the one must not give its streams to the other.
+// signLasts is how long a sign of life counts. A relay that loses its Postgres stops signing, and its successor on a
+// promoted standby waits no longer than this. twinLasts replaces it when the sign was renewed while another relay
+// waited. Then two databases have one identity, and a pause of one must not give its streams to the other.
 const (
 	signLasts = 5 * time.Second
 	twinLasts = 30 * time.Second
 )
 
-// Alive implements outbox.Sink. Who has no right to the key is taken to be alone.
+// Alive implements outbox.Sink. A relay without the right to the key counts as the only one.
 func (s *Sink) Alive(ctx context.Context, source uuid.UUID, m outbox.Member, before *outbox.Sign) (
 	*outbox.Sign, error,
 ) {

@@ -12,8 +12,7 @@ import (
 	"posthaste/sink"
 )
 
-// Who signs keeps others from it that are neither its process nor of its server, and longer once it is known that both
-// are alive.
+// A sign of life excludes leaders of other processes and servers, and lasts longer once both are known to be running.
 func TestOneIsAlive(t *testing.T) {
 	t.Parallel()
 	ctx, r, source := t.Context(), testenv.Redis(t), uuid.New()

@@ -17,9 +17,9 @@ import (
 	"posthaste/sink"
 )
 
-// BenchmarkPublish measures events of about 300 bytes through the gate, each batch settled with the next. The processor
-// time of the server is reported beside the rate, because it does not depend on what else runs on the machine; "bare"
-// is the same entries from a script that does nothing else.
+// BenchmarkPublish measures events of about 300 bytes through the gate, each batch settled with the next. It also
+// reports the CPU time of the server, which does not depend on other load; "bare" adds the same entries by a minimal
+// script.
 func BenchmarkPublish(b *testing.B) {
 	for _, c := range []struct {
 		mode string
@@ -37,7 +37,7 @@ func BenchmarkPublish(b *testing.B) {
 		b.Run(fmt.Sprintf("%s/%d", c.mode, c.size), func(b *testing.B) {
 			f := on(b, testenv.Redis(b), sink.Options{PubSub: c.mode == "pubsub", MaxLen: 100000})
 			o := f.adopted(1)
-			if c.mode == "doubt" { // an event that never comes back keeps the doubt from being empty
+			if c.mode == "doubt" { // an event that never repeats keeps the doubt from being empty
 				f.publish(f.lane(o), makeEvent())
 				o = f.adopted(2)
 			}

@@ -16,10 +16,10 @@ import (
 	"posthaste/outbox"
 )
 
-// headLen is what an event takes in the arguments of fixed width: its id, the id's text and its time.
+// headLen is the length of an event's arguments of fixed width: its id in bytes, its id as text and its time.
 const headLen = 16 + 36 + 27
 
-// Places in the arguments of publish.lua, counted from evalsha.
+// Indexes of the arguments of publish.lua, counted from evalsha.
 const (
 	argNumber  = 11
 	argSettled = 12
@@ -31,8 +31,8 @@ const (
 	argEvents  = 20
 )
 
-// call holds the arguments of a lane's script calls. They are used again from batch to batch, and refer to the events
-// instead of copying them: a batch of a thousand events costs a handful of allocations.
+// call holds the arguments of a lane's script calls. Batches share its memory, and it refers to the events instead of
+// copying them: a batch of a thousand events costs a few allocations.
 type call struct {
 	args   []any
 	ids    []byte
@@ -44,7 +44,7 @@ type call struct {
 func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 	args := append([]any{"evalsha", publishScript.sha}, gateArgs(stream, o)...)
 	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, nil, nil, s.source, nil, nil, s.channel)
-	// Whoever listened to a channel has heard what is published again.
+	// Subscribers of a channel have already received restored events.
 	return call{args: args, pubsub: s.pubsub && l.Part != outbox.RestoreLane}
 }
 
@@ -76,7 +76,7 @@ func (c *call) encode(number, settled, let int64, events []*outbox.Event) []any 
 	return args
 }
 
-// announced says which of events are published on a channel, too: "" for none, "1" for all, else a digit each.
+// announced returns which events are also published on a channel: "" for none, "1" for all, otherwise a digit for each.
 func (c *call) announced(events []*outbox.Event) string {
 	if !c.pubsub {
 		return ""
@@ -94,13 +94,13 @@ func (c *call) announced(events []*outbox.Event) string {
 	return string(digits)
 }
 
-// release lets go of the events.
+// release drops the references to the events.
 func (c *call) release() {
 	clear(c.args[argEvents:])
 	c.args = c.args[:argEvents]
 }
 
-// payload hands an event's body to the client: as a pointer it costs no allocation, as a slice it would.
+// payload passes an event's body to the client. A pointer needs no allocation; a slice would.
 type payload outbox.Event
 
 var _ encoding.BinaryMarshaler = (*payload)(nil)
@@ -113,8 +113,8 @@ var (
 	lastTime  = time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC)
 )
 
-// appendHead appends the parts of fixed width. Postgres knows years beyond four digits; they become the nearest that
-// has.
+// appendHead appends the parts of fixed width. A time whose year has more than four digits becomes the nearest time
+// with four.
 func appendHead(b []byte, e *outbox.Event) []byte {
 	var id [36]byte
 	hex.Encode(id[:8], e.ID[:4])
@@ -133,7 +133,7 @@ func appendHead(b []byte, e *outbox.Event) []byte {
 	return t.AppendFormat(b, "2006-01-02T15:04:05.000000Z")
 }
 
-// wireSize returns the bytes of a call in the protocol.
+// wireSize returns the size of a call in the protocol, in bytes.
 func wireSize(args []any) int64 {
 	size := 3 + digits(len(args))
 	for _, a := range args {
@@ -159,13 +159,13 @@ func wireSize(args []any) int64 {
 
 func digits(n int) int { return len(strconv.Itoa(n)) }
 
-// serverLimits are what the server accepts at most; 0 is unknown.
+// serverLimits are the largest sizes that the server accepts, in bytes; 0 is unknown.
 type serverLimits struct {
 	// bulk bounds one argument, query one command.
 	bulk, query int64
 }
 
-// exceeded says which limit a command of size bytes, with a payload of length bytes, cannot pass; "" for none.
+// exceeded returns which limit a command of size bytes with a payload of length bytes exceeds, "" if none.
 func (l serverLimits) exceeded(size int64, length int) string {
 	switch {
 	case l.bulk > 0 && int64(length) > l.bulk:
@@ -177,7 +177,7 @@ func (l serverLimits) exceeded(size int64, length int) string {
 	return ""
 }
 
-// limits asks the server that holds stream.
+// limits reads the limits of the server that holds stream.
 func (s *Sink) limits(ctx context.Context, stream string) (serverLimits, error) {
 	c, err := s.node(ctx, stream)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // NewClient returns a client for a publisher. url names one server, a cluster or sentinels, in the forms of go-redis.
-// No error mentions it, because it may hold a password. It does no I/O.
+// Errors do not quote it, because it may contain a password. NewClient does no I/O.
 func NewClient(rawURL string) (redis.UniversalClient, error) {
 	o, err := redisurl.Parse(rawURL)
 	if err != nil {
@@ -24,10 +24,9 @@ func NewClient(rawURL string) (redis.UniversalClient, error) {
 	return redis.NewUniversalClient(o), nil
 }
 
-// Configure sets the options of a publisher's client. Where the server is, who asks, and how they are connected stay as
-// they are in o.
+// Configure sets the options of a publisher's client. It leaves addresses, credentials and TLS in o unchanged.
 func Configure(o *redis.UniversalOptions) {
-	// The gate makes repeats safe and the caller decides about them. The client's own would only hide errors.
+	// The gate makes repeats safe, and the caller decides about them. Retries of the client would only hide errors.
 	o.MaxRetries = -1
 	o.DialerRetries = 1
 	// By default a context's deadline is ignored once a command has been sent.
@@ -36,14 +35,15 @@ func Configure(o *redis.UniversalOptions) {
 	if o.Dialer == nil {
 		o.Dialer = dialer(o)
 	}
-	// By default it depends on the number of processors, of which a relay has one. Several wait for replicas at a time.
+	// The default depends on the number of CPUs, of which a relay may have only one. Several connections wait for
+	// replicas at once.
 	o.PoolSize = max(o.PoolSize, 64)
 	o.ReadTimeout = 3 * time.Second
 	o.WriteTimeout = 3 * time.Second
-	// A batch is megabytes; the default buffer makes a system call of every 32 KiB of it.
+	// A batch has megabytes; the default buffer would need a system call for every 32 KiB.
 	o.WriteBufferSize = 256 << 10
 	// RESP2: the replies are strings and arrays, and RESP3 would let the server push frames into a publisher's
-	// connection. No CLIENT SETINFO either: each new connection is one round trip quicker.
+	// connection. Without CLIENT SETINFO each new connection saves a round trip.
 	o.Protocol = 2
 	o.DisableIdentity = true
 	if o.ClientName == "" {
@@ -51,7 +51,7 @@ func Configure(o *redis.UniversalOptions) {
 	}
 }
 
-// dialer is that of go-redis, with quiet connections where there is no TLS.
+// dialer returns go-redis' dialer, with socket.Quiet connections if TLS is off.
 func dialer(o *redis.UniversalOptions) socket.Dial {
 	d := &net.Dialer{Timeout: o.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3,

@@ -68,7 +68,7 @@ func (f *clustered) lanes(o outbox.Owner) []outbox.LanePublisher {
 	return out
 }
 
-// bring publishes an event, as soon as that is possible.
+// bring publishes an event, retrying until it succeeds.
 func (f *clustered) bring(l outbox.LanePublisher) {
 	f.Helper()
 	d := l.Deliver(makeEvents(1))
@@ -81,7 +81,7 @@ func (f *clustered) bring(l outbox.LanePublisher) {
 	})
 }
 
-// promoted waits until one node says that the stream has another master than the old one, and returns which.
+// promoted waits until a node reports a new master of the stream, and returns it.
 func (f *clustered) promoted(by int, stream string, old int) (master int) {
 	f.Helper()
 	testenv.Eventually(f, 30*time.Second, func() (err error) {
@@ -94,8 +94,8 @@ func (f *clustered) promoted(by int, stream string, old int) (master int) {
 	return master
 }
 
-// A replica may lack what its master has acknowledged. When it is promoted nothing is published to it, by no
-// connection, also by one that was made to it as a replica, before somebody has looked. The other nodes go on.
+// A replica may lack entries that its master has acknowledged. After its promotion no connection, not even one opened
+// while it was a replica, publishes to it before the next Bind. Publishing to the other nodes continues.
 func TestNothingIsPublishedToAPromotedReplica(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 1)
@@ -115,7 +115,7 @@ func TestNothingIsPublishedToAPromotedReplica(t *testing.T) {
 	for _, l := range lanes {
 		f.bring(l)
 	}
-	// What no replica has got is lost.
+	// Entries that no replica has received are lost.
 	f.must(c.Nodes[3].Kill())
 	f.must(c.Nodes[3].Start(t.Context()))
 	f.must(c.Wait(t.Context()))
@@ -150,8 +150,8 @@ func TestNothingIsPublishedToAPromotedReplica(t *testing.T) {
 	}
 }
 
-// While a slot moves between masters that were met, what is in it is published, confirmed and settled, with at most the
-// time that both of its keys take to move.
+// While a slot moves between known masters, its events are published, confirmed and settled, with at most the delay
+// that the move of its two keys takes.
 func TestASlotMovesUnderTheSink(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 1)
@@ -176,7 +176,7 @@ func TestASlotMovesUnderTheSink(t *testing.T) {
 		l.Settled(number)
 	}
 	all("before")
-	// Others that have loaded the cluster's state now, and do not learn from publishing that it is old.
+	// These clients have loaded the cluster's state now, and do not publish, so they do not learn that it is outdated.
 	late := []*clustered{onCluster(t, c, 3, o1), onCluster(t, c, 3, o1)}
 	for _, l := range late {
 		l.bind()
@@ -221,7 +221,7 @@ func TestASlotMovesUnderTheSink(t *testing.T) {
 	}
 }
 
-// The keys of a stream that is new, and whose slot moves, are made when the slot has moved.
+// The keys of a new stream in a moving slot are created once the slot has moved.
 func TestANewStreamInASlotThatMoves(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0)
@@ -238,8 +238,8 @@ func TestANewStreamInASlotThatMoves(t *testing.T) {
 	f.bring(f.sink.Lane(f.streams[0], o, streamLane(o)))
 }
 
-// While the keys of a shared stream move, one after the other, an adoption waits rather than take a gate for lost that
-// is still, or already, at the other master: what is unsettled there would be published again.
+// While the keys of a shared stream move one after the other, an adoption waits. It must not consider a gate lost that
+// is still, or already, at the other master: its unsettled events would be published again.
 func TestASharedStreamsGateMovesAfterTheStream(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0)
@@ -289,9 +289,8 @@ func TestASharedStreamsGateMovesAfterTheStream(t *testing.T) {
 	}
 }
 
-// A master that has come to the cluster is met by the next Bind: slots that it gets before that are published to by
-// nobody, those that it gets after that by all; and a master that has got its first slot, or lost its last one, is
-// noticed.
+// The next Bind accepts a master that has joined the cluster. Before that nothing is published to its slots, afterwards
+// everything is. A master that has got its first slot, or lost its last one, is noticed.
 func TestAMasterComes(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0)
@@ -325,7 +324,7 @@ func TestAMasterComes(t *testing.T) {
 	}
 }
 
-// What one node does not answer hides nothing of what the others say, and errors name it.
+// A node without an answer hides no answer of the others, and errors name it.
 func TestANodeIsDown(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
@@ -355,13 +354,13 @@ func TestANodeIsDown(t *testing.T) {
 	if err := f.sink.Observe(t.Context(), f.streams); err == nil {
 		t.Error("all were observed")
 	}
-	// A restarted one may lack something.
+	// A restarted node may lack entries.
 	f.must(c.Nodes[0].Start(t.Context()))
 	f.moved(lanes[0])
 }
 
-// A master that restarts before it is replaced has the name and the slots that it had, and may lack something. It is
-// ready, for whoever looks at it; nothing is published to it before that, and the others go on.
+// A master that restarts before it is replaced keeps its name and slots, and may lack entries. Ready accepts it, but
+// nothing is published to it before a Bind, and publishing to the others continues.
 func TestAMasterIsBackBeforeItIsReplaced(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 1, "cluster-require-full-coverage no", "cluster-node-timeout 60000")
@@ -397,8 +396,8 @@ func TestAMasterIsBackBeforeItIsReplaced(t *testing.T) {
 	}
 }
 
-// A master without replicas gets its first one, and begins a new history: nothing has happened to its data. Nothing is
-// adopted for it, and when something is for another reason, the cluster is called as before.
+// When a master without replicas gets its first one, it begins a new history, but its data is unchanged. This causes no
+// adoption, and after another adoption the cluster keeps its name.
 func TestAFirstReplicaInAClusterIsNoRestart(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0)
@@ -436,8 +435,8 @@ func TestAFirstReplicaInAClusterIsNoRestart(t *testing.T) {
 	}
 }
 
-// A master is cut off from the others, and clients reach it: what it says about the cluster counts for nothing, so
-// there is one thing to be noticed, and no more.
+// A master is cut off from the others, but clients reach it. Its view of the cluster is ignored, so exactly one change
+// is noticed.
 func TestAMinoritysViewIsNoReason(t *testing.T) {
 	t.Parallel()
 	c := testenv.FencedCluster(t, 3, 1)
@@ -469,7 +468,7 @@ func TestAMinoritysViewIsNoReason(t *testing.T) {
 	}
 }
 
-// A node that is frozen is the one that is named, whoever was asked about the cluster.
+// The error names the frozen node, whichever node returned the cluster's state.
 func TestAFrozenNodeIsNamed(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")

@@ -10,8 +10,8 @@ import (
 	"posthaste/outbox"
 )
 
-// Bounds of one script call. Redis runs nothing else meanwhile, and ends the connection of a client that sends more
-// than it wants to buffer.
+// Bounds of one script call. Redis blocks all other clients while a script runs, and closes a connection that sends
+// more than its buffer limit.
 const (
 	maxBatchEvents = 1000
 	maxBatchBytes  = 4 << 20
@@ -22,10 +22,10 @@ type lane struct {
 	sink   *Sink
 	stream string
 	call   call
-	// last is the number of the batch that was last completed.
+	// last is the number of the last completed batch.
 	last    int64
 	settled atomic.Int64
-	// let is how many events the stream's gate has let through; shared by the stream's lanes.
+	// let is the number of events that the stream's gate has let through. The stream's lanes share it.
 	let *atomic.Int64
 }
 
@@ -37,7 +37,7 @@ func (s *Sink) Lane(stream string, o outbox.Owner, l outbox.Lane) outbox.LanePub
 // Settled implements outbox.LanePublisher.
 func (l *lane) Settled(number int64) { raise(&l.settled, number) }
 
-// raise lets v only grow.
+// raise sets v to the greater of v and to.
 func raise(v *atomic.Int64, to int64) {
 	for {
 		old := v.Load()
@@ -52,24 +52,24 @@ func (l *lane) Deliver(events []*outbox.Event) outbox.Delivery {
 	return &delivery{lane: l, events: events, most: maxBatchEvents}
 }
 
-// delivery implements outbox.Delivery. It is a sequence of numbered batches; the batch under way is events[pos:end],
-// and its number does not change until the gate has answered for it.
+// delivery implements outbox.Delivery as a sequence of numbered batches. The current batch is events[pos:end]; its
+// number does not change until the gate has answered for it.
 type delivery struct {
 	lane   *lane
 	events []*outbox.Event
-	// last is the stream's last entry, as the gate knows it.
+	// last is the newest of the gate's entries in the stream.
 	last string
-	// pos is the first event that is not accounted for.
+	// pos is the first event that is not yet published or skipped.
 	pos, end int
-	// most bounds the next batch; it shrinks when connections break and recovers.
+	// most bounds the next batch. It shrinks when connections break and recovers afterwards.
 	most int
-	// lost counts connections that broke under the present batch.
+	// lost counts connections that broke during the current batch.
 	lost int
-	// poison is the place of the event that the last *outbox.PoisonError named, plus one.
+	// poison is the index of the event in the last *outbox.PoisonError, plus one.
 	poison int
-	// closing ends the present batch where the gate stands, because the event behind it was skipped.
+	// closing ends the current batch at pos, because the event after it was skipped.
 	closing bool
-	// skipped are the places given up together with a poison event; nil for none.
+	// skipped are the indexes of skipped events; nil if no event was skipped.
 	skipped    map[int]bool
 	suppressed int
 	final      error
@@ -109,7 +109,8 @@ func (d *delivery) Publish(ctx context.Context) (outbox.Receipt, error) {
 	return outbox.Receipt{Number: d.lane.last, Last: d.last, Suppressed: d.suppressed}, nil
 }
 
-// more reports that there is something to publish, or a batch to close. Between batches it passes over skipped events.
+// more reports whether there is an event to publish or a batch to close. Between batches it advances past skipped
+// events.
 func (d *delivery) more() bool {
 	for !d.closing && d.end == d.pos && d.skipped[d.pos] {
 		d.pos++
@@ -118,7 +119,7 @@ func (d *delivery) more() bool {
 	return d.closing || d.pos < len(d.events)
 }
 
-// step makes one call.
+// step makes one script call.
 func (d *delivery) step(ctx context.Context) error {
 	s := d.lane.sink
 	if !d.closing && d.end == d.pos {
@@ -155,7 +156,7 @@ func (d *delivery) cut() int {
 	return end
 }
 
-// answer takes the gate's reply to the batch events[pos:end].
+// answer processes the gate's reply to the batch events[pos:end].
 func (d *delivery) answer(reply []any, end int) error {
 	s := d.lane.sink
 	if err := verdict(d.lane.stream, reply); err != nil {
@@ -180,7 +181,7 @@ func (d *delivery) answer(reply []any, end int) error {
 		return s.failed("publish to", d.lane.stream, fmt.Errorf("the gate accounts for %d of %d events", done,
 			end-d.pos))
 	}
-	// A repeat that was halved may be answered with the whole batch, which then counts.
+	// The repetition of a halved batch may be answered with the whole batch, which then counts.
 	d.pos += done
 	if d.closing || d.poison <= d.pos {
 		d.closing, d.poison = false, 0
@@ -206,7 +207,7 @@ func (d *delivery) poisoned(i int, class string, err error) error {
 	return &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: class, All: class == classWrongType, Err: err}
 }
 
-// broken handles a call that has no answer, so that nobody knows whether it was executed.
+// broken handles a call without an answer, whose execution is unknown.
 func (d *delivery) broken(ctx context.Context, args []any, err error) error {
 	s := d.lane.sink
 	err = s.failed("publish to", d.lane.stream, err)
@@ -234,8 +235,8 @@ func (d *delivery) broken(ctx context.Context, args []any, err error) error {
 	return err
 }
 
-// halve makes the present batch smaller. It keeps its number: should the whole have been executed after all, the gate
-// answers the half with the whole.
+// halve halves the current batch and keeps its number. If the whole batch was executed after all, the gate answers the
+// half with the result of the whole.
 func (d *delivery) halve(ctx context.Context, limits serverLimits) {
 	s := d.lane.sink
 	d.most = (d.end - d.pos + 1) / 2

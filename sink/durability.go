@@ -15,11 +15,11 @@ import (
 	"posthaste/outbox"
 )
 
-// Durability is what the barrier before the deletion of rows waits for. The zero value waits for nothing.
+// Durability is what Confirm waits for before rows are settled. The zero value waits for nothing.
 type Durability struct {
 	// Replicas is how many replicas must have received the entries.
 	Replicas int
-	// AOF asks for the server's own append-only file to be synced.
+	// AOF requires a sync of the server's own append-only file.
 	AOF bool
 }
 
@@ -52,9 +52,9 @@ func (d Durability) String() string {
 
 func (d Durability) none() bool { return d == Durability{} }
 
-// DurabilityError means that the barrier was not reached in time. It passes: nothing was deleted, ask again.
+// DurabilityError means that the configured durability was not reached in time. Nothing was settled, and the caller may
+// repeat the call.
 type DurabilityError struct {
-	// Want is the durability asked for.
 	Want Durability
 	// Got is how many replicas, or local files, had everything.
 	Got int64
@@ -64,8 +64,8 @@ func (e *DurabilityError) Error() string {
 	return fmt.Sprintf("durability %s not reached: %d acknowledged in time", e.Want, e.Got)
 }
 
-// The barrier waits until the context's deadline less the time the answer needs (Redis looks for expired waits ten
-// times a second), and this long without a deadline.
+// barrierWait bounds the wait on a context without a deadline. Otherwise the wait ends barrierMargin before the
+// deadline, because Redis checks for expired waits ten times a second.
 const (
 	barrierWait   = 5 * time.Second
 	barrierMargin = 150 * time.Millisecond
@@ -84,11 +84,10 @@ func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark)
 	return s.barriers(ctx, calls)
 }
 
-// redirects bounds how often a call is led to another node of a cluster.
+// redirects bounds how often a call is redirected to another node of a cluster.
 const redirects = 5
 
-// barriers raises the barrier on every node that has one of the streams. A node that has not sends the call to another
-// one: for good, or to be asked there while the slot moves.
+// barriers calls barrier for every node that holds one of the streams, and follows redirections.
 func (s *Sink) barriers(ctx context.Context, calls []streamCall) error {
 	places := make(map[place][]streamCall)
 	for _, c := range calls {
@@ -130,12 +129,12 @@ var errRedirects = errors.New("the nodes of the cluster do not agree on who has 
 // place is where a call is made.
 type place struct {
 	addr string
-	// asking is set where a node only imports the slot: it wants to be asked.
+	// asking is set for a node that is importing the slot and needs the command ASKING.
 	asking bool
 }
 
-// barrier writes to the gates and waits, on one connection: WAIT and WAITAOF know only of their own connection's
-// writes. It returns the calls that are to be made elsewhere.
+// barrier writes to the gates and waits on the same connection, because WAIT and WAITAOF only cover writes of their own
+// connection. It returns the calls that were redirected to other nodes.
 func (s *Sink) barrier(ctx context.Context, at place, calls []streamCall) (led map[place][]streamCall, err error) {
 	node, done, err := s.nodeAt(ctx, at.addr, calls[0].stream)
 	if err != nil {
@@ -174,7 +173,7 @@ func (s *Sink) barrier(ctx context.Context, at place, calls []streamCall) (led m
 	return led, s.failed("confirm", here[0].stream, err)
 }
 
-// ask calls a script on a node that only imports the slot of its stream.
+// ask calls a script on a node that is importing the slot of its stream.
 func ask(ctx context.Context, conn *redis.Conn, sc *script, call streamCall) *redis.Cmd {
 	var cmd *redis.Cmd
 	for _, how := range [][]any{{sc.evalsha, sc.sha}, {sc.eval, sc.text}} {
@@ -191,8 +190,7 @@ func ask(ctx context.Context, conn *redis.Conn, sc *script, call streamCall) *re
 	return cmd
 }
 
-// nodeAt returns the node at an address, which a call for stream was sent to, and what to do when it is not needed any
-// more.
+// nodeAt returns the node at addr and a function that releases it. stream is a stream of the call.
 func (s *Sink) nodeAt(ctx context.Context, addr, stream string) (node *redis.Client, done func(), err error) {
 	some, err := s.node(ctx, stream)
 	if err != nil || some.Options().Addr == addr {
@@ -203,7 +201,7 @@ func (s *Sink) nodeAt(ctx context.Context, addr, stream string) (node *redis.Cli
 }
 
 func (s *Sink) wait(ctx context.Context, conn *redis.Conn) (got, want int64, err error) {
-	// 0 would mean forever.
+	// A timeout of 0 would mean no limit.
 	t := max(remaining(ctx, barrierWait)-barrierMargin, time.Millisecond)
 	if !s.durable.AOF {
 		got, err = conn.Wait(ctx, s.durable.Replicas, t).Result()

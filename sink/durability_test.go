@@ -33,15 +33,15 @@ func TestParseDurability(t *testing.T) {
 	}
 }
 
-// confirm asks for the barrier within the time.
+// confirm calls Confirm with a timeout.
 func (f *fixture) confirm(o outbox.Owner, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(f.Context(), within)
 	defer cancel()
 	return f.sink.Confirm(ctx, o, firstMark(o))
 }
 
-// missed asks for the barrier until it says that the durability was not reached, and returns that. On a busy machine
-// the answer may come too late for the context instead, which is no success either.
+// missed calls Confirm until it reports that the durability was not reached, and returns that error. On a busy machine
+// the answer may come too late for the context, which is no success either.
 func (f *fixture) missed(o outbox.Owner) *sink.DurabilityError {
 	f.Helper()
 	var missed *sink.DurabilityError
@@ -58,8 +58,8 @@ func (f *fixture) missed(o outbox.Owner) *sink.DurabilityError {
 	return missed
 }
 
-// The link to the replica stalls: it stays open and the replica stays connected, so only a WAIT on the connection that
-// wrote can know.
+// The link to the replica stalls: it stays open and the replica stays connected, so only a WAIT on the connection of
+// the write detects it.
 func TestWaitKnowsThatTheReplicaIsBehind(t *testing.T) {
 	t.Parallel()
 	primary := testenv.Redis(t, "repl-diskless-sync-delay 0", "repl-ping-replica-period 1")
@@ -81,7 +81,7 @@ func TestWaitKnowsThatTheReplicaIsBehind(t *testing.T) {
 	if took := time.Since(start); took < 300*time.Millisecond {
 		t.Errorf("waited %v of 600 ms", took)
 	}
-	// A refusal of the gate comes at once, without waiting for anybody.
+	// The gate refuses at once, without waiting for replicas.
 	wantFenced(t, f.sink.Confirm(t.Context(), f.owner(1), firstMark(o)), 1)
 	p.Remove("stall")
 	testenv.Eventually(t, 60*time.Second, func() error { return f.confirm(o, time.Second) })
@@ -103,7 +103,7 @@ func TestWaitAOF(t *testing.T) {
 	o := f.adopted(1)
 	f.publish(f.lane(o), makeEvent())
 	f.must(f.confirm(o, 10*time.Second))
-	f.do("CONFIG", "SET", "appendfsync", "no") // from now on nobody syncs
+	f.do("CONFIG", "SET", "appendfsync", "no") // from now on Redis does not sync
 	_ = f.missed(o)
 	f.do("CONFIG", "SET", "appendfsync", "everysec")
 	testenv.Eventually(t, 20*time.Second, func() error { return f.confirm(o, 3*time.Second) })

@@ -15,8 +15,8 @@ import (
 	"posthaste/outbox"
 )
 
-// replies says what an error reply means. The first prefix that fits counts. Poison is what the server will refuse for
-// this event however often it is sent; everything else, also what nobody has thought of, passes.
+// replies classifies error replies; the first matching prefix counts. A server refuses a poison event however often it
+// is sent. All other errors, even unknown ones, are temporary.
 var replies = []struct {
 	prefix string
 	class  string
@@ -34,7 +34,7 @@ var replies = []struct {
 	{"CROSSSLOT", "crossslot", false},
 	{"BUSY", "busy", false},
 	{"NOPERM", "noperm", false},
-	// The words for a command inside a script, of Redis 7.0 and of later servers.
+	// The messages for a command inside a script, of Redis 7.0 and of later servers.
 	{"ERR The user executing the script", "noperm", false},
 	{"ERR ACL failure in script", "noperm", false},
 	{"NOAUTH", "noauth", false},
@@ -42,13 +42,13 @@ var replies = []struct {
 	{"MASTERDOWN", "masterdown", false},
 	// The stream's key holds something else, so no event of the type can be published.
 	{"WRONGTYPE", classWrongType, true},
-	// The gate's key holds something else: nothing is wrong with the events.
+	// The gate's key holds something else; the events are not the cause.
 	{"GATETYPE", "gatetype", false},
 	{"ERR Elements are too large", classTooLarge, true},
 	{"ERR The stream has exhausted", "exhausted", false},
 }
 
-// classes are all values of the label class: those of replies, and of what is not a reply.
+// classes are all values of the label class: the classes of replies and of other errors.
 var classes = func() []string {
 	list := []string{
 		"timeout", "connection", "tls", "canceled", "durability", "restarted", "gap", "fenced", "foreign",
@@ -68,7 +68,7 @@ const (
 	classTooLarge  = "too_large"
 )
 
-// Class names an error of this package for logs and metrics: one of a closed set, "" for nil.
+// Class returns the class of an error of this package for logs and metrics, one of a closed set; "" for nil.
 func Class(err error) string {
 	var poison *outbox.PoisonError
 	var fenced *outbox.FencedError
@@ -111,7 +111,7 @@ func Class(err error) string {
 	return "other"
 }
 
-// classify looks an error reply up.
+// classify returns the class of an error reply.
 func classify(reply string) (class string, poison bool) {
 	for _, r := range replies {
 		if strings.HasPrefix(reply, r.prefix) {
@@ -129,7 +129,7 @@ func (e replyError) Error() string { return string(e) }
 // RedisError marks the type as an error reply, as go-redis does.
 func (replyError) RedisError() {}
 
-// refusedByTLS reports that one side did not accept the certificate of the other, or that only one of them speaks TLS.
+// refusedByTLS reports whether one side refused the other's certificate, or only one side uses TLS.
 func refusedByTLS(err error) bool {
 	var certificate *tls.CertificateVerificationError
 	var plain tls.RecordHeaderError
@@ -137,7 +137,7 @@ func refusedByTLS(err error) bool {
 	return errors.As(err, &certificate) || errors.As(err, &plain) || errors.As(err, &op) && op.Op == "remote error"
 }
 
-// lostConnection reports that an established connection ended under a call. Whether the call was executed is unknown.
+// lostConnection reports whether an established connection ended during a call, so that its execution is unknown.
 func lostConnection(err error) bool {
 	for _, e := range []error{
 		io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE,
@@ -147,10 +147,10 @@ func lostConnection(err error) bool {
 			return true
 		}
 	}
-	return redis.HasErrorPrefix(err, "Protocol error") // go-redis takes ERR away
+	return redis.HasErrorPrefix(err, "Protocol error") // go-redis removes ERR
 }
 
-// permanent reports that the lane is finished.
+// permanent reports whether the lane cannot be used any more.
 func permanent(err error) bool {
 	var p interface{ Permanent() bool }
 	return errors.Is(err, outbox.ErrGap) || errors.As(err, &p) && p.Permanent()

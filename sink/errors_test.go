@@ -144,7 +144,7 @@ func (f *fixture) snapshot(want string) {
 	})
 }
 
-// reload makes the server load its data again, for some seconds unless it is told to hurry.
+// reload makes the server load its data again, which takes some seconds unless it is sped up.
 func (f *fixture) reload() {
 	f.Helper()
 	pipe := f.server.Client.Pipeline()

@@ -22,8 +22,8 @@ func (f *fixture) roomFor(n int64) {
 	f.do("XSETID", stream, "18446744073709551615-"+itoa(18446744073709551615-uint64(n)))
 }
 
-// emptied puts an empty stream in the place of the stream's key, and lets its ids begin anew. (One that is gone would
-// be noticed, and so would ids that go back.)
+// emptied replaces the stream by an empty one whose ids begin again. (A deleted stream would be noticed, and so would
+// ids that go back.)
 func (f *fixture) emptied() {
 	f.Helper()
 	f.do("DEL", stream)
@@ -45,12 +45,12 @@ func TestAHalfFailedScriptGoesOnWhereItStopped(t *testing.T) {
 	}
 	f.do("XDEL", stream, "1-1")
 	f.wantStored(events[:3]...)
-	// The gate knows how far it came, so asking again adds nothing.
+	// The gate has recorded its progress, so a repeat adds nothing.
 	if _, err = d.Publish(t.Context()); sink.Class(err) != "exhausted" {
 		t.Fatalf("class %q of %v, want exhausted", sink.Class(err), err)
 	}
 	f.wantStored(events[:3]...)
-	// The stream's ids can only go back if it is empty; what is in it moves on to its consumer.
+	// Ids can only go back in an empty stream; consumers keep its earlier entries.
 	f.emptied()
 	r, err := d.Publish(t.Context())
 	f.must(err)

@@ -151,8 +151,8 @@ func TestALostGateIsAGap(t *testing.T) {
 	}
 }
 
-// Who adopts means the gate that it has seen. An older one that has taken its place since does not know what is in the
-// stream and not settled, and would let it through again.
+// An adoption requires the gate that it has seen. An older gate that has replaced it does not know which unsettled
+// events are in the stream, and would let them through again.
 func TestAGateThatIsOlderThanTheOneSeenIsNotAdopted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -178,7 +178,7 @@ func TestAGateThatIsOlderThanTheOneSeenIsNotAdopted(t *testing.T) {
 	if st := look(); !st.Behind || st.Missing != 2 {
 		t.Fatalf("found %+v, want it behind, with 2 missing", st)
 	}
-	// Who knows that, and finds what is missing in the stream, may have it.
+	// A caller that knows this and compares the stream may adopt.
 	o := f.owner(3)
 	f.must(fresh.Adopt(ctx, stream, o, false))
 	f.must(fresh.Recall(ctx, o, stream, []uuid.UUID{events[1].ID, events[2].ID}, look().Last))
@@ -189,7 +189,7 @@ func TestAGateThatIsOlderThanTheOneSeenIsNotAdopted(t *testing.T) {
 	f.must(fresh.Adopt(ctx, stream, f.owner(4), true))
 }
 
-// What was seen in a stream may be gone when its gate is told of it: then the gate lacks it, and says so.
+// If an event disappears from the stream before its gate recalls it, the gate reports the gap.
 func TestWhatIsRecalledIsGone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -285,7 +285,7 @@ func TestAdoptionTurnsTheUnsettledIntoDoubt(t *testing.T) {
 	}
 }
 
-// What was suppressed and not settled has to survive the next adoption.
+// Suppressed events that are not settled stay in doubt after the next adoption.
 func TestDoubtSurvivesAdoptionAfterAdoption(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -14,53 +14,54 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// AbandonedAfter is how long nobody may read for a group that has something before it until it counts as abandoned.
+// AbandonedAfter is how long entries must have waited without any activity of a group's consumers for the group to
+// count as abandoned.
 const AbandonedAfter = time.Hour
 
-// ActiveWithin is how recent a sign of life keeps DropGroup from dropping a group.
+// ActiveWithin is the longest idle time with which DropGroup still considers a consumer active.
 const ActiveWithin = 5 * time.Minute
 
-// maxConsumers bounds the consumers of a group whose signs of life the metrics read: a program that takes a new name at
-// every start and never removes one leaves thousands, and Redis does nothing else while it lists them.
+// maxConsumers bounds the consumers of a group whose activity the metrics read. A program that takes a new name at
+// every start and never removes one leaves thousands, and listing them blocks Redis.
 const maxConsumers = 1000
 
 // Group is the state of a consumer group on a stream.
 type Group struct {
-	// Stream and Name identify it. Of a group of a type that has several streams, see GroupsOfTypes, Stream is what
-	// their names have in common.
+	// Stream and Name identify the group. For a group from GroupsOfTypes that reads several streams, Stream is their
+	// common base name.
 	Stream, Name string
 	// Length is the number of entries in the stream.
 	Length int64
-	// Consumers is how many names of consumers the group knows, dead ones included.
+	// Consumers is the number of consumer names of the group, including those of stopped consumers.
 	Consumers int64
 	// Pending is the number of entries delivered and not acknowledged.
 	Pending int64
-	// Lag is the number of entries not yet delivered, -1 while Redis cannot tell (after an XDEL in the middle).
+	// Lag is the number of entries not yet delivered, -1 if Redis does not know it (after an XDEL in the middle).
 	Lag int64
-	// OldestPending is how long ago the oldest pending entry was added; 0 without one.
+	// OldestPending is how long ago the oldest pending entry was added; 0 if no entry is pending.
 	OldestPending time.Duration
-	// Seen is how long ago any consumer of the group last showed itself; -1 if there is none, or far too many to look
-	// at. Redis before 7.2 does not notice a consumer that waits for something to read.
+	// Seen is how long ago a consumer of the group was last active; -1 if the group has no consumers, or too many to
+	// check. Redis before 7.2 does not notice a consumer that waits for entries.
 	Seen time.Duration
-	// Idle is how long something has been waiting for this group and no consumer of it did anything: the age of the
-	// oldest entry that is unread or pending, or Seen if that is less. 0 if nothing waits.
+	// Idle is how long entries have been waiting for this group while its consumers were inactive: the age of the
+	// oldest entry that is unread or pending, or Seen if that is less. 0 if no entry waits.
 	Idle time.Duration
-	// Waits is how long the oldest entry that is unread or pending has been waiting, whether or not anybody reads; 0
-	// without.
+	// Waits is how long the oldest entry that is unread or pending has been waiting, even for active consumers; 0 if no
+	// entry waits.
 	Waits time.Duration
-	// Lost is how many entries left the stream before the group had read them, -1 if Redis cannot tell.
+	// Lost is how many entries left the stream before the group had read them, -1 if Redis does not know it.
 	Lost int64
 	// HoldsBack is how many entries beyond the configured length of the stream cannot be trimmed because of this group;
 	// 0 before MarkHolders. Several groups may hold back the same entries.
 	HoldsBack int64
-	// Floor is the entry from which on the group needs the stream: trimming stops there. Several streams have none in
-	// common.
+	// Floor is the first entry that the group still needs; trimming stops there. It is empty for a group of several
+	// streams.
 	Floor string
-	// Streams is what it is on each of the streams of its type, the worst first; nil if it is of one stream.
+	// Streams are the states of the group on each stream of its type, the worst first; nil for a group of one stream.
 	Streams []Group
 }
 
-// Abandoned reports whether nobody seems to read for the group any more, while entries wait for it.
+// Abandoned reports whether entries wait for the group and its consumers seem to have stopped.
 func (g Group) Abandoned() bool { return g.Idle >= AbandonedAfter }
 
 // Owes reports whether entries wait for the group.
@@ -94,9 +95,9 @@ func (g Group) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// GroupsOfTypes makes one group of those that have the same name on the streams of a type, in the order of types and
-// then names. bases has the Stream.Base of streams, as package outbox has it; one without is a type's only one. Counts
-// are summed up, unknown if one of them is. Otherwise a group is as bad as it is on the worst of its streams.
+// GroupsOfTypes combines the groups with the same name on the streams of a type, in the order of types and then names.
+// bases has the Stream.Base of streams, as in package outbox; a stream without one is the only stream of its type.
+// Counts are added up; a sum with an unknown count is unknown. The other fields are those of the worst stream.
 func GroupsOfTypes(groups []Group, bases map[string]string) []Group {
 	type key struct{ base, name string }
 	of := map[key][]Group{}
@@ -118,7 +119,7 @@ func GroupsOfTypes(groups []Group, bases map[string]string) []Group {
 	return list
 }
 
-// sumUp makes one group of what a group is on each of several streams.
+// sumUp combines the states of a group on several streams.
 func sumUp(base string, on []Group) Group {
 	slices.SortStableFunc(on, func(a, b Group) int {
 		return cmp.Or(cmp.Compare(max(b.Lost, 0), max(a.Lost, 0)), cmp.Compare(b.Idle, a.Idle),
@@ -127,7 +128,7 @@ func sumUp(base string, on []Group) Group {
 	sum := Group{Stream: base, Name: on[0].Name, Seen: -1, Streams: on}
 	for _, g := range on {
 		sum.Length += g.Length
-		sum.Consumers = max(sum.Consumers, g.Consumers) // each reads all of them
+		sum.Consumers = max(sum.Consumers, g.Consumers) // each consumer reads all of the streams
 		sum.Pending += g.Pending
 		sum.Lag = plus(sum.Lag, g.Lag)
 		sum.OldestPending = max(sum.OldestPending, g.OldestPending)
@@ -139,14 +140,14 @@ func sumUp(base string, on []Group) Group {
 		sum.Lost += max(g.Lost, 0)
 		sum.HoldsBack += g.HoldsBack
 	}
-	// What is known to be lost is said, whatever else is unknown.
+	// Known losses are reported even if other counts are unknown.
 	if sum.Lost == 0 && slices.ContainsFunc(on, func(g Group) bool { return g.Lost < 0 }) {
 		sum.Lost = -1
 	}
 	return sum
 }
 
-// plus adds counts, of which -1 is an unknown one.
+// plus adds counts; -1 means unknown.
 func plus(a, b int64) int64 {
 	if a < 0 || b < 0 {
 		return -1
@@ -154,9 +155,9 @@ func plus(a, b int64) int64 {
 	return a + b
 }
 
-// Groups lists the consumer groups of streams, in the order of streams and then as Redis has them (by name). A stream
-// that does not exist has none. What cannot be read is left out and named in the error; the rest is returned all the
-// same.
+// Groups lists the consumer groups of streams, in the order of streams and then as Redis lists them (by name). A
+// missing stream has no groups. Streams that cannot be read are omitted and named in the error, together with the other
+// streams' groups.
 func Groups(ctx context.Context, client redis.UniversalClient, streams []string) ([]Group, error) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
@@ -176,10 +177,10 @@ func Groups(ctx context.Context, client redis.UniversalClient, streams []string)
 	return groups, errors.Join(errs...)
 }
 
-// groupsAt is where the groups begin in the answer of observe.lua.
+// groupsAt is the index of the first group in the answer of observe.lua.
 const groupsAt = 4
 
-// parseGroups takes the answer of observe.lua.
+// parseGroups parses the answer of observe.lua.
 func parseGroups(stream string, reply []any) []Group {
 	if len(reply) <= groupsAt {
 		return nil
@@ -212,8 +213,8 @@ func parseGroups(stream string, reply []any) []Group {
 	return groups
 }
 
-// missed returns how many entries left the stream before a group had read them; -1 if that is unknown. What has left
-// the stream at its head is what was added less what is there; what the group has not read of that, it never will.
+// missed returns how many entries left the stream before a group had read them; -1 if that is unknown. Added less
+// existing entries are those that left the stream at its head. The group can no longer read those that it had not read.
 func missed(length, added, read int64, last, first string) int64 {
 	switch {
 	case added == length, first != "" && !lessID(last, first):
@@ -224,7 +225,7 @@ func missed(length, added, read int64, last, first string) int64 {
 	return max(added-length-read, 0)
 }
 
-// age returns the time from the making of an entry's id to now, in milliseconds; 0 without an entry.
+// age returns the time from the creation of an entry's id to now, which is in milliseconds; 0 without an entry.
 func age(now, id string) time.Duration {
 	ms, _, _ := strings.Cut(id, "-")
 	then, err1 := strconv.ParseInt(ms, 10, 64)
@@ -238,14 +239,14 @@ func age(now, id string) time.Duration {
 // ErrNoGroup means that the stream does not exist or has no such group.
 var ErrNoGroup = errors.New("no such consumer group")
 
-// ActiveError says why DropGroup did not drop a group.
+// ActiveError is the reason why DropGroup did not drop a group.
 type ActiveError struct{ Reason string }
 
 func (e *ActiveError) Error() string { return e.Reason }
 
-// DropGroup destroys a consumer group, what is pending and unread in it included, and the lease that package consumer
-// keeps beside it in ordered mode. Unless forced it refuses as CheckDrop does, in the same step. Errors: ErrNoGroup,
-// *ActiveError, or those of Redis.
+// DropGroup destroys a consumer group, including its pending and unread entries, and the lease of package consumer's
+// ordered mode. Unless forced, it atomically refuses as CheckDrop does. Errors: ErrNoGroup, *ActiveError, or those of
+// Redis.
 func DropGroup(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration,
 	force bool,
 ) error {
@@ -256,9 +257,8 @@ func DropGroup(ctx context.Context, client redis.UniversalClient, stream, group 
 	return dropGroup(ctx, client, stream, group, active, how)
 }
 
-// CheckDrop returns *ActiveError if a consumer of the group showed itself within active, holds a lease, or may be
-// waiting for something to read on a server that does not notice that; ErrNoGroup if there is no such group. It changes
-// nothing.
+// CheckDrop returns *ActiveError if a consumer of the group was active within active, holds a lease, or may be waiting
+// for entries on a server that does not notice that; ErrNoGroup if the group does not exist. It changes nothing.
 func CheckDrop(ctx context.Context, client redis.UniversalClient, stream, group string, active time.Duration) error {
 	return dropGroup(ctx, client, stream, group, active, "look")
 }
@@ -289,7 +289,7 @@ func dropGroup(ctx context.Context, client redis.UniversalClient, stream, group 
 	return fmt.Errorf("drop group %q of stream %q: %w", group, stream, err)
 }
 
-// MarkHolders fills HoldsBack of groups, all groups of their streams, for streams that are trimmed to maxLen.
+// MarkHolders sets HoldsBack of groups, which are all groups of their streams, for streams that are trimmed to maxLen.
 func MarkHolders(groups []Group, maxLen int64) {
 	lowest := map[string]string{}
 	for _, g := range groups {
@@ -299,8 +299,9 @@ func MarkHolders(groups []Group, maxLen int64) {
 	}
 	for i := range groups {
 		g := &groups[i]
-		// Redis does not say how many entries follow an id. Without pending entries it is the lag; behind the lowest
-		// floor there is little to come, because trimming has been there; for the others it is at least this.
+		// Redis does not report how many entries follow an id. Without pending entries it is the lag. After the lowest
+		// floor it is about the length, because trimming has reached that floor. For other groups this is a lower
+		// bound.
 		needs := g.Pending + max(g.Lag, 0)
 		if g.Lag < 0 || g.Pending > 0 && g.Floor == lowest[g.Stream] {
 			needs = g.Length

@@ -221,8 +221,8 @@ func TestDropGroupSeesWhoWaits(t *testing.T) {
 	f.ago(time.Hour, 1)
 	f.group("g", "0")
 	f.ack("g", f.read("g", 1)...)
-	// Longer ago than its last entry and not as long ago as its last attempt. It is asked right behind an attempt: how
-	// long a busy machine keeps a reader beside it from the next one, nobody knows.
+	// Longer ago than its last entry but less than its last attempt. The check runs right after an attempt, because a
+	// busy machine may delay the next one of a concurrent reader indefinitely.
 	const active = 2 * time.Second
 	testenv.Eventually(t, 20*time.Second, func() error {
 		err := f.server.Client.XReadGroup(t.Context(), &redis.XReadGroupArgs{

@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// sent remembers the last script that a client has sent.
+// sent keeps the last script that a client has sent.
 type sent struct {
 	mu   sync.Mutex
 	args []any
@@ -36,8 +36,8 @@ func (s *sent) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A call that was given up, and is carried out long after it was repeated, publishes nothing: not behind the batch that
-// came next, nor when the gate is gone.
+// A call that was abandoned and runs long after it was repeated publishes nothing, neither after the next batch nor
+// without a gate.
 func TestALateCallPublishesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -79,7 +79,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return m
 }
 
-// gaugesOfGroups are the gauges by stream and group.
+// gaugesOfGroups returns the gauges with the labels stream and group.
 func (m *metrics) gaugesOfGroups() []*prometheus.GaugeVec {
 	return []*prometheus.GaugeVec{m.pending, m.lag, m.oldest, m.idle}
 }

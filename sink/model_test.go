@@ -45,10 +45,9 @@ func (h *faults) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 // row is an event in the table of the model. It is handed to a lane once; a new owner or claim gets it again.
 type row struct {
-	event *outbox.Event
-	part  int
-	taken bool
-	// published is set if the model knows that the event is in the stream.
+	event     *outbox.Event
+	part      int
+	taken     bool
 	published bool
 }
 
@@ -134,8 +133,8 @@ func (w *world) write(t *rapid.T) {
 	}
 }
 
-// target returns the lane to publish on. In poll mode a part is claimed anew when its lane is stuck, or just so; the
-// rows of the earlier claim were rolled back then and are owed again.
+// target returns the lane to publish on. In poll mode it claims a part again if its lane is stuck, or at random; the
+// rows of the earlier claim are then unsettled again.
 func (w *world) target(t *rapid.T) (*open, func(*row) bool) {
 	if !w.polling {
 		return w.stream, func(*row) bool { return true }
@@ -154,7 +153,7 @@ func (w *world) target(t *rapid.T) (*open, func(*row) bool) {
 	return o, func(r *row) bool { return r.part == part }
 }
 
-// publish hands the oldest rows that are owed to a lane, under faults.
+// publish passes the oldest unsettled rows to a lane, with faults.
 func (w *world) publish(t *rapid.T) {
 	o, mine := w.target(t)
 	if o.stuck {
@@ -251,7 +250,7 @@ func (w *world) settle(t *rapid.T) {
 	}
 }
 
-// flush takes everything away. What was settled is lost, as without a barrier it has to be; the rest is owed again.
+// flush deletes everything in Redis. Without a barrier settled events are lost; the others are unsettled again.
 func (w *world) flush(t *rapid.T) {
 	if rapid.IntRange(0, 4).Draw(t, "really") > 0 {
 		t.Skip("not this time")
@@ -263,7 +262,7 @@ func (w *world) flush(t *rapid.T) {
 	}
 }
 
-// undead publishes for the owner before.
+// undead publishes for the previous owner.
 func (w *world) undead(t *rapid.T) {
 	if w.zombie == nil {
 		t.Skip("no zombie")
@@ -307,7 +306,7 @@ func (w *world) leave(t *rapid.T) {
 	w.joined = false
 }
 
-// drain publishes and settles everything, as after it the doubt may be forgotten.
+// drain publishes and settles everything, so that the doubt may be emptied.
 func (w *world) drain(t *rapid.T) {
 	w.calm()
 	if w.flushed || w.stream.stuck && !w.polling {
@@ -346,7 +345,7 @@ func (w *world) drainPart(t *rapid.T, part int) {
 	w.deliver(t, o, func(r *row) bool { return r.part == part }, 1<<20, 1)
 }
 
-// check is the oracle: nothing twice, and everything that is known to be published is there.
+// check is the oracle: no event is in the stream twice, and every event known to be published is there.
 func (w *world) check(t *rapid.T) {
 	seen := map[string]bool{}
 	for _, id := range w.f.stored() {

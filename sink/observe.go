@@ -11,29 +11,29 @@ import (
 	"posthaste/outbox"
 )
 
-// maxGroups bounds the groups of a stream that get series of their own.
+// maxGroups bounds the groups of a stream that have series of their own.
 const maxGroups = 50
 
-// observations remember what has series, and how much every group was known to have missed.
+// observations record which series exist and how much each group is known to have missed.
 type observations struct {
 	mu      sync.Mutex
 	streams map[string]map[string]loss
-	// servers are the run ids of the Redis that was looked at last, or of the masters of the cluster.
+	// servers are the run ids of the last observed Redis, or of the masters of the cluster.
 	servers []string
 }
 
-// loss is what a group has missed.
+// loss is how much a group has missed.
 type loss struct {
 	missed int64
-	// goneBefore is how many entries had left the stream before the group was first looked at.
+	// goneBefore is how many entries had left the stream before the group was first observed.
 	goneBefore int64
-	// excess is by how much Redis' count of entries read is too small. It does not survive a restart or a failover: the
-	// group has its position then, and an old count.
+	// excess is by how much Redis' count of read entries is too small. That count does not survive a restart or a
+	// failover: the group then has its position and an old count.
 	excess int64
 }
 
-// Observe reads the state of streams and their consumer groups into the metrics, with one call per stream. Series of
-// streams no longer named and of groups that are gone disappear.
+// Observe reads the state of streams and their consumer groups into the metrics, with one call per stream. It deletes
+// the series of groups that no longer exist and of streams that are not in streams.
 func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	s.seen.mu.Lock()
 	defer s.seen.mu.Unlock()
@@ -62,7 +62,7 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 			continue
 		}
 		if err != nil {
-			s.seen.streams[stream] = before[stream] // unknown is not gone
+			s.seen.streams[stream] = before[stream] // the state is unknown, so the series stay
 			if first == nil {
 				first = fmt.Errorf("observe stream %q: %w", stream, err)
 			}
@@ -76,7 +76,7 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	return first
 }
 
-// observeMemory shows the server with the least room, and whether one of them may delete what it has.
+// observeMemory exports the memory of the server with the least room, and whether a server may evict keys.
 func (s *Sink) observeMemory(infos map[string]map[string]string) {
 	ratio, unsafe := 0.0, 0.0
 	for _, info := range infos {
@@ -93,8 +93,8 @@ func (s *Sink) observeMemory(infos map[string]map[string]string) {
 	s.m.eviction.Set(unsafe)
 }
 
-// observeStream takes the answer of observe.lua and returns how much each group has missed; same tells that it is from
-// the server that was looked at before.
+// observeStream evaluates the answer of observe.lua and returns how much each group has missed. same reports that the
+// answer is from the server that was observed before.
 func (s *Sink) observeStream(stream string, reply []any, before map[string]loss, same bool) map[string]loss {
 	length, added := number(reply, 0), number(reply, 1)
 	s.m.length.WithLabelValues(stream).Set(float64(length))
@@ -113,8 +113,8 @@ func (s *Sink) observeStream(stream string, reply []any, before map[string]loss,
 		}
 		missed := g.Lost
 		if missed < 0 && g.Floor == neverRead && added >= 0 {
-			// Redis counts for a group from its first read on; what leaves the stream before that is missed all the
-			// same.
+			// Redis counts for a group from its first read on, but entries that leave the stream before it are missed
+			// as well.
 			missed = added - length - now.goneBefore
 		}
 		if known && !same {
@@ -127,10 +127,9 @@ func (s *Sink) observeStream(stream string, reply []any, before map[string]loss,
 	return lost
 }
 
-// neverRead is the position of a group that was to begin at the first entry and has read nothing.
+// neverRead is the position of a group that begins at the first entry and has read nothing.
 const neverRead = "0-0"
 
-// forget removes the series of what is gone.
 func (s *Sink) forget(stream string, groups map[string]loss) {
 	now, ok := s.seen.streams[stream]
 	if !ok {
@@ -147,8 +146,8 @@ func (s *Sink) forget(stream string, groups map[string]loss) {
 	}
 }
 
-// Unobserve takes back what Observe shows: it is another instance's to show now, and would be old here. How much groups
-// have missed is a count, and stays.
+// Unobserve deletes the series of Observe, because another instance exports them from now on. The counters of missed
+// entries stay.
 func (s *Sink) Unobserve() {
 	s.seen.mu.Lock()
 	defer s.seen.mu.Unlock()

@@ -44,8 +44,8 @@ func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
 	f.wantStored(events[2], next)
 }
 
-// Who has a part is known to the gate from the first call on, also where that was refused for the stream's sake: the
-// event is parked then, and a call of the sweeper before that arrives late must not publish it.
+// A claim fences earlier claims from its first call on, even if the stream refuses that call. The event is then parked,
+// and a late call of the previous claim must not publish it.
 func TestARefusalFencesEarlierClaims(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -61,7 +61,7 @@ func TestARefusalFencesEarlierClaims(t *testing.T) {
 		t.Fatalf("got %v, want wrongtype", err)
 	}
 	f.do("RENAME", "aside", stream)
-	f.wantDoubt(1) // what the claim before has published is not forgotten
+	f.wantDoubt(1) // events that the earlier claim published stay in doubt
 	_, err := before.Deliver(events[1:2]).Publish(t.Context())
 	wantFenced(t, err, 1)
 	d.Skip(nil)
@@ -204,8 +204,8 @@ func TestAFittingEventIsNeverPoison(t *testing.T) {
 	f.wantStored(e)
 }
 
-// Somebody has put another kind of key in the place of a stream. What is published there is refused; the gate has lost
-// nothing, so nobody has to adopt again, and the groups are not taken to be destroyed.
+// The stream's key has another type. Publishing to it is refused, but the gate has lost nothing, so no adoption is
+// needed, and the groups do not count as destroyed.
 func TestAnotherKindOfKeyIsNoGap(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

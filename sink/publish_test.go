@@ -130,8 +130,8 @@ func TestARefusedPublishIsCountedAndTheEntryStays(t *testing.T) {
 	}
 }
 
-// The channels that begin with __ are Redis' own: a message there would look like Redis' word to whoever listens.
-// Whoever may insert an event chooses its type.
+// Channels that begin with __ are Redis' own: subscribers would take a message there for one of Redis. Any writer of
+// events chooses their types.
 func TestNoEventSpeaksOnAChannelOfRedis(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -264,7 +264,7 @@ func everyCall(t *testing.T, c redis.UniversalClient, o sink.Options, name strin
 		t.Errorf("looked at: %+v", st)
 	}
 	s.Release()
-	// a disk may be slow to sync, and whoever waits for it asks again
+	// a disk may sync slowly, and callers of Confirm retry
 	testenv.Eventually(t, 60*time.Second, func() error {
 		err := s.Confirm(ctx, owner, marks)
 		if err != nil && sink.Class(err) != "durability" {

@@ -19,7 +19,7 @@ import (
 type NotReadyError struct {
 	// Reason is "unreachable", "not_writable", "no_waitaof", "aof_off" or "replicas".
 	Reason string
-	// Remedy says in one sentence what an operator can do.
+	// Remedy is a sentence with what an operator can do.
 	Remedy string
 	Err    error
 }
@@ -35,11 +35,11 @@ func (e *NotReadyError) Error() string {
 // Unwrap returns the cause.
 func (e *NotReadyError) Unwrap() error { return e.Err }
 
-// Ready returns nil if Redis can be reached and written and has the durability asked for; else *NotReadyError. It
-// writes nothing. In a cluster every master has to be well: each has streams.
+// Ready returns nil if Redis is reachable, writable and has the configured durability; otherwise *NotReadyError. It
+// writes nothing. In a cluster every master must be healthy, because each has streams.
 func (s *Sink) Ready(ctx context.Context) error {
 	err := s.each(ctx, func(ctx context.Context, c *redis.Client) error { return s.writable(ctx, c) })
-	// Also if one node of a cluster is down, another one may not be what it was.
+	// Even if one node of a cluster is down, another one may have been replaced.
 	if other := s.stays(ctx); err == nil && !errors.Is(other, errOther) {
 		err = other
 	}
@@ -50,8 +50,8 @@ func (s *Sink) Ready(ctx context.Context) error {
 	return unreachable(err)
 }
 
-// each calls fn for the server, or for all masters of a cluster at once, and returns the first error. A node of a
-// cluster that does not answer leaves time for what is to be asked of the others.
+// each calls fn for the server, or for all masters of a cluster concurrently, and returns the first error. A node of a
+// cluster may use at most half of the remaining time.
 func (s *Sink) each(ctx context.Context, fn func(ctx context.Context, c *redis.Client) error) error {
 	switch c := s.client.(type) {
 	case *redis.Client:
@@ -75,7 +75,7 @@ func (s *Sink) each(ctx context.Context, fn func(ctx context.Context, c *redis.C
 	return fmt.Errorf("a client of type %T has no servers", s.client)
 }
 
-// unreachable makes a NotReadyError of what is none.
+// unreachable wraps an error that is not a NotReadyError in one.
 func unreachable(err error) error {
 	var not *NotReadyError
 	if err == nil || errors.As(err, &not) {
@@ -84,20 +84,20 @@ func unreachable(err error) error {
 	return &NotReadyError{Reason: "unreachable", Remedy: Remedy(Class(err)), Err: err}
 }
 
-// writable asks one server.
+// writable checks one server.
 func (s *Sink) writable(ctx context.Context, c *redis.Client) error {
-	// A command that may write and may need memory, but finds nothing to do. (PING would answer MISCONF for a server
+	// This command may write and need memory, but its stream does not exist. (PING would answer MISCONF on a server
 	// that is only read-only.)
 	err := c.XAdd(ctx, &redis.XAddArgs{
 		Stream: s.probeKey(ctx, c), NoMkStream: true, ID: "*", Values: []any{"probe", ""},
 	}).Err()
 	if errors.Is(err, errOther) {
-		return nil // it answers; the relay is about to adopt anew
+		return nil // it answers; the relay will adopt again
 	}
-	if _, moved := redis.IsMovedError(err); moved { // by somebody who has taken the slot over just now
+	if _, moved := redis.IsMovedError(err); moved { // another node has just taken the slot over
 		return nil
 	}
-	// A user may well be confined to the streams and gates.
+	// The user may be restricted to the streams and gates.
 	if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOPERM") {
 		class, reason := Class(err), "not_writable"
 		if class == "connection" || class == "timeout" || class == "canceled" || class == "noauth" {
@@ -108,7 +108,7 @@ func (s *Sink) writable(ctx context.Context, c *redis.Client) error {
 	return nil
 }
 
-// probeKey is a key that is never created: in a cluster, one of c's.
+// probeKey returns a key that is never created; in a cluster, one that c holds.
 func (s *Sink) probeKey(ctx context.Context, c *redis.Client) string {
 	key := "{posthaste}:probe"
 	many, cluster := s.client.(*redis.ClusterClient)
@@ -121,11 +121,11 @@ func (s *Sink) probeKey(ctx context.Context, c *redis.Client) string {
 	return key
 }
 
-// probes is how many keys are tried to find one of a node: with as many slots as the others, the node of a cluster of a
-// hundred has one of them.
+// probes is how many keys are tried to find one that a node holds. A node of a cluster of a hundred equal nodes holds
+// one of them.
 const probes = 2000
 
-// Remedy says in a few words what helps against an error of a class.
+// Remedy returns a short remedy for an error of a class.
 func Remedy(class string) string {
 	switch class {
 	case "oom":
@@ -189,7 +189,7 @@ func aofExists(ctx context.Context, c *redis.Client) error {
 	return nil
 }
 
-// infoOf returns sections of INFO, whose fields have different names.
+// infoOf returns sections of INFO. Their fields have different names.
 func infoOf(ctx context.Context, c *redis.Client, sections ...string) (map[string]string, error) {
 	t, err := c.Info(ctx, sections...).Result()
 	if err != nil {
@@ -204,7 +204,7 @@ func infoOf(ctx context.Context, c *redis.Client, sections ...string) (map[strin
 	return m, nil
 }
 
-// infos are those of the server, or of all masters of a cluster, by their addresses.
+// infos returns those of the server, or of all masters of a cluster, by address.
 func (s *Sink) infos(ctx context.Context, sections ...string) (map[string]map[string]string, error) {
 	var mu sync.Mutex
 	all := make(map[string]map[string]string)
@@ -220,15 +220,15 @@ func (s *Sink) infos(ctx context.Context, sections ...string) (map[string]map[st
 	return all, unreachable(err)
 }
 
-// Warning is a setting of Redis under which events can be lost although everything runs.
+// Warning is a setting of Redis with which events can be lost although everything runs.
 type Warning struct {
 	// Name is "eviction_policy" or "aof_off".
 	Name string
-	// Text says what is wrong, and Remedy in one sentence what an operator can do.
+	// Text describes the problem, and Remedy is a sentence with what an operator can do.
 	Text, Remedy string
 }
 
-// Warnings looks for unsafe settings of Redis: of the first master of a cluster that has them.
+// Warnings returns unsafe settings of Redis; in a cluster, each with the first master that has it.
 func (s *Sink) Warnings(ctx context.Context) ([]Warning, error) {
 	infos, err := s.infos(ctx, "memory", "persistence")
 	if err != nil {

@@ -16,12 +16,12 @@ import (
 	"posthaste/outbox"
 )
 
-// ReplayKept is how long Redis remembers a replay after it last did something, finished or not.
+// ReplayKept is how long Redis keeps the note of a replay after its last activity, finished or not.
 const ReplayKept = 30 * 24 * time.Hour
 
-// ReplayNote is what Redis remembers of a replay as a whole.
+// ReplayNote is the state of a replay that Redis keeps.
 type ReplayNote struct {
-	// Run tells one beginning of a replay from the next.
+	// Run distinguishes the runs of a replay that was begun again.
 	Run string
 	// Since and Until bound what is replayed, by the time of publishing; fixed when the replay was begun.
 	Since, Until time.Time
@@ -39,28 +39,27 @@ type ReplayNote struct {
 type ReplayOptions struct {
 	// Client is the connection to Redis; see NewClient. The caller closes it.
 	Client redis.UniversalClient
-	// Name identifies the replay: the same name goes on where it stopped.
+	// Name identifies the replay: the same name continues it.
 	Name string
 	// Source is the source field of every entry, as in Options.
 	Source string
 	// Database is the identity of the database in the gates.
 	Database uuid.UUID
-	// Side says that the target is a stream of its own, to which no relay publishes.
+	// Side means that the target is a separate stream to which no relay publishes.
 	Side bool
 }
 
-// Replay publishes entries of history again, beside the gate and without touching it: fencing, numbering, doubt and
-// trimming of a live relay do not notice. Every call may be repeated until it is answered. One goroutine uses it.
+// Replay publishes entries of history again without changing the gate, so it does not affect fencing, numbering, doubt
+// or trimming of a running relay. Every call may be repeated until it succeeds. Replay is not safe for concurrent use.
 type Replay struct {
 	o     ReplayOptions
 	run   string
 	owner string
-	// cursors are the places up to which the streams are known to be published; nothing for a stream not yet taken
-	// over.
+	// cursors are the places up to which the streams are known to be published, for the streams that were taken.
 	cursors map[string]string
 }
 
-// NewReplay returns a replay; it does no I/O.
+// NewReplay returns a replay. It does no I/O.
 func NewReplay(o ReplayOptions) *Replay {
 	return &Replay{o: o, owner: token(), cursors: map[string]string{}}
 }
@@ -78,7 +77,7 @@ func recordKey(stream, run string) string {
 	return strings.TrimSuffix(registerKey(stream), ":gate") + ":replay:" + run
 }
 
-// Find returns the note of the replay, or nil if it was never begun.
+// Find returns the note of the replay, nil if it was never begun.
 func (r *Replay) Find(ctx context.Context) (*ReplayNote, error) {
 	v, err := r.o.Client.HGetAll(ctx, r.noteKey()).Result()
 	if err != nil {
@@ -90,9 +89,9 @@ func (r *Replay) Find(ctx context.Context) (*ReplayNote, error) {
 	return parseNote(v)
 }
 
-// Begin begins the replay that n describes, and returns it; or returns the note of one that has been begun already,
-// unless it is to be restarted. streams are those the replay may publish to: what an earlier run noted there is
-// forgotten, and a process that is still at it stops.
+// Begin begins the replay that n describes and returns its note. If one was begun already it returns that note, unless
+// restart is set. A restart deletes the records of the earlier run in streams, those that the replay may publish to,
+// and so stops a process that still runs it.
 func (r *Replay) Begin(ctx context.Context, n ReplayNote, restart bool, streams []string) (*ReplayNote, error) {
 	again := "0"
 	if restart {
@@ -149,19 +148,19 @@ func parseNote(v map[string]string) (*ReplayNote, error) {
 	return n, nil
 }
 
-// ErrReplayTaken means that another process has taken the replay over, or begun it again.
+// ErrReplayTaken means that another process has taken the replay over or begun it again.
 var ErrReplayTaken = errors.New("another process has taken this replay over")
 
-// ErrReplayGone means that Redis has forgotten how far the replay was.
+// ErrReplayGone means that Redis has lost the progress of this replay.
 var ErrReplayGone = errors.New(
 	"redis has forgotten how far this replay was (flushed, evicted, failed over, or begun again elsewhere)")
 
-// ErrReplayMoved means that Redis failed over to a replica, or was restored: entries are gone together with the note of
-// them. Begin again, with a Replay of the same name, goes on from there.
+// ErrReplayMoved means that Redis failed over to a replica or was restored, and lost entries together with the record
+// of them. Begin, with a Replay of the same name, continues from there.
 var ErrReplayMoved = errors.New("redis has lost the last entries of this replay")
 
-// Note remembers that everything before the place at is published, count entries in all; done ends the replay. It is a
-// hint: what decides is noted with every entry.
+// Note records that everything before the place at is published, count entries in all; done ends the replay. It is only
+// a hint: the cursor that is recorded with every entry decides.
 func (r *Replay) Note(ctx context.Context, at string, count int64, done time.Time) error {
 	args := []any{1, r.noteKey(), r.run, ReplayKept.Milliseconds(), "at", at, "count", count}
 	if !done.IsZero() {
@@ -183,8 +182,8 @@ type ReplayEntry struct {
 	Event *outbox.Event
 }
 
-// Take makes this process the one that replays into stream, and returns the place up to which it is published, ""
-// before the first entry. A process that did so before is refused from now on.
+// Take makes this process the replayer of stream, and returns the place up to which it is published, "" before the
+// first entry. From then on the previous process is refused.
 func (r *Replay) Take(ctx context.Context, stream string) (string, error) {
 	if c, ok := r.cursors[stream]; ok {
 		return c, nil
@@ -199,11 +198,11 @@ func (r *Replay) Take(ctx context.Context, stream string) (string, error) {
 	return r.cursors[stream], nil
 }
 
-// Publish appends the entries to a stream that was taken, in one step with the note of how far it is. It may be
-// repeated with the same entries until it returns nil: then each of them is in the stream once. ReplayError says that
-// repeating is no use.
+// Publish appends the entries to a stream that was taken, atomically with the new cursor. It may be repeated with the
+// same entries until it returns nil: then each of them is in the stream once. After a ReplayError repeating does not
+// help.
 func (r *Replay) Publish(ctx context.Context, stream string, entries []ReplayEntry) error {
-	// Some of them may have been appended by a call that failed in the middle.
+	// A call that failed in the middle may have appended some of them.
 	for i := range entries {
 		if entries[i].Place == r.cursors[stream] {
 			entries = entries[i+1:]
@@ -258,10 +257,10 @@ type ReplayError struct{ Reason string }
 
 func (e *ReplayError) Error() string { return e.Reason }
 
-// Permanent reports that repeating is no use.
+// Permanent reports that repeating does not help.
 func (*ReplayError) Permanent() bool { return true }
 
-// answer takes over the place that the script answers with.
+// answer stores the cursor in the script's answer and converts refusals to errors.
 func (r *Replay) answer(stream string, v []any) error {
 	switch text(v, 0) {
 	case "OK", "XADD":

@@ -91,7 +91,7 @@ func TestReplayPublishesOnce(t *testing.T) {
 	f.wantReplayed(one, two)
 	f.must(r.Note(ctx, "5.1", 5, time.Time{}))
 
-	// Another process goes on, and this one is shut out.
+	// Another process continues, and this one is refused.
 	other := f.replay("a", f.client, false)
 	if n := f.begin(other, false); n.Run != begun.Run || n.At != "5.1" || n.Count != 5 || n.Total != 7 ||
 		!n.Until.Equal(time.Unix(2, 0)) || !n.Done.IsZero() {
@@ -107,7 +107,7 @@ func TestReplayPublishesOnce(t *testing.T) {
 	f.must(other.Publish(ctx, stream, three))
 	f.wantReplayed(one, two, three)
 
-	// Begun again: the old run is over, and does not even note anything.
+	// After a new beginning, the old run can no longer publish or record progress.
 	again := f.replay("a", f.client, false)
 	if n := f.begin(again, true); n.Run == begun.Run || n.At != "" || n.Count != 0 {
 		t.Errorf("the note is %+v after a restart", n)
@@ -196,7 +196,7 @@ func TestReplayStopsAtWhatRedisRefuses(t *testing.T) {
 	f.begin(r, false)
 	f.take(r)
 	list := replayEntries(1, 4)
-	// A user who may not add to the stream: nothing was written, nothing is lost.
+	// A user without the right to add to the stream: nothing is written or lost.
 	f.do("ACL", "SETUSER", "default", "-xadd")
 	for range 2 {
 		if err := r.Publish(ctx, stream, list); sink.Class(err) != "noperm" {

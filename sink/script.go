@@ -105,7 +105,7 @@ var (
 	replayNoteScript  = newScript(replayNoteLua)
 )
 
-// script is a Lua script and the digest Redis knows it by.
+// script is a Lua script with its digest in Redis.
 type script struct {
 	text, sha string
 	// eval and evalsha are the commands that call it.
@@ -117,7 +117,7 @@ func newScript(text string) *script {
 	return &script{text: text, sha: hex.EncodeToString(sum[:]), eval: "eval", evalsha: "evalsha"}
 }
 
-// newReader returns a script that writes nothing, so that its caller needs no right to write.
+// newReader returns a script that only reads, so that its caller needs no right to write.
 func newReader(text string) *script {
 	sc := newScript(text)
 	sc.eval, sc.evalsha = "eval_ro", "evalsha_ro"
@@ -139,8 +139,8 @@ func run(ctx context.Context, c processor, sc *script, args []any) ([]any, error
 	return process(ctx, c, sc, append([]any{"evalsha", sc.sha}, args...))
 }
 
-// process calls a script whose arguments already begin with evalsha and the digest, and which it leaves as they were.
-// A server that does not know the script has done nothing yet, so sending the text instead is safe.
+// process calls a script. args begin with evalsha and the digest, and are unchanged afterwards. A server that does not
+// know the script has done nothing, so sending the text instead is safe.
 func process(ctx context.Context, c processor, sc *script, args []any) ([]any, error) {
 	cmd := redis.NewCmd(ctx, args...)
 	err := c.Process(ctx, cmd)
@@ -159,7 +159,7 @@ func process(ctx context.Context, c processor, sc *script, args []any) ([]any, e
 	return cmd.Slice()
 }
 
-// runAll calls a script several times in one pipeline. Every returned command carries its own error.
+// runAll calls a script several times in one pipeline. Every returned command has its own error.
 func runAll(ctx context.Context, c pipeliner, sc *script, calls []streamCall) []*redis.Cmd {
 	cmds := make([]*redis.Cmd, len(calls))
 	pipe := c.Pipeline()
@@ -169,7 +169,7 @@ func runAll(ctx context.Context, c pipeliner, sc *script, calls []streamCall) []
 	_, err := pipe.Exec(ctx)
 	unknown := false
 	for i, call := range calls {
-		// of a connection that is refused its commands know nothing
+		// The commands of a refused connection have no error of their own.
 		if err != nil && cmds[i].Err() == nil && cmds[i].Val() == nil {
 			cmds[i].SetErr(err)
 		}
@@ -184,7 +184,7 @@ func runAll(ctx context.Context, c pipeliner, sc *script, calls []streamCall) []
 	return cmds
 }
 
-// verdict turns a script's refusal into the error the interface names; nil for OK and XADD.
+// verdict converts a script's refusal to the error of the interface; nil for OK and XADD.
 func verdict(stream string, reply []any) error {
 	if len(reply) == 0 {
 		return errors.New("empty reply from the gate")

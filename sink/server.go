@@ -20,51 +20,49 @@ import (
 	"posthaste/outbox"
 )
 
-// Server keeps a client with the processes of Redis that it has met: one, or the masters of a cluster. A process that
-// was restarted, another one that took over, or a dataset that was put in its place may lack what the last one had
-// acknowledged; so nothing is published there before the relay has looked. One look for each connection is what that
-// costs.
+// Server binds a client to the processes of Redis that it has met: one, or the masters of a cluster. A process that was
+// restarted or took over, or whose dataset was replaced, may lack acknowledged events, so nothing is published there
+// before the relay has compared its streams. This costs one check for each connection.
 //
-// A process is known by its run id, and by the id of its replication history, which changes with a promotion. In a
-// cluster each address has a process of its own. An address at which no master was met, such as that of a replica,
-// is only asked about the cluster: by no connection, however old, anything is published there. Slots may move between
-// the masters that are met; they take all that they have along.
+// A process is identified by its run id and the id of its replication history, which changes with a promotion. In a
+// cluster each address has a process of its own. An address at which no master was met, such as a replica's, only gets
+// commands about the cluster; no connection to it, however old, publishes. Slots may move between masters that were
+// met, because their keys move with them.
 type Server struct {
-	// sentinels is set if Sentinels say which server it is.
+	// sentinels is set if Sentinels determine the server's address.
 	sentinels bool
 
 	mu  sync.Mutex
-	any bool // whoever answers is met
-	// one is the only process; in a cluster there is one for each address, and masters are those that had slots.
+	any bool // every process is accepted
+	// one is the only process. In a cluster, many has a member for each address, and masters are the addresses with
+	// slots.
 	one     member
 	many    map[string]*member
 	masters []string
-	// names has what processes are remembered by whose history began anew while they were met.
+	// names has the original names of processes whose history began again while they were bound.
 	names map[instance]string
 }
 
-// member is what is kept of one address. Server.mu guards it, but for server, which stays.
+// member is the state of one address. Server.mu guards it, except for server, which never changes.
 type member struct {
 	server *Server
-	// bound is the process that is met; the zero one if it cannot be known.
+	// bound is the process that was met; zero if it is unknown.
 	bound instance
 	met   bool
-	// first is set if the first one that answers is met.
+	// first is set if the first process that answers is met.
 	first bool
 }
 
-// instance is a running Redis and the history of its data. The zero one cannot be known.
+// instance is a running Redis and the history of its data. The zero value is an unknown one.
 type instance struct {
 	run, history string
-	// fresh is set in a primary whose history is not the continuation of another one, as a promoted replica's is. It
-	// may begin anew, with the first replica or some time after the last one has gone, without anything having happened
-	// to the data.
-	fresh bool
-	// replica is set if it is one.
+	// fresh is set in a primary whose history does not continue another one, as a promoted replica's does. Its history
+	// may begin again without any change of the data: with the first replica, or some time after the last one has left.
+	fresh   bool
 	replica bool
 }
 
-// String is what the process is remembered by; "" if it cannot be known.
+// String returns the name of the process, "" if it is unknown.
 func (p instance) String() string {
 	if p.run == "" {
 		return ""
@@ -72,13 +70,13 @@ func (p instance) String() string {
 	return p.run + "/" + p.history
 }
 
-// errOther refuses a connection, or a call.
+// errOther refuses a connection or a call.
 var errOther = errors.New("this is another process of Redis, or it was restarted")
 
-// onConnect looks at each new connection.
+// onConnect checks each new connection.
 func (m *member) onConnect(ctx context.Context, cn *redis.Conn) error {
 	if m.server.sentinels {
-		// The client looks at its connections to Sentinels, too.
+		// The client also runs onConnect for connections to Sentinels.
 		if is, err := isSentinel(ctx, cn); is || err != nil {
 			return err
 		}
@@ -90,13 +88,13 @@ func (m *member) onConnect(ctx context.Context, cn *redis.Conn) error {
 	return m.meet(id)
 }
 
-// isSentinel asks by the command that every user may call.
+// isSentinel uses the command that every user may call.
 func isSentinel(ctx context.Context, cn *redis.Conn) (bool, error) {
 	v, err := cn.Do(ctx, "hello").Result()
 	if reply := redis.Error(nil); errors.As(err, &reply) {
-		return false, nil // something in between that does not know it
+		return false, nil // a proxy that does not know the command
 	}
-	switch v := v.(type) { // connections to Sentinels speak RESP3
+	switch v := v.(type) { // connections to Sentinels use RESP3
 	case map[any]any:
 		return v["mode"] == "sentinel", err
 	case []any:
@@ -106,8 +104,8 @@ func isSentinel(ctx context.Context, cn *redis.Conn) (bool, error) {
 	return false, err
 }
 
-// meet takes the process that is to be met, and refuses any other. What was not met at all is refused by the call: it
-// may be asked about the cluster.
+// meet binds the first process if first is set, and refuses a process other than the bound one. At an address without a
+// bound process it accepts the connection, because commands about the cluster are allowed; allowed refuses the others.
 func (m *member) meet(p instance) error {
 	m.server.mu.Lock()
 	defer m.server.mu.Unlock()
@@ -125,8 +123,8 @@ func (m *member) meet(p instance) error {
 	return errOther
 }
 
-// nameOf is what a process is remembered by: the name it was met by, if only its history has begun anew since. s.mu is
-// held.
+// nameOf returns the name of a process: the original one, if only its history has begun again since. The caller holds
+// s.mu.
 func (s *Server) nameOf(p instance) string {
 	if name, ok := s.names[p]; ok {
 		return name
@@ -134,7 +132,7 @@ func (s *Server) nameOf(p instance) string {
 	return p.String()
 }
 
-// allowed refuses commands to a node that was not met, but for those that say what it is.
+// allowed refuses commands to a node that was not met, except the harmless ones.
 func (m *member) allowed(cmds ...redis.Cmder) error {
 	m.server.mu.Lock()
 	refuse := !m.server.any && !m.met
@@ -145,7 +143,7 @@ func (m *member) allowed(cmds ...redis.Cmder) error {
 	return nil
 }
 
-// harmless are the commands that begin a connection, or ask who is there.
+// harmless are the commands that begin a connection or query the server's identity and cluster.
 var harmless = map[string]bool{
 	"hello": true, "auth": true, "client": true, "select": true, "readonly": true, "info": true, "cluster": true,
 	"ping": true,
@@ -172,13 +170,13 @@ func (m *member) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// wellConnected refuses what a node says about the cluster if it cannot reach most of the masters: the others may have
-// promoted a replica since. The client asks another node then. Who sees itself with the others knows what they know.
+// wellConnected refuses a node's view of the cluster if the node does not reach most of the masters, because the others
+// may have promoted a replica since. The client then queries another node.
 func wellConnected(ctx context.Context, process redis.ProcessHook) error {
 	cmd := redis.NewStringCmd(ctx, "cluster", "info")
 	err := process(ctx, cmd)
 	if reply := redis.Error(nil); errors.As(err, &reply) {
-		return nil // the user may not ask, or it is something in between that does not say
+		return nil // the user lacks the right, or a proxy does not support it
 	}
 	if err == nil && infoField(cmd.Val(), "cluster_state") == "fail" {
 		err = errCutOff
@@ -186,10 +184,10 @@ func wellConnected(ctx context.Context, process redis.ProcessHook) error {
 	return err
 }
 
-// errCutOff is for a node that says nothing of use about its cluster.
+// errCutOff means that a node's view of its cluster cannot be used.
 const errCutOff = replyError("CLUSTERDOWN the node does not reach most of the masters, or slots have none")
 
-// half leaves to others half of the time that there is.
+// half returns a context with half of the remaining time.
 func half(ctx context.Context) (context.Context, context.CancelFunc) {
 	if d, ok := ctx.Deadline(); ok {
 		return context.WithTimeout(ctx, time.Until(d)/2)
@@ -210,15 +208,14 @@ func (m *member) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	}
 }
 
-// identify asks who answers; the zero process if the user may not know, or it is something in between that does not
-// say.
+// identify returns the process that answers; zero if the user lacks the right, or a proxy does not support INFO.
 func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (instance, error) {
 	pipe := c.Pipeline()
 	server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
 	_, sent := pipe.Exec(ctx)
 	for _, cmd := range []*redis.StringCmd{server, replication} {
 		err := cmd.Err()
-		if err == nil && cmd.Val() == "" { // a connection that was refused is nobody's error in particular
+		if err == nil && cmd.Val() == "" { // a refused connection has no error for each command
 			err = sent
 		}
 		if redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "unknown command") {
@@ -236,7 +233,7 @@ func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (i
 	return p, nil
 }
 
-// infoField takes a field out of what INFO answers.
+// infoField returns a field of INFO's answer.
 func infoField(info, name string) string {
 	for line := range strings.Lines(info) {
 		if v, ok := strings.CutPrefix(line, name+":"); ok {
@@ -246,8 +243,8 @@ func infoField(info, name string) string {
 	return ""
 }
 
-// NewBoundClient returns the client that redis.NewUniversalClient makes of o, with the options of Configure. It is to
-// stay with the processes that Bind meets.
+// NewBoundClient returns the client that redis.NewUniversalClient makes of o, with the options of Configure, and the
+// Server that binds it to the processes that Bind meets.
 func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) {
 	Configure(o)
 	s := &Server{any: true, many: map[string]*member{}, names: map[instance]string{}, sentinels: o.MasterName != ""}
@@ -278,7 +275,7 @@ func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) 
 	return redis.NewClusterClient(many), s
 }
 
-// member returns what is kept of an address.
+// member returns the state of an address.
 func (s *Server) member(addr string) *member {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -318,7 +315,7 @@ func (s *Sink) bind(ctx context.Context) (string, error) {
 	return s.server.nameOf(p), err
 }
 
-// bindAll meets all masters of a cluster, as it is now.
+// bindAll meets all current masters of a cluster.
 func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient) (string, error) {
 	if s.server != nil {
 		s.server.mu.Lock()
@@ -354,7 +351,7 @@ func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient) (string, 
 	return name, nil
 }
 
-// nameOf is a hash over the names of all masters, as long for a hundred as for one; "" if one has none.
+// nameOf returns a hash of the names of all masters, of fixed length; "" if one is unknown.
 func nameOf(found map[string]instance, name func(p instance) string) string {
 	var names []string
 	for _, p := range found {
@@ -368,8 +365,7 @@ func nameOf(found map[string]instance, name func(p instance) string) string {
 	return "cluster/" + hex.EncodeToString(sum[:20])
 }
 
-// masters asks all masters who they are that have slots, by their addresses. With an error they are those that have
-// answered.
+// masters identifies all masters with slots, by address. With an error it returns those that have answered.
 func masters(ctx context.Context, many *redis.ClusterClient) (map[string]instance, error) {
 	var mu sync.Mutex
 	found := map[string]instance{}
@@ -394,8 +390,8 @@ func masters(ctx context.Context, many *redis.ClusterClient) (map[string]instanc
 	return found, err
 }
 
-// spares are the masters without slots, as far as they answer, and may be listed: they are to get some, and by then
-// calls are led to them. One that was overlooked is met when it has a slot.
+// spares returns the masters without slots that can be listed and answer. They may get slots, and then calls are
+// redirected to them. Any other is met when it has a slot.
 func (s *Sink) spares(ctx context.Context, many *redis.ClusterClient, known map[string]instance) map[string]instance {
 	found := map[string]instance{}
 	var some *redis.Client
@@ -413,7 +409,7 @@ func (s *Sink) spares(ctx context.Context, many *redis.ClusterClient, known map[
 		return nil
 	}
 	for line := range strings.Lines(text) {
-		f := strings.Fields(line) // id, address, flags, and from the ninth on slots
+		f := strings.Fields(line) // id, address, flags, and slots from the ninth on
 		if len(f) != 8 || !slices.Contains(strings.Split(f[2], ","), "master") || strings.Contains(f[2], "fail") {
 			continue
 		}
@@ -427,7 +423,7 @@ func (s *Sink) spares(ctx context.Context, many *redis.ClusterClient, known map[
 	return found
 }
 
-// another returns a client like c of another node, which refuses what c would. The caller closes it.
+// another returns a client like c for another node, with the same checks. The caller closes it.
 func (s *Sink) another(c *redis.Client, addr string) *redis.Client {
 	o := *c.Options()
 	o.Addr, o.NodeAddress, o.OnConnect, o.MaxRetries = addr, addr, nil, -1
@@ -446,14 +442,14 @@ func (s *Sink) Release() {
 	if s.server != nil {
 		s.server.mu.Lock()
 		s.server.any = true
-		clear(s.server.names) // whoever is next calls them as they are
+		clear(s.server.names) // the next binding names processes afresh
 		s.server.mu.Unlock()
 	}
 	s.moved.Store(false)
 }
 
-// stays notices servers that have changed under their connections: one that was made a replica, and primary again; and
-// a master that has come to a cluster, or has left it.
+// stays detects servers that have changed while their connections remained open: a primary that was a replica in
+// between, and a master that has joined or left a cluster.
 func (s *Sink) stays(ctx context.Context) error {
 	if s.server == nil {
 		return nil
@@ -467,7 +463,7 @@ func (s *Sink) stays(ctx context.Context) error {
 		return err
 	}
 	found, err := masters(ctx, many)
-	for addr, p := range found { // one that does not answer says nothing of the others
+	for addr, p := range found { // a node without an answer does not affect the others
 		if err := s.server.member(addr).meet(p); err != nil {
 			s.moved.Store(true)
 		}
@@ -513,9 +509,9 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 			Forgot: number(reply, 4) == 1, Behind: number(reply, 5) == 1,
 			Missing: max(s.memory(stream).Load()-number(reply, 1), 0),
 		}
-		raise(s.memory(stream), number(reply, 1)) // who adopts it next means this gate, not an older one
+		raise(s.memory(stream), number(reply, 1)) // the next adoption means this gate, not an older one
 		epoch, nonce, _ := strings.Cut(text(reply, 6), "|")
-		out[i].Epoch, _ = strconv.ParseInt(epoch, 10, 64) // without an owner it is 0
+		out[i].Epoch, _ = strconv.ParseInt(epoch, 10, 64) // 0 without an owner
 		out[i].Nonce = nonce
 		if number(reply, 5) == unsure && out[i].Gate && !out[i].Forgot {
 			if out[i].Behind, err = s.behind(ctx, stream, out[i].Last); err != nil {

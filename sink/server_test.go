@@ -41,7 +41,7 @@ func (f *fixture) bind() (id string) {
 	return id
 }
 
-// moved publishes, and wants to be told that this is another server: a connection that broke may be told first.
+// moved publishes until the error reports another server; the error of a broken connection may come first.
 func (f *fixture) moved(l outbox.LanePublisher) {
 	f.Helper()
 	d := l.Deliver(makeEvents(1))
@@ -53,7 +53,7 @@ func (f *fixture) moved(l outbox.LanePublisher) {
 	})
 }
 
-// A restarted Redis may lack something. Nothing is published there, by any call, before somebody has looked.
+// A restarted Redis may lack entries. No call publishes to it before the next Bind.
 func TestNothingIsPublishedToARestartedServer(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -72,7 +72,7 @@ func TestNothingIsPublishedToARestartedServer(t *testing.T) {
 	if err := f.sink.Adopt(t.Context(), stream, o, false); !errors.Is(err, outbox.ErrMoved) {
 		t.Errorf("an adoption: %v", err)
 	}
-	f.must(f.sink.Ready(t.Context())) // it can be written, and that is all that is asked
+	f.must(f.sink.Ready(t.Context())) // it is writable, which is all that Ready checks
 	if n := f.server.Client.XLen(t.Context(), stream).Val(); n != 3 {
 		t.Errorf("%d entries, want 3", n)
 	}
@@ -83,10 +83,11 @@ func TestNothingIsPublishedToARestartedServer(t *testing.T) {
 	f.sink.Release()
 	f.must(server.Kill())
 	f.must(server.Start(t.Context()))
-	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Check(t.Context(), o, nil) }) // nobody minds now
+	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Check(t.Context(), o, nil) })
 }
 
-// Nor to a server that was a replica meanwhile, and has somebody else's data, although the connections to it last.
+// Nor is anything published to a server that was a replica in between and has another server's data, although its
+// connections remained open.
 func TestNothingIsPublishedToAServerPromotedInPlace(t *testing.T) {
 	t.Parallel()
 	server, other := testenv.Redis(t), testenv.Redis(t)
@@ -100,7 +101,7 @@ func TestNothingIsPublishedToAServerPromotedInPlace(t *testing.T) {
 	f.moved(l)
 }
 
-// A user that may not know the server's name can publish all the same.
+// A user without the right to run INFO can publish anyway.
 func TestAUserWithoutINFO(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -116,7 +117,7 @@ func TestAUserWithoutINFO(t *testing.T) {
 	f.must(f.sink.Ready(t.Context()))
 }
 
-// Each claim of a part begins to count anew, so its numbers do not tell that a gate has gone back. The number of events
+// Each claim of a part restarts its numbers, so they do not show that a gate has gone back. The number of events that
 // it has let through does.
 func TestAGateThatWentBackIsAGap(t *testing.T) {
 	t.Parallel()
@@ -170,8 +171,8 @@ func TestADeletedStreamIsAGap(t *testing.T) {
 // addYounger adds an entry whose id is younger than that of any event.
 var addYounger = []any{"XADD", stream, "9999999999999-0", "somebody", "else"}
 
-// It is noticed, too, when a consumer has made the stream anew before anything is published, or somebody has added
-// entries and has trimmed some; and what was not settled is published again, for its entries are gone.
+// The loss is also noticed if a consumer has created the stream again before the next publish, or a third party has
+// added entries and trimmed some. Unsettled events are published again, because their entries are gone.
 func TestAStreamMadeAnewIsAGap(t *testing.T) {
 	t.Parallel()
 	for name, commands := range map[string][][]any{
@@ -205,8 +206,8 @@ func TestAStreamMadeAnewIsAGap(t *testing.T) {
 	}
 }
 
-// Where the gate is lost with the stream, or with its younger entries, the last entry that Postgres has noted tells so.
-// One that was trimmed is not lost.
+// If the gate is lost with the stream, or with its younger entries, the last entry in Postgres shows the loss. Trimmed
+// entries are not lost.
 func TestALostGateHidesNoLoss(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -240,7 +241,8 @@ func TestALostGateHidesNoLoss(t *testing.T) {
 	}
 }
 
-// The stream's last entry is somebody else's, and older than the last that is lost: no more is known to be there.
+// The stream's last entry belongs to another writer and is older than the last lost entry: which of the gate's entries
+// remain is unknown.
 func TestAnotherEntryIsNoEndOfTheStream(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -260,7 +262,7 @@ func TestAnotherEntryIsNoEndOfTheStream(t *testing.T) {
 	}
 }
 
-// What a replay adds to a stream is no sign that what came before it is there.
+// Entries of a replay do not prove that earlier entries exist.
 func TestAReplayDoesNotHideALoss(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

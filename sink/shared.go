@@ -12,10 +12,10 @@ import (
 	"posthaste/outbox"
 )
 
-// Several databases may share streams. Each has a gate of its own; the register of the stream has the names of all, and
-// whether the only one shares it. See lua/register.lua.
+// Several databases may share streams. Each has a gate of its own. The register of the stream has the names of all
+// databases and whether the only one does not share it. See lua/register.lua.
 
-// unsure is what look.lua answers if it has found only entries of others.
+// unsure is the answer of look.lua if it has only found entries of other databases.
 const unsure = 2
 
 // name is the source field of this database's entries if it shares its streams, else "".
@@ -26,7 +26,7 @@ func (s *Sink) name() string {
 	return ""
 }
 
-// alone tells the scripts whether this database shares its streams.
+// alone returns the scripts' argument for whether this database does not share its streams.
 func (s *Sink) alone() string {
 	if s.shared {
 		return "0"
@@ -34,7 +34,7 @@ func (s *Sink) alone() string {
 	return "1"
 }
 
-// foreign names the databases that exclude this one from a stream, as a script has answered.
+// foreign converts a script's answer to an error that names the databases that exclude this one from a stream.
 func (s *Sink) foreign(stream string, reply []any) error {
 	source, names, alone := text(reply, 1), text(reply, 2), text(reply, 3) == "1"
 	e := &outbox.ForeignError{
@@ -56,8 +56,8 @@ func (s *Sink) foreign(stream string, reply []any) error {
 	return e
 }
 
-// behind tells whether a shared stream has entries of this database behind one, however many others have written
-// there.
+// behind reports whether a shared stream has entries of this database after an entry, however many entries others have
+// added.
 func (s *Sink) behind(ctx context.Context, stream, after string) (found bool, err error) {
 	err = s.entries(ctx, stream, after, func(page []outbox.Entry) bool {
 		found = len(page) > 0
@@ -66,11 +66,11 @@ func (s *Sink) behind(ctx context.Context, stream, after string) (found bool, er
 	return found, err
 }
 
-// dropWithin is how long a database's word lasts that a shared stream is to be deleted.
+// dropWithin is how long a database's request to delete a shared stream is valid.
 const dropWithin = time.Hour
 
-// Drop deletes a stream on purpose, with its groups. One that is shared is deleted when every database that shares it
-// has dropped it; until then it returns the names of the others.
+// Drop deletes a stream with its groups. A shared stream is deleted once every database that shares it has dropped it;
+// until then Drop returns the names of the others.
 func Drop(ctx context.Context, client redis.UniversalClient, stream string, source uuid.UUID) ([]string, error) {
 	reply, err := run(ctx, client, dropScript, []any{
 		2, stream, registerKey(stream), source.String(), dropWithin.Milliseconds(),
@@ -85,15 +85,14 @@ func Drop(ctx context.Context, client redis.UniversalClient, stream string, sour
 	return names, nil
 }
 
-// Leave takes the database whose entries have this source field out of those that share a stream; false if it is not
-// one of them. A relay of it that still publishes there registers again.
+// Leave removes the database whose entries have this source field from those that share a stream; false if it was not
+// one of them. A relay of the database that still publishes there registers again.
 func Leave(ctx context.Context, client redis.UniversalClient, stream, name string) (bool, error) {
 	reply, err := run(ctx, client, leaveScript, []any{1, registerKey(stream), name})
 	return text(reply, 0) == "OK", err
 }
 
-// Sharing lists, by stream, the names of the databases that share it, and their sources. Streams that are not shared
-// are left out.
+// Sharing lists, by stream, the names and sources of the databases that share it, without streams that are not shared.
 func Sharing(
 	ctx context.Context, client redis.UniversalClient, streams []string,
 ) (map[string]map[string]string, error) {

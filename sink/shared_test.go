@@ -56,8 +56,8 @@ func (f *fixture) look() outbox.StreamState {
 	return states[0]
 }
 
-// Each database has a gate of its own: numbers, epochs and doubt of one are nothing to the other. Who does not share
-// them is refused, and told who does.
+// Each database has a gate of its own, with independent numbers, epochs and doubt. A database that does not share its
+// streams is refused with an error that names the others.
 func TestSharedStreams(t *testing.T) {
 	t.Parallel()
 	all := sharing(t, 2)
@@ -74,7 +74,7 @@ func TestSharedStreams(t *testing.T) {
 	mark := []outbox.Mark{{Stream: stream, Lane: streamLane(ob), Number: 3}}
 	b.must(b.sink.Confirm(t.Context(), ob, mark))
 	b.must(b.sink.Settled(t.Context(), ob, mark))
-	// A new leader of b has nothing to do with a.
+	// A new leader of b does not affect a.
 	old, before := lb, b.adopted(4)
 	wantFenced(t, second(old.Deliver(events[6:7]).Publish(t.Context())), 4)
 	if r := b.publish(b.lane(before), events[1], events[6]); r.Suppressed != 0 { // it is settled
@@ -107,8 +107,8 @@ func TestSharedStreams(t *testing.T) {
 
 func second(_ outbox.Receipt, err error) error { return err }
 
-// Nobody else can tell the entries of two databases with one name apart, so the second is refused, until it is said
-// that it has taken the first one's place.
+// Entries of two databases with one name cannot be distinguished, so the second is refused until an operator declares
+// that it replaces the first.
 func TestASecondDatabaseOfTheSameName(t *testing.T) {
 	t.Parallel()
 	a := sharing(t, 1)[0]
@@ -133,8 +133,8 @@ func TestASecondDatabaseOfTheSameName(t *testing.T) {
 	a.wantStored(events[:3]...)
 }
 
-// Whether a stream is shared changes with an adoption that has a higher epoch. The gate keeps all that it knows, and a
-// relay of the same owner with the other setting does not change it.
+// Sharing of a stream changes with an adoption with a higher epoch. The gate keeps its state, and a relay of the same
+// owner with the other setting does not change it.
 func TestSharingIsTurnedOnAndOff(t *testing.T) {
 	t.Parallel()
 	alone := on(t, testenv.Redis(t), sink.Options{Source: "/posthaste/a"})
@@ -185,7 +185,7 @@ func TestSharingIsTurnedOnAndOff(t *testing.T) {
 	if keys := alone.server.Client.Keys(t.Context(), "*gate*").Val(); len(keys) != 2 {
 		t.Errorf("keys %v, want the register and one gate", keys)
 	}
-	// By force it is taken from all who share it, also under an owner that shares it until then.
+	// A forced takeover removes all databases that share it, even under an owner that shares it until then.
 	fourth := shared.adopted(4)
 	ob := b.adopted(6)
 	b.publish(b.lane(ob), events[9])
@@ -225,8 +225,8 @@ func TestTakingOverLeavesTheSettingToTheRelay(t *testing.T) {
 	b.adopted(1)
 }
 
-// Whoever publishes first to a stream that was deleted makes it anew, and no entry there tells the others that theirs
-// are gone. They are told, whoever noticed it, also if it has nothing to lose, and also after it.
+// The first publish to a deleted stream creates it again, and its entries do not show the other databases that theirs
+// are gone. They learn it anyway, whichever database noticed the loss, even one without losses, and even afterwards.
 func TestALossIsToldToAllWhoShare(t *testing.T) {
 	t.Parallel()
 	for name, remake := range map[string]func(f *fixture){
@@ -286,8 +286,7 @@ func TestALossIsToldToAllWhoShare(t *testing.T) {
 	}
 }
 
-// A stream that has lost something loses more before all who share it have noticed the first loss: they are told of the
-// second one, too.
+// A stream loses more before all databases that share it have noticed the first loss: they also notice the second one.
 func TestASecondLossIsTold(t *testing.T) {
 	t.Parallel()
 	for name, noticed := range map[string]func(a *fixture, o outbox.Owner){
@@ -375,8 +374,7 @@ func TestALostRegisterOfOneDatabase(t *testing.T) {
 	wantGap(t, second(f.lane(o).Deliver(makeEvents(1)).Publish(t.Context())))
 }
 
-// A register that is gone, with the stream or not, takes the word of all gates with it: nobody can know what others
-// have noticed since.
+// A lost register invalidates all gates, with or without the stream: losses that others noticed since cannot be known.
 func TestALostRegister(t *testing.T) {
 	t.Parallel()
 	all := sharing(t, 2)
@@ -402,7 +400,7 @@ func TestALostRegister(t *testing.T) {
 	a.wantStored(events[2], events[1])
 }
 
-// Only what is one's own counts: in the tail, and where a gate is older than its stream.
+// Only a database's own entries count: in the tail, and if its gate is older than the stream.
 func TestTheTailOfASharedStream(t *testing.T) {
 	t.Parallel()
 	all := sharing(t, 2)
@@ -442,7 +440,7 @@ func TestTheTailOfASharedStream(t *testing.T) {
 	if st := b.look(); !st.Intact() {
 		t.Errorf("b: %+v", st)
 	}
-	// What is recalled is one's own, and in doubt for oneself only.
+	// Recalled events are the database's own, and only in its own doubt.
 	oa = a.adopted(2)
 	a.must(a.sink.Recall(t.Context(), oa, stream, []uuid.UUID{events[0].ID, events[1].ID}, middle.Last))
 	if r := a.publish(a.lane(oa), events...); r.Suppressed != 2 {
@@ -453,7 +451,7 @@ func TestTheTailOfASharedStream(t *testing.T) {
 	}
 }
 
-// A stream that is to be gone is deleted when everybody who shares it has said so.
+// A shared stream is deleted once every database that shares it has dropped it.
 func TestDropOfASharedStream(t *testing.T) {
 	t.Parallel()
 	all := sharing(t, 3)
@@ -476,14 +474,14 @@ func TestDropOfASharedStream(t *testing.T) {
 	drop(b)
 	a.wantStored()
 	b.publish(b.lane(b.adopted(2)), events[3])
-	drop(b, "/posthaste/a", "/posthaste/c") // a word counts once
+	drop(b, "/posthaste/a", "/posthaste/c") // a drop counts once
 	alone := on(t, testenv.Redis(t), sink.Options{})
 	alone.publish(alone.lane(alone.adopted(1)), events[4])
 	drop(alone)
 	alone.wantStored()
 }
 
-// A replay is one's own, and hides no loss of the others.
+// A replay only affects its own database and hides no loss of the others.
 func TestAReplayIntoASharedStream(t *testing.T) {
 	t.Parallel()
 	all := sharing(t, 2)

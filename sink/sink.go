@@ -29,19 +29,19 @@ import (
 type Options struct {
 	// Client is the connection to Redis; see NewClient. The caller closes it.
 	Client redis.UniversalClient
-	// Server keeps Client with one process of Redis; see NewBoundClient. nil: any will do.
+	// Server keeps Client bound to one process of Redis; see NewBoundClient. nil allows any.
 	Server *Server
 	// Source is the source field of every entry, for example /posthaste/default.
 	Source string
 	// Shared lets other databases publish to the same streams. Each needs a Source of its own.
 	Shared bool
-	// PubSub also publishes each payload on the channel named by the event's type, behind ChannelPrefix. A type that
-	// begins with __ is no channel: those are Redis' own.
+	// PubSub also publishes each payload on the channel ChannelPrefix + the event's type. Types that begin with __ have
+	// no channel, because those are Redis' own.
 	PubSub        bool
 	ChannelPrefix string
 	// Durability is what Confirm waits for.
 	Durability Durability
-	// MaxLen is the length Trim shortens a stream to, approximately; 0 never trims.
+	// MaxLen is the approximate length to which Trim shortens a stream; 0 never trims.
 	MaxLen int64
 	// TrimForce lets Trim remove entries that a consumer group has not acknowledged.
 	TrimForce bool
@@ -66,12 +66,12 @@ type Sink struct {
 	log     *slog.Logger
 	seen    observations
 
-	// moved is set when the server was seen to be another one although its connections last.
+	// moved is set when the server was replaced although its connections remained open.
 	moved atomic.Bool
-	// let has, by stream, how many events its gate has let through, as far as is known here.
+	// let has, by stream, the known number of events that its gate has let through.
 	let sync.Map
 
-	// batchBytes bounds one script call. It only shrinks: to what the server says it can buffer.
+	// batchBytes bounds one script call. It only shrinks, to what the server can buffer.
 	batchBytes atomic.Int64
 }
 
@@ -91,7 +91,7 @@ func New(o Options) *Sink {
 	return s
 }
 
-// memory is how many events the gate of stream has let through, as far as is known here.
+// memory returns the known number of events that the gate of stream has let through.
 func (s *Sink) memory(stream string) *atomic.Int64 {
 	v, ok := s.let.Load(stream)
 	if !ok {
@@ -103,7 +103,7 @@ func (s *Sink) memory(stream string) *atomic.Int64 {
 // registerKey returns the key of a stream's register, which is in the same Cluster slot. See lua/register.lua.
 func registerKey(stream string) string {
 	if open := strings.IndexByte(stream, '{'); open >= 0 && strings.IndexByte(stream[open+1:], '}') > 0 {
-		return stream + ":gate" // a prefix with a hash tag of its own
+		return stream + ":gate" // the prefix has a hash tag of its own
 	}
 	return "{" + stream + "}:gate"
 }
@@ -113,7 +113,7 @@ func gateKey(stream string, source uuid.UUID) string {
 	return registerKey(stream) + ":" + source.String()
 }
 
-// whatever is the least that a gate has to have let through when anything will do.
+// whatever accepts a gate that has let through any number of events.
 const whatever int64 = -1
 
 // Adopt implements outbox.Sink.
@@ -124,8 +124,8 @@ func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact 
 	return s.adopt(ctx, stream, o, "0", whatever)
 }
 
-// TakeOver is Adopt for a stream that other databases exclude o's from. They are taken out of the register, and the
-// events that they left unsettled become doubt. Without such a database it is Adopt, with Adopt's errors.
+// TakeOver is Adopt for a stream from which other databases exclude o's. It removes them from the register, and the
+// events that they left unsettled become doubt. Without such a database it is the same as Adopt.
 func (s *Sink) TakeOver(ctx context.Context, stream string, o outbox.Owner) error {
 	return s.adopt(ctx, stream, o, "1", whatever)
 }
@@ -141,7 +141,7 @@ func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force s
 		err = verdict(stream, reply)
 	}
 	if err == nil {
-		s.memory(stream).Store(number(reply, 1)) // what it says now counts, be it less than it was
+		s.memory(stream).Store(number(reply, 1)) // the gate's number counts, even if it is lower
 	}
 	return s.failed("adopt", stream, err)
 }
@@ -151,16 +151,16 @@ func (s *Sink) Missed(streams int) {
 	s.m.errors.WithLabelValues(Class(outbox.ErrGap)).Add(float64(streams))
 }
 
-// tailEntries and tailBytes are how much of a stream Tail has Redis look through at once, and pageTimeout bounds how
-// long that, or a Look, may take.
+// tailEntries and tailBytes bound what Redis scans of a stream in one call of Tail. pageTimeout bounds the time of such
+// a call and of Look.
 const (
 	tailEntries = 1000
 	tailBytes   = 4 << 20
 	pageTimeout = 5 * time.Second
 )
 
-// Tail implements outbox.Sink. It reads page by page; ctx bounds how long all of that takes. Entries that are not
-// posthaste's are left out, and of a shared stream those of others.
+// Tail implements outbox.Sink. It reads page by page; ctx bounds the whole. It omits entries that are not posthaste's,
+// and in a shared stream those of other databases.
 func (s *Sink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry, error) {
 	var tail []outbox.Entry
 	err := s.entries(ctx, stream, after, func(page []outbox.Entry) bool {
@@ -170,7 +170,7 @@ func (s *Sink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry, 
 	return tail, err
 }
 
-// entries hands Tail's entries over page by page, until visit returns false.
+// entries passes Tail's entries to visit page by page, until visit returns false.
 func (s *Sink) entries(ctx context.Context, stream, after string, visit func(page []outbox.Entry) bool) error {
 	from := "-"
 	if after != "" {
@@ -200,7 +200,7 @@ func (s *Sink) entries(ctx context.Context, stream, after string, visit func(pag
 	}
 }
 
-// recallEvents is how many events one call of Recall adds: the script writes them in one go.
+// recallEvents bounds the events that one call of Recall adds, because the script writes them at once.
 const recallEvents = 5000
 
 // Recall implements outbox.Sink.
@@ -211,7 +211,7 @@ func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []
 		for _, id := range ids[:n] {
 			blob = append(blob, id[:]...)
 		}
-		known := "" // the gate knows the stream's end when it knows all that is before
+		known := "" // the gate gets the stream's end only with the last events
 		if ids = ids[n:]; len(ids) == 0 {
 			known = last
 		}
@@ -234,8 +234,8 @@ func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) erro
 	return s.verdicts("check", calls, runAll(ctx, s.client, checkScript, calls))
 }
 
-// graver returns the first of two errors, but rather the one that waiting does not mend: in a cluster, a node that
-// does not answer must not hide what the others say.
+// graver returns the first of two errors, or a permanent one: in a cluster, a node that does not answer must not hide
+// the errors of others.
 func graver(first, second error) error {
 	if first == nil || !permanent(first) && permanent(second) {
 		return second
@@ -249,8 +249,8 @@ func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark)
 	return s.verdicts("settle", calls, runAll(ctx, s.client, settleScript, calls))
 }
 
-// ForgetDoubt implements outbox.Sink. What a later claim of a part took over from an earlier claim since the adoption
-// stays in doubt: the rows of those events may still be there.
+// ForgetDoubt implements outbox.Sink. Events that a later claim of a part inherited from an earlier claim since the
+// adoption stay in doubt: their rows may still be unsettled.
 func (s *Sink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
 	reply, err := run(ctx, s.client, forgetScript, gateArgs(stream, o))
 	if err == nil {
@@ -259,7 +259,8 @@ func (s *Sink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) e
 	return s.failed("forget doubt", stream, err)
 }
 
-// Trim implements outbox.Sink. Whole nodes of the stream go, so up to stream-node-max-entries may stay beyond MaxLen.
+// Trim implements outbox.Sink. It only removes whole nodes of the stream, so up to stream-node-max-entries may stay
+// beyond MaxLen.
 func (s *Sink) Trim(ctx context.Context, stream string) error {
 	if s.maxLen <= 0 {
 		return nil
@@ -275,11 +276,11 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 	return s.failed("trim", stream, err)
 }
 
-// notAStream reports whether the key is of another kind: there is nothing to trim or to look at. What is published to
-// it is refused and parked, which is said there; the housekeeping of the other streams goes on.
+// notAStream reports whether the key is of another type, so that there is nothing to trim or read. Publishing to it is
+// refused and reported by the publisher; the housekeeping of the other streams continues.
 func notAStream(err error) bool { return err != nil && Class(err) == classWrongType }
 
-// failed counts err and says in which step it happened, and on which node of a cluster.
+// failed counts err and adds the step in which it happened and the node of a cluster.
 func (s *Sink) failed(step, stream string, err error) error {
 	if err == nil {
 		return nil
@@ -288,13 +289,13 @@ func (s *Sink) failed(step, stream string, err error) error {
 	s.m.errors.WithLabelValues(class).Inc()
 	many, cluster := s.client.(*redis.ClusterClient)
 	if cluster && reload[class] {
-		many.ReloadState(context.Background()) // in the background; nobody else would before a minute is over
+		many.ReloadState(context.Background()) // in the background; otherwise it happens once a minute
 	}
 	if errors.Is(err, errOther) {
 		return outbox.ErrMoved
 	}
 	if permanent(err) {
-		return err // says the stream itself
+		return err // names the stream itself
 	}
 	if stream == "" {
 		return fmt.Errorf("%s: %w", step, err)
@@ -311,19 +312,19 @@ func (s *Sink) failed(step, stream string, err error) error {
 	return wrapped
 }
 
-// oneStream are the classes of replies that are about one stream, as far as is known: no server has been heard to
-// refuse everything like this, and one that does refuses each stream by itself.
+// oneStream are the classes of replies that concern one stream. No known server refuses all streams with one of them;
+// one that does refuses each separately.
 var oneStream = map[string]bool{
 	"noperm": true, "crossslot": true, classWrongType: true, "gatetype": true, "exhausted": true, "other": true,
 }
 
-// reload are the classes after which a cluster is asked who its masters are.
+// reload are the classes after which the client reloads the masters of a cluster.
 var reload = map[string]bool{
 	"connection": true, "timeout": true, "tls": true, "clusterdown": true, "moved": true, "readonly": true,
 	"restarted": true, "masterdown": true, "loading": true,
 }
 
-// ended is for what is to do no I/O.
+// ended prevents I/O.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -336,7 +337,7 @@ type streamCall struct {
 	args   []any
 }
 
-// callsByStream groups marks: a stream's gate is asked once.
+// callsByStream groups marks so that each stream's gate gets one call.
 func callsByStream(marks []outbox.Mark, head func(stream string) []any) []streamCall {
 	var calls []streamCall
 	at := make(map[string]int, len(marks))
@@ -365,13 +366,13 @@ func (s *Sink) verdicts(step string, calls []streamCall, cmds []*redis.Cmd) erro
 	return first
 }
 
-// gateArgs begins the arguments of every script of the gate.
+// gateArgs returns the first arguments of every script of the gate.
 func gateArgs(stream string, o outbox.Owner) []any {
 	return append(keys(stream, o.Source), o.Epoch, o.Nonce.String())
 }
 
-// keys are those of a stream, after their number. While a slot moves, a key that is not named may be missing at one
-// master because the other one has it.
+// keys returns the number of a stream's keys and the keys. All must be named: while a slot moves, one master may lack a
+// key because the other already has it.
 func keys(stream string, source uuid.UUID) []any {
 	return []any{3, stream, registerKey(stream), gateKey(stream, source)}
 }

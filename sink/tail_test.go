@@ -12,7 +12,7 @@ import (
 	"posthaste/outbox"
 )
 
-// What a relay has put into a stream is listed, behind an entry or all of them, in pages.
+// Tail lists a relay's events in a stream, after an entry or all of them, in pages.
 func TestTail(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -183,7 +183,7 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// What another instance shows from now on is not shown here, but for what was counted.
+// Unobserve deletes series that another instance exports from now on, except for counters.
 func TestUnobserve(t *testing.T) {
 	t.Parallel()
 	f := trimming(t, sink.Options{MaxLen: 100}, 10)
@@ -256,8 +256,8 @@ func TestObserveAfterARestartOfRedis(t *testing.T) {
 	}
 }
 
-// A group that has never read misses what is trimmed, too; what left the stream before the group was there does not
-// count.
+// A group that has never read misses trimmed entries as well; entries that left the stream before the group existed do
+// not count.
 func TestObserveCountsWhatAGroupThatNeverReadMisses(t *testing.T) {
 	t.Parallel()
 	f := trimming(t, sink.Options{}, 20)
@@ -305,8 +305,7 @@ func TestObserveBoundsTheGroups(t *testing.T) {
 	}
 }
 
-// A key of another kind where a stream belongs is a matter of its events alone: it must not look like a Redis that is
-// gone.
+// A stream's key of another type only affects its events and must not look like an unreachable Redis.
 func TestAKeyOfAnotherKindStopsNoHousekeeping(t *testing.T) {
 	t.Parallel()
 	f := trimming(t, sink.Options{MaxLen: 100}, 50)

@@ -12,11 +12,11 @@ import (
 	"posthaste/outbox"
 )
 
-// foundWithin is within which time a consumer finds a new stream, at most; see package consumer.
+// foundWithin bounds the time in which a consumer finds a new stream; see package consumer.
 const foundWithin = 6 * time.Second
 
-// Unread implements outbox.Sink. What groups have not read is looked for by ids, so that it is right where Redis itself
-// cannot tell how much that is. In a stream that is shared only what is this database's counts: others go on.
+// Unread implements outbox.Sink. It finds unread entries by id, so it is correct even if Redis does not know their
+// number. In a shared stream only this database's entries count, because others keep publishing.
 func (s *Sink) Unread(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.Unread, error) {
 	ours := make([]string, len(streams))
 	if s.shared {
@@ -51,7 +51,7 @@ func (s *Sink) Unread(ctx context.Context, source uuid.UUID, streams []string) (
 // nothing is before every entry.
 const nothing = "0-0"
 
-// unread takes the answer of observe.lua, and the last entry that counts, "" if all do.
+// unread evaluates the answer of observe.lua. last is the last entry that counts, "" if all do.
 func unread(stream string, reply []any, last string) (list []outbox.Unread) {
 	counts := func(id string) bool { return id != "" && (last == "" || !lessID(last, id)) }
 	now, first := text(reply, 3), text(reply, 2)
@@ -106,10 +106,10 @@ func (s *Sink) Regroup(ctx context.Context, stream string, groups []string) erro
 	return s.failed("make the groups of", stream, err)
 }
 
-// keptGroups bounds how many groups of a stream are listed, and so come back when it is lost.
+// keptGroups bounds the groups of a stream that are listed, and so restored with it.
 const keptGroups = 1000
 
-// Groups implements outbox.Sink. A name that is no text cannot be noted, and is left out.
+// Groups implements outbox.Sink. It omits names that are not valid text.
 func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (map[string][]string, error) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
@@ -126,7 +126,7 @@ func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (ma
 			first = cmp.Or(first, s.failed("list the groups of", streams[i], err))
 			continue
 		}
-		if verdict(streams[i], reply) != nil { // which Check says, too
+		if verdict(streams[i], reply) != nil { // Check reports this as well
 			continue
 		}
 		groups := []string{}
@@ -140,10 +140,11 @@ func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (ma
 	return list, first
 }
 
-// shardedKey is what tells consumers that a type has several streams. No type has such a name.
+// shardedKey returns the key by which consumers find that a type has several streams. No type has such a name.
 func shardedKey(base string) string { return base + "#sharded" }
 
-// Sharded implements outbox.Sink. A consumer that reads a type by the name of its only stream finds the others by that.
+// Sharded implements outbox.Sink. A consumer that reads a type by the name of its only stream finds the others by this
+// key.
 func (s *Sink) Sharded(ctx context.Context, base string) error {
 	return s.failed("name the streams of", base, s.client.SetNX(ctx, shardedKey(base), 1, 0).Err())
 }

@@ -13,8 +13,8 @@ import (
 	"posthaste/outbox"
 )
 
-// What a change of the streams per type waits for: a group that has not read everything, or not acknowledged it, also
-// where Redis does not know how much that is; and a stream that a group may not have found yet.
+// A change of the streams per type waits for groups that have not read or acknowledged everything, even if Redis does
+// not know how much that is, and for streams that a group may not have found yet.
 func TestUnread(t *testing.T) {
 	servers(t, func(t *testing.T, f *fixture, _ bool) {
 		unread := func() (found []string) {
@@ -65,7 +65,8 @@ func TestUnread(t *testing.T) {
 	})
 }
 
-// In a stream that several databases share, a change waits for what is its own: the others do not stop for it.
+// In a stream that several databases share, a change only waits for entries of its own database, because the others
+// keep publishing.
 func TestUnreadOfASharedStream(t *testing.T) {
 	t.Parallel()
 	all := sharing(t, 2)
@@ -116,7 +117,7 @@ func TestUnreadOfASharedStream(t *testing.T) {
 	want("theirs is not", b, "g")
 }
 
-// A new stream gets the groups of the others, from its first entry on, and again and again.
+// A new stream gets the groups of the others, from its first entry on. Repeats change nothing.
 func TestFollow(t *testing.T) {
 	servers(t, func(t *testing.T, f *fixture, _ bool) {
 		f.do("SET", "string", "x")
@@ -140,8 +141,8 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// The groups of a stream are told while it has what its gate has let through; they are made again at its first entry,
-// and again and again. What was trimmed before counts as read.
+// Groups lists the groups of a stream while it has all that its gate has let through. They are restored at the first
+// entry; repeats change nothing. Entries trimmed before count as read.
 func TestGroupsOfAStreamThatIsLost(t *testing.T) {
 	servers(t, func(t *testing.T, f *fixture, _ bool) {
 		o := f.adopted(1)
@@ -183,7 +184,7 @@ func TestGroupsOfAStreamThatIsLost(t *testing.T) {
 	})
 }
 
-// A type that has several streams is marked as such, again and again.
+// A type with several streams is marked as such. Repeats change nothing.
 func TestSharded(t *testing.T) {
 	servers(t, func(t *testing.T, f *fixture, _ bool) {
 		for range 2 {

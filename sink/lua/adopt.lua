@@ -1,10 +1,11 @@
--- Raises the gate of a database to a new owner, and registers the database. The events that earlier owners left
--- unsettled become the doubt, and all lanes end. If the stream has lost the gate's events there is no doubt: they are
--- published again.
+-- Gives the gate of a database a new owner, and registers the database. The events that earlier owners left unsettled
+-- become the doubt, and all lanes end. If the stream has lost the gate's events there is no doubt: they are published
+-- again.
+--
 -- KEYS stream, register, gate
--- ARGV epoch, nonce, source, force ("1": take the stream from the databases that are in the way), least (the caller has
---      seen a gate that had let through so many events, and a stream that had lost none of them: {GAP} if that is no
---      longer so; -1 accepts any state), the source field of the database's entries, alone ("1": it does not share the
+-- ARGV epoch, nonce, source, force ("1": take the stream from the databases that exclude this one), least (the caller
+--      has seen a gate that had let through so many events, and a stream without losses: {GAP} if that is no longer
+--      true; -1 accepts any state), the source field of the database's entries, alone ("1": it does not share the
 --      stream)
 -- Answers {OK, n}, {GAP}, {FENCED, epoch}, or {FOREIGN, source, names, "1" if that database does not share the stream}.
 local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]

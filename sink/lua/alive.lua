@@ -1,8 +1,8 @@
 -- Notes that a leader is alive, unless another one is: one that is neither the caller's process nor of its server of
 -- Postgres.
 -- KEYS sign
--- ARGV process, server, holder, how long a sign counts in ms, how long it counts if it is renewed while somebody waits,
---      what the caller has seen before, '' for nothing
+-- ARGV process, server, holder, how long a sign counts in ms, how long it counts if it is renewed while another leader
+--      waits, what the caller has seen before, '' for nothing
 -- Answers {}, or {process, server, holder, text} of the other one.
 local text = redis.call('GET', KEYS[1])
 if text then

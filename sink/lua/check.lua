@@ -1,7 +1,7 @@
 -- Reports whether the gate is still the caller's, and the stream has what it has let through.
 -- KEYS stream, register, gate. ARGV epoch, nonce, how many groups to list at most (may be left out: none)
--- Answers {OK, group…}, {GAP} or {FENCED, epoch}. If the stream's key holds something else that is no GAP: what is
--- published there is refused, which is said there.
+-- Answers {OK, group...}, {GAP} or {FENCED, epoch}. If the stream's key has another type, the answer is not GAP:
+-- publishing there is refused and reported by the publisher.
 local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]
 
 local g, err = read('HMGET', gate, 'owner', 'reg', 'last', 'n', 'base')

@@ -1,4 +1,4 @@
--- Destroys a consumer group and the lease of its ordered mode, unless somebody reads for it.
+-- Destroys a consumer group and the lease of its ordered mode, unless a consumer reads for it.
 -- KEYS stream, lease. ARGV group, ms within which a sign of life counts, "look" (only answer), "drop" or "force"
 -- Answers {GONE}, {ACTIVE, consumer, ms}, {LEASED, consumer}, {UNSURE, consumers} or {OK}.
 local stream, name, how = KEYS[1], ARGV[1], ARGV[3]
@@ -21,7 +21,7 @@ if how ~= 'force' then
     if c['idle'] < tonumber(ARGV[2]) then return {'ACTIVE', c['name'], c['idle']} end
     sure = sure and c['inactive'] ~= nil
   end
-  -- A server that does not know "inactive" does not see a consumer that waits in vain for something to read.
+  -- A server without "inactive" does not notice a consumer that waits for entries.
   local idle = g['pending'] == 0 and g['last-delivered-id'] == s['last-generated-id']
   if not sure and idle then return {'UNSURE', g['consumers']} end
 end

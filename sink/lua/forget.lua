@@ -1,5 +1,5 @@
--- Empties the doubt that adoptions made. What a later claim of a part inherited from an earlier one stays: those events
--- are younger than the adoption, and their rows may still be there.
+-- Empties the doubt that adoptions made. Events that a later claim of a part inherited from an earlier one stay: they
+-- are newer than the adoption, and their rows may still be unsettled.
 -- KEYS stream, register, gate. ARGV epoch, nonce
 local gate = KEYS[3]
 

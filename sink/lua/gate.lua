@@ -9,9 +9,9 @@
 --              an earlier claim of a part
 --   doubt      the number of d: fields; absent means 0
 --   n          the number of events that the gate has let through; it begins at 0 again when the stream has lost them
---   base       how many entries were added to the stream beyond these events when an adoption last looked; others add
---              some, but nobody takes any back. Absent if the server does not count them
---   len        the length of the stream behind the last publish: it is shorter if it was trimmed, or lost entries
+--   base       how many entries were added to the stream beyond these events at the last adoption; others only add
+--              entries. Absent if the server does not count them
+--   len        the length of the stream after the last publish: it is shorter if it was trimmed, or lost entries
 --   last       the entry id of the last of these events
 --   gone       set by the adoption of another database that has found the stream without this gate's events: up to
 --              where the stream was as before then, '' if that is not known. It is lowered if the stream loses more.

@@ -1,4 +1,4 @@
--- Reads what an adoption has to know of a stream before anything is published there.
+-- Reads the state of a stream that an adoption needs before the first publish.
 -- KEYS stream, register, gate
 -- ARGV source, the source field of this database's entries, alone ("1": it does not share the stream), the last entry
 --      that Postgres knows of, '' for none

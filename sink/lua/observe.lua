@@ -1,4 +1,4 @@
--- Reads what is to be known of a stream and its groups, and leaves the entries' bodies where they are.
+-- Reads the state of a stream and its groups, without the bodies of the entries.
 -- KEYS stream. ARGV groups at most, consumers of a group at most that are looked at (0: no limit)
 -- Answers {length, entries added, first entry's id, now in ms, {name, pending, lag, entries read, last delivered,
 -- oldest pending, consumers, ms since the last sign of life, sure ("1"), first unread}…};
@@ -12,8 +12,8 @@ if redis.call('EXISTS', stream) == 0 then return {0, 0, '', now} end
 local s = fields(redis.call('XINFO', 'STREAM', stream))
 local first = s['first-entry'] and s['first-entry'][1] or ''
 
--- unread returns how many entries the group has before it and the first of them. Redis' own count goes on counting what
--- was trimmed unread, and is unknown after a deletion.
+-- unread returns how many entries the group has not read, and the first of them. Redis' own count includes entries that
+-- were trimmed unread, and is unknown after a deletion.
 local function unread(g)
   local last = g['last-delivered-id']
   if first == '' or not less(last, s['last-generated-id']) then return 0, '' end

@@ -23,7 +23,7 @@ local g, err = read('HMGET', gate, 'owner', 'l:' .. lane, 'doubt', 'n', 'last', 
 if err then return err end
 local no = assess(g[1], epoch, ARGV[2])
 if no then return no end
--- A gate that knows of less than the caller does went back in time, and the stream with it.
+-- A gate with a lower count than the caller's went back in time, and the stream with it.
 local n = tonumber(g[4] or '0')
 if n < least then return {'GAP'} end
 
@@ -55,7 +55,7 @@ local len = 0
 if from < count then
   local t = redis.call('TYPE', stream).ok
   if t ~= 'none' and t ~= 'stream' then wrong = 'WRONGTYPE the key of the stream holds a ' .. t end
-  -- The stream may have been deleted alone, and somebody may have made it again.
+  -- The stream alone may have been deleted and created again.
   if not wrong then
     len = redis.call('XLEN', stream)
     if (len == 0 or len < tonumber(g[6] or '0')) and deserted(stream, base, gate) then return {'GAP'} end
@@ -133,7 +133,7 @@ for i = from + 1, count do
   end
 end
 
--- Events that were there already leave 'last' as it is. An empty one is none: it is not written.
+-- If all events were in the stream already, 'last' stays; an empty one is not written.
 local state = {field, (failed and '-' or '+') .. sub(ids, 1, done * ID), 'n', int(n)}
 if newest then state[5], state[6], state[7], state[8] = 'last', newest, 'len', int(len) end
 redis.call('HSET', gate, unpack(state))

@@ -1,5 +1,5 @@
--- Adds events to the doubt that an adoption has found in the stream and the gate does not know. From then on the gate
--- knows the stream's last entry.
+-- Adds events to the doubt that an adoption has found in the stream and that the gate does not know. Afterwards the
+-- gate knows the stream's last entry.
 -- KEYS stream, register, gate. ARGV epoch, nonce, the stream's last entry ('' for none), ids (16 bytes each)
 local gate = KEYS[3]
 
@@ -13,7 +13,7 @@ for at = 1, #ARGV[4], 16 do
   doubt[#doubt + 1] = 'd:' .. string.sub(ARGV[4], at, at + 15)
   doubt[#doubt + 1] = 'a'
 end
--- The count first: what is in doubt and not counted would be published.
+-- The count comes first: events in doubt beyond the count would be published.
 local known = tonumber(g[2] or '0')
 if #doubt > 0 then
   redis.call('HSET', gate, 'doubt', int(known + #doubt / 2))

@@ -53,7 +53,7 @@ local function misses(s, entry)
 end
 
 -- kept returns up to where a stream that has lost its younger entries is as it was: its last id, if its last entry is
--- that of a registered database, else ''. An entry of somebody else may be all that there is.
+-- that of a registered database, else ''. A stream may only have an entry of another writer.
 local function kept(s, r)
   local e = s['last-entry']
   return e and r.names[fields(e[2])['source'] or ''] and s.last or ''

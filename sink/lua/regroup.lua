@@ -1,4 +1,4 @@
--- Makes the groups that the stream lacks. Each begins at the first entry; what was trimmed before its time counts as
+-- Creates the groups that the stream lacks. Each begins at the first entry; entries that were trimmed before count as
 -- read, so that lag and loss are exact from the start.
 -- KEYS stream. ARGV groups, which may be there twice. Answers how many were made.
 local stream, there, first, made = KEYS[1], {}, 0, 0

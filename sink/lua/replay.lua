@@ -50,7 +50,7 @@ if cursor ~= from then
   if first == entries then return {'OK', cursor} end
 end
 
--- From here on nothing fails but an XADD: what Redis refuses without memory, it refuses in this line.
+-- From here on only an XADD can fail. Without memory, Redis refuses this first write.
 redis.call('HSET', record, 'owner', owner)
 local failed
 for i = first, entries - 1 do

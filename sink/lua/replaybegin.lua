@@ -1,4 +1,4 @@
--- Finds the note of a replay, or makes it. Whoever comes second finds what the first has made.
+-- Finds or creates the note of a replay. A second caller finds the note of the first.
 -- KEYS note. ARGV restart ("1"), ms to live, then fields and values of a new note; the first field is run.
 -- Answers {old run or '', field, value…}: the note there is now, and the run that was given up for it.
 local old = redis.call('HGET', KEYS[1], 'run') or ''

@@ -1,4 +1,4 @@
--- Forgets batches whose rows are gone.
+-- Removes batches whose rows are settled.
 -- KEYS stream, register, gate. ARGV epoch, nonce, then per mark lane, claim, claim's nonce, number
 local gate = KEYS[3]
 
