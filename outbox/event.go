@@ -35,10 +35,10 @@ type Event struct {
 	Time time.Time
 }
 
-// rowOverhead is what an event costs beside its variable parts: the struct, its place in queues, an entry id.
+// rowOverhead is the size of an event without its variable parts: the struct, its place in queues, an entry id.
 const rowOverhead = 256
 
-// Size returns the bytes the event is counted with against windows and batches.
+// Size returns the bytes with which the event counts against windows and batches.
 func (e *Event) Size() int {
 	return rowOverhead + len(e.AggregateType) + len(e.AggregateID) + len(e.Type) + len(e.Payload) + len(e.Headers)
 }
@@ -58,8 +58,8 @@ func (e *Event) TraceParent() string {
 	return h.TraceParent
 }
 
-// EntrySource returns the source field of the entries of a database, by the name of its relay. Where databases share
-// streams it is what tells them apart.
+// EntrySource returns the source field of the entries of a database, by the name of its relay. It distinguishes
+// databases that share streams.
 func EntrySource(relayName string) string { return "/posthaste/" + relayName }
 
 // LSN is a position in the write-ahead log.
@@ -84,19 +84,19 @@ type Row struct {
 	Commit LSN
 	// XID is the transaction's 32-bit id.
 	XID uint32
-	// End is the LSN just behind the commit record, set on the last row of a transaction and zero on the others. A
-	// row with a zero ID and an End is only a marker: its transaction's rows were handed out before, or it had none.
+	// End is the LSN after the commit record, set on the last row of a transaction and zero on the others. A row with a
+	// zero ID and an End is only a marker: the rows of its transaction were delivered before, or it had no rows.
 	End LSN
 }
 
 // Marker reports whether the row carries no event, only the end of a transaction.
 func (r *Row) Marker() bool { return r.ID == uuid.Nil && r.Seq == 0 }
 
-// Chunk is what a Source decoded in one gulp, in commit order. The receiver owns it.
+// Chunk is what a Source delivers at once, in commit order. The receiver owns it.
 type Chunk struct {
 	Rows []Row
 	// Bytes is the sum of the rows' sizes.
 	Bytes int
-	// Position says that everything committed below it and not in Rows was handed out before. Zero says nothing.
+	// Position means that everything committed below it and not in Rows was delivered before. Zero means nothing.
 	Position LSN
 }

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Snapshot says of every transaction whether it had ended at a moment. It is the value of a pg_snapshot; see
-// "Transaction ID and Snapshot Information Functions" in the Postgres manual. The zero value sees nothing. Snapshots of
-// one server that were taken one after the other grow: what one sees, the later one sees.
+// Snapshot determines for every transaction whether it had ended at a moment. It is the value of a pg_snapshot; see
+// "Transaction ID and Snapshot Information Functions" in the Postgres manual. The zero value sees nothing. A later
+// snapshot of a server sees everything that an earlier one sees.
 type Snapshot struct {
 	xmin, xmax uint64
 	running    []uint64 // below xmax, ascending
 }
 
-// NewSnapshot returns the snapshot that sees every transaction below xmax but for those in running.
+// NewSnapshot returns the snapshot that sees every transaction below xmax except those in running.
 func NewSnapshot(xmax uint64, running []uint64) Snapshot {
 	s := Snapshot{xmin: xmax, xmax: xmax}
 	for _, x := range running {
@@ -71,7 +71,7 @@ func (s Snapshot) String() string {
 	return b.String()
 }
 
-// Max is the first transaction id that the snapshot knows nothing of: it, and every later one, is not seen.
+// Max is the first transaction id after all ids that the snapshot can see.
 func (s Snapshot) Max() uint64 { return s.xmax }
 
 // Running lists the transactions below Max that are not seen, ascending. The caller must not change it.
@@ -96,9 +96,9 @@ func (s Snapshot) Widen(xid uint32) uint64 {
 	return uint64(int64(s.xmax) + int64(int32(xid-uint32(s.xmax)))) //nolint:gosec // wraps around on purpose
 }
 
-// Settled is what a mark says: a row is settled, that is, published or parked, if Snapshot sees its transaction and its
-// number is not above High. The number matters where a table was restored on another server, whose transactions have
-// ids of their own. The zero value holds nothing.
+// Settled is the content of a mark: a row is settled, that is, published or parked, if Snapshot sees its transaction
+// and its number is at most High. The number matters if a table was restored on another server, whose transactions have
+// ids of their own. The zero value settles nothing.
 type Settled struct {
 	Snapshot Snapshot
 	High     int64

@@ -8,8 +8,9 @@ import (
 // Source delivers committed events in commit order. It is implemented by posthaste/cdc.
 type Source interface {
 	// Run streams from the slot's confirmed position until ctx ends or the stream breaks, and returns only after the
-	// connection is closed. Once the server has accepted START_REPLICATION (from then on nobody else can move the
-	// slot) it calls started, and reads nothing before started has returned nil; an error from started ends Run with
+	// connection is closed. Once the server has accepted START_REPLICATION (so that no other process can move the slot)
+	// it calls started, and reads nothing before started has returned nil; an error from started ends Run with that
+	// error. Chunks go to out; while out is full Run stops reading but keeps its connection alive.
 	// that error. Chunks go to out; while out is full Run stops reading but keeps its connection alive.
 	//
 	// Errors that name a condition of the slot or server are *SlotError.
@@ -44,14 +45,14 @@ type Slots interface {
 	// Status reads the slot's state. A missing slot is not an error.
 	Status(ctx context.Context) (SlotStatus, error)
 	// Ensure makes sure that the publication exists with the outbox table in it, and then that a usable slot exists,
-	// creating or repairing what it may; an invalidated slot is dropped and made anew. Just before a slot is made it
-	// calls making, if that is not nil, whose error ends it. created reports a new slot: its position says nothing
-	// about older rows. Errors are *SlotError where they name a condition.
+	// creating or repairing what it may; it replaces an invalidated slot. Just before it creates a slot it calls
+	// making, if that is not nil, and returns its error. created reports a new slot, whose position says nothing about
+	// older rows. Errors are *SlotError where they name a condition.
 	Ensure(ctx context.Context, making func(ctx context.Context) error) (created bool, err error)
 	// Advance moves the (inactive) slot's confirmed position to target, which frees WAL as far as older transactions
 	// allow, and provokes the running-transactions record that lets restart_lsn follow.
 	Advance(ctx context.Context, target LSN) error
-	// Nudge provokes that record alone, for a slot that is being streamed.
+	// Nudge only provokes that record, for a slot that is being streamed.
 	Nudge(ctx context.Context) error
 	// Drop removes the slot, terminating a walsender that holds it. A missing slot is not an error.
 	Drop(ctx context.Context) error

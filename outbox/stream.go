@@ -13,8 +13,8 @@ import (
 // in one stream of a type.
 var ShardCounts = []int{1, 2, 4, 8, Partitions}
 
-// Layout is how streams are named. The marks have it: the streams of events that were settled under another layout keep
-// their names.
+// Layout is how streams are named. Marks record it, so events settled under another layout keep the names of their
+// streams.
 type Layout struct {
 	// Prefix is put before the aggregate type.
 	Prefix string
@@ -41,7 +41,7 @@ var shardSuffixes = func() (s [Partitions]string) {
 	return s
 }()
 
-// BaseName is the inverse: what the streams of a type have in common, of the name of one of them.
+// BaseName returns the base name of a type from the name of one of its streams.
 func BaseName(stream string, shards int) string {
 	if shards <= 1 {
 		return stream
@@ -52,14 +52,13 @@ func BaseName(stream string, shards int) string {
 	return stream
 }
 
-// Stream is one that was published to.
+// Stream is a stream that was published to.
 type Stream struct {
 	Name string
-	// Base is what the names of the streams of its type have in common: the name of its only one.
+	// Base is the common part of the names of its type's streams: the name of the stream of a type that has only one.
 	Base string
 }
 
-// StreamNames are the names of streams.
 func StreamNames(list []Stream) []string {
 	names := make([]string, len(list))
 	for i, s := range list {
@@ -68,7 +67,7 @@ func StreamNames(list []Stream) []string {
 	return names
 }
 
-// Bases tells the base of each stream by its name.
+// Bases returns the base of each stream by its name.
 func Bases(list []Stream) map[string]string {
 	bases := make(map[string]string, len(list))
 	for _, s := range list {
@@ -77,13 +76,13 @@ func Bases(list []Stream) map[string]string {
 	return bases
 }
 
-// ErrLayout means that a type cannot have as many streams as are asked for. The text says why.
+// ErrLayout means that a type cannot have the requested number of streams. The text contains the reason.
 var ErrLayout = errors.New("the streams per type cannot be changed")
 
-// TakenError means that a stream of another type has the name that one of a type's would have.
+// TakenError means that a stream of another type has the name that a stream of this type would have.
 type TakenError struct {
 	Stream string
-	// Base is the Stream.Base of that one.
+	// Base is the Stream.Base of the other stream.
 	Base string
 }
 
@@ -92,13 +91,13 @@ func (e *TakenError) Error() string {
 		e.Stream, e.Base)
 }
 
-// PartOf returns the part that the table puts an aggregate into: the lowest four bits of Postgres' hashtextextended,
-// of a text in UTF-8, on a server that is little-endian. Store.CheckLayout asks the server whether it is so.
+// PartOf returns the part that the table assigns to an aggregate: the lowest four bits of Postgres' hashtextextended of
+// a text in UTF-8 on a little-endian server. Store.CheckLayout verifies it.
 func PartOf(aggregateID string) int {
 	return int(hash(aggregateID) % Partitions)
 }
 
-// hash is the lower half of what Postgres makes of a text: lookup3 by Bob Jenkins, with the seed 0.
+// hash returns the lower half of Postgres' hash of a text: lookup3 by Bob Jenkins, with the seed 0.
 func hash(s string) uint32 {
 	a := uint32(0x9e3779b9) + uint32(len(s)) + 3923095 //nolint:gosec // as Postgres has it
 	b, c := a, a
