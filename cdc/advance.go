@@ -17,10 +17,10 @@ const advanceRounds = 3
 
 // Advance implements outbox.Slots. A target at or below the confirmed position confirms nothing new.
 //
-// WAL is freed up to the last running-transactions record at or below target, and not beyond the first record of the
-// oldest open transaction. The server writes such a record every 15 s, Nudge writes one now. So who wants WAL freed at
-// once calls Nudge, then reads the current position, and advances to that; Advance itself leaves a record behind for
-// the next one.
+// WAL is freed up to the last running-transactions record at or below target, but not beyond the first record of the
+// oldest open transaction. The server writes such a record every 15 s, and Nudge writes one at once. To free WAL
+// immediately, call Nudge, read the current position, and advance to it. Advance itself writes a record for the next
+// call.
 func (s *Slots) Advance(ctx context.Context, target outbox.LSN) error {
 	var before, after state
 	for round := range advanceRounds {
@@ -50,7 +50,7 @@ func (s *Slots) Advance(ctx context.Context, target outbox.LSN) error {
 			break
 		}
 	}
-	// The advance has happened; without the record restart_lsn merely follows some seconds later.
+	// The advance has succeeded; without the record restart_lsn only follows some seconds later.
 	if err := s.Nudge(ctx); err != nil {
 		s.log.DebugContext(ctx, "no running-transactions record", "err", err)
 	}
@@ -63,8 +63,8 @@ func (s *Slots) Nudge(ctx context.Context) error {
 	if err != nil || done {
 		return err
 	}
-	// Creating a logical slot writes the record first and then waits for older transactions; when that wait is cut off
-	// the purpose is fulfilled. The name must be short enough, and nobody else's.
+	// Creating a logical slot writes the record first and then waits for older transactions, so the wait may be cut
+	// off. The name must be short enough and unique.
 	name := fmt.Sprintf("%.40s_nudge_%08x", s.opt.Slot, rand.Uint32()) //nolint:gosec // a name, not a secret
 	err = s.bounded(ctx, nudgeTimeout, func(ctx context.Context, tx pgx.Tx) error {
 		// Temporary: an error or the end of the session removes it.

@@ -116,7 +116,8 @@ func TestSettlingOutOfOrderConfirmsOnlyWhatIsContiguous(t *testing.T) {
 	c.r.Settled(rows[0].End)     // late
 	e.confirmed(t, rows[1].End)
 	e.wantConfirmed(t, rows[1], rows[2])
-	// Told just before the end of Run, the server still learns it, and the slot is free when Run returns.
+	// If Settled is called just before the end of Run, the server still gets the position, and the slot is free when
+	// Run returns.
 	c.r.Settled(rows[3].End)
 	if err := c.stop(); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
@@ -209,7 +210,7 @@ func TestBlockedReceiverKeepsTheConnection(t *testing.T) {
 	}
 }
 
-// An idle outbox beside a busy database holds back nothing, and the receiver learns the position.
+// An idle outbox in a busy database holds back nothing, and the receiver gets the position.
 func TestIdleOutboxConfirmsOtherWAL(t *testing.T) {
 	t.Parallel()
 	e := setup(t)

@@ -14,7 +14,7 @@ import (
 	"posthaste/outbox"
 )
 
-// decoded says what a message meant.
+// decoded is the kind of a message.
 type decoded uint8
 
 const (
@@ -51,8 +51,8 @@ func newDecoder(schema, table string) *decoder {
 	return &decoder{schema: schema, table: table, relations: map[uint32]*relation{}, names: interner{}}
 }
 
-// decode reads one message. Every error is an *outbox.SlotError with ReasonDecode, and final for the connection: what
-// follows a message that was not understood cannot be trusted.
+// decode reads one message. Every error is an *outbox.SlotError with ReasonDecode and ends the connection, because
+// messages after one that cannot be decoded are unreliable.
 func (d *decoder) decode(msg []byte) (decoded, error) {
 	if len(msg) == 0 {
 		return nothing, undecodable(errors.New("empty message"))

@@ -9,8 +9,8 @@ import (
 	"posthaste/outbox"
 )
 
-// deliverFull hands over the chunk if it has reached its limits, in the middle of a transaction if need be: that is
-// what bounds the memory of a transaction of a million rows.
+// deliverFull delivers the chunk if it has reached its limits, even in the middle of a transaction, which bounds the
+// memory of large transactions.
 func (s *session) deliverFull(ctx context.Context) error {
 	if len(s.chunk.Rows) < chunkRows && s.chunk.Bytes < s.r.opt.ChunkBytes {
 		return nil
@@ -18,8 +18,8 @@ func (s *session) deliverFull(ctx context.Context) error {
 	return s.deliver(ctx)
 }
 
-// deliver hands over the chunk. While the receiver is busy the socket is not read, so that the server waits too, but
-// the status goes on: a server that hears nothing for wal_sender_timeout hangs up.
+// deliver delivers the chunk. While the receiver is busy the socket is not read, so the server waits as well. Status
+// messages continue, because the server closes a connection that is idle for wal_sender_timeout.
 func (s *session) deliver(ctx context.Context) error {
 	c := s.take()
 	select {
@@ -32,7 +32,7 @@ func (s *session) deliver(ctx context.Context) error {
 	for {
 		select {
 		case s.out <- c:
-			// It was us who did not listen.
+			// This process did not read in the meantime.
 			s.heardAt, s.asked = time.Now(), false
 			return nil
 		case <-ctx.Done():
@@ -48,8 +48,8 @@ func (s *session) deliver(ctx context.Context) error {
 	}
 }
 
-// take empties the chunk. The receiver owns what it gets, so the next rows need a new array; it is made as large as the
-// last one was full.
+// take empties the chunk. The receiver owns the old array, so the next rows get a new one, as large as the last chunk
+// was full.
 func (s *session) take() outbox.Chunk {
 	c := s.chunk
 	c.Position = s.reached
@@ -68,8 +68,8 @@ func (s *session) take() outbox.Chunk {
 	return c
 }
 
-// offer hands over a position that moved without rows, if the receiver has room and was not told just now. It returns
-// when to try again.
+// offer delivers a position that moved without rows, if the receiver has room and enough time has passed since the last
+// one. It returns when to try again.
 func (s *session) offer(now time.Time) time.Time {
 	if s.reached <= s.offered || s.track.receiving {
 		return now.Add(s.tick)
@@ -86,8 +86,8 @@ func (s *session) offer(now time.Time) time.Time {
 	return now.Add(s.tick)
 }
 
-// close ends the stream. If the connection may still be good, the server is told what is settled and asked to end the
-// copy, and is given a moment to do so: when it has, the slot is free.
+// close ends the stream. If the connection may still work, it reports the settled position, requests the end of the
+// copy and waits a moment for it, after which the slot is free.
 func (s *session) close() {
 	defer func() { _ = s.conn.Close() }()
 	if s.broken {
@@ -107,7 +107,7 @@ func (s *session) close() {
 		if err != nil {
 			return
 		}
-		// What else arrives is data that was under way; it is delivered again.
+		// Other data was in transit and is delivered again.
 		switch msg.(type) {
 		case *pgproto3.ReadyForQuery, *pgproto3.ErrorResponse:
 			s.fe.Send(&pgproto3.Terminate{})

@@ -1,24 +1,23 @@
 // Package cdc turns committed inserts on the outbox table into outbox.Row values, in commit order, by reading the
-// write-ahead log through a logical replication slot; and it keeps that slot and its publication in order.
+// write-ahead log through a logical replication slot, and maintains that slot and its publication.
 //
 // Two types do the work. Reader implements outbox.Source: it owns the replication connection, decodes pgoutput and
-// hands out Chunks. Slots implements outbox.Slots over an ordinary pool: it creates, advances, repairs and drops the
-// slot.
+// delivers Chunks. Slots implements outbox.Slots over an ordinary pool: it creates, advances, repairs and drops the slot.
 //
 // # What is confirmed, and when
 //
-// The reader never confirms by itself what it has handed out. The receiver calls Reader.Settled with the End of a row
-// once everything up to it is durable elsewhere; only then does the position go to the server, and only then may the
-// server forget the WAL. Nothing is confirmed past a transaction that is still being received or still unsettled; WAL
-// without any outbox row in it is confirmed by the reader itself while nothing is in flight, so an idle outbox beside a
-// busy database holds back no WAL and needs no heartbeat table.
+// The reader does not confirm delivered rows by itself. The receiver calls Reader.Settled with the End of a row once
+// everything up to it is durable elsewhere; only then does the reader confirm the position, and only then may the server
+// recycle the WAL. Nothing is confirmed past a transaction that is still being received or unsettled. While nothing is in
+// flight, the reader itself confirms WAL without outbox rows, so an idle outbox in a busy database holds back no WAL and
+// needs no heartbeat table.
 //
-// A confirmed position is not durable at once: a server that crashes may deliver confirmed transactions again. And a
-// transaction that was handed out but not confirmed is delivered again by the next Run. The receiver therefore has to
-// tell repeated events from new ones; (Row.Commit, place in the transaction) identifies a row, Event.ID the event.
+// A confirmed position is not durable at once: a server that crashes may deliver confirmed transactions again. The next
+// Run delivers transactions again that were delivered but not confirmed. The receiver must therefore detect repeated
+// events: (Row.Commit, place in the transaction) identifies a row, Event.ID the event.
 //
-// A commit can arrive here before other sessions see its rows (seconds before, with synchronous replication), so "the
-// row is not in the table" proves nothing until the transaction Row.XID is visible.
+// A commit can arrive here before other sessions see its rows (seconds before, with synchronous replication), so a row
+// that is missing in the table proves nothing until the transaction Row.XID is visible.
 //
 // # Using it
 //
@@ -34,7 +33,6 @@
 //		reader.Settled(chunk.Rows[len(chunk.Rows)-1].End) // if it is not zero
 //	}
 //
-// A server that is asked to stop in order waits until its walsenders have been told that everything is flushed. A
-// receiver that cannot settle must therefore end Run when its other connections are ended (57P01), or the server never
-// stops.
+// A server that is shut down in order waits until each walsender's client has confirmed all WAL. A receiver that cannot
+// settle must therefore end Run when the server ends its other connections (57P01), or the server never stops.
 package cdc

@@ -12,9 +12,9 @@ import (
 	"posthaste/outbox"
 )
 
-// Ensure implements outbox.Slots. The publication comes first, always: a slot that is older than its publication cannot
-// be decoded (Postgres 15 ends the stream with 42704, later ones skip the older rows silently). So when the publication
-// had to be repaired in a way that inserts may have gone unseen, an existing slot is replaced.
+// Ensure implements outbox.Slots. It creates the publication first, because a slot that is older than its publication
+// cannot be decoded (Postgres 15 ends the stream with 42704, later ones skip the older rows silently). For the same
+// reason it replaces the slot after a repair of the publication that may have hidden inserts.
 func (s *Slots) Ensure(ctx context.Context, making func(ctx context.Context) error) (created bool, err error) {
 	repaired, err := s.ensurePublication(ctx)
 	if err != nil {
@@ -70,7 +70,7 @@ func (s *Slots) create(ctx context.Context, version int) error {
 		return slotError(outbox.ReasonTransactionHeld, err)
 	case pgerrcode.ObjectNotInPrerequisiteState:
 		return slotError(outbox.ReasonWALLevel, err)
-	case pgerrcode.DuplicateObject: // somebody else was quicker
+	case pgerrcode.DuplicateObject: // another process created it first
 		return slotError(outbox.ReasonSlotActive, err)
 	}
 	return s.named(err)

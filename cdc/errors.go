@@ -11,7 +11,7 @@ import (
 	"posthaste/outbox"
 )
 
-// What an operator can do, per reason.
+// remedies are what an operator can do, by reason.
 var remedies = map[string]string{
 	outbox.ReasonWALLevel:    "set wal_level = logical and restart Postgres",
 	outbox.ReasonNoRight:     "give the role the right: ALTER ROLE ... REPLICATION (and a pg_hba.conf entry for it)",
@@ -70,9 +70,9 @@ func (r *Reader) explain(ctx context.Context, step string, err error) error {
 	return slotError(r.reason(ctx, err), err)
 }
 
-// reason names the condition behind an error of the server. Where one SQLSTATE means several things, the catalog is
-// asked, not the text: texts are translated and change between versions, and an invalidated slot shows up in the middle
-// of a stream as a mere "terminating connection" (57P01).
+// reason returns the condition behind an error of the server. If one SQLSTATE has several meanings it reads the
+// catalog, not the text, because texts are translated and change between versions, and an invalidated slot appears in
+// the middle of a stream only as "terminating connection" (57P01).
 func (r *Reader) reason(ctx context.Context, err error) string {
 	state := sqlState(err)
 	switch state {
@@ -101,7 +101,7 @@ func (r *Reader) reason(ctx context.Context, err error) string {
 	return outbox.ReasonConnection
 }
 
-// look reads what is wrong from the catalog; "" if nothing is.
+// look reads the fault from the catalog; "" if it finds no fault.
 func (r *Reader) look(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, quickTimeout)
 	defer cancel()
@@ -122,13 +122,13 @@ func (r *Reader) look(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// published reads what the publication is now.
+// published reads the current publication.
 func (r *Reader) published(ctx context.Context) (publication, error) {
 	ctx, cancel := context.WithTimeout(ctx, quickTimeout)
 	defer cancel()
 	p, err := readPublication(ctx, r.opt.Pool, r.opt.Publication, r.opt.Schema)
 	if err != nil {
-		err = slotError(outbox.ReasonConnection, err) // what the server says of the pool says nothing of the slot
+		err = slotError(outbox.ReasonConnection, err) // an error of the pool does not concern the slot
 	}
 	return p, err
 }

@@ -11,7 +11,7 @@ import (
 	"posthaste/outbox"
 )
 
-// A program that prints every event once it is committed, and forgets it.
+// A program that prints every event once it is committed.
 func Example() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

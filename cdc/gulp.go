@@ -8,12 +8,13 @@ import (
 // gulpSize is how much is read from the socket at once. pgproto3 alone reads 8 KiB at a time.
 const gulpSize = 256 << 10
 
-// errDry is what gulp.Read returns when its buffer is used up: the caller decides when and how long to wait for more.
+// errDry is returned by gulp.Read when its buffer is used up: the caller decides when to read more, and how long to
+// wait.
 var errDry = errors.New("receive buffer is empty")
 
-// gulp sits between the socket and pgproto3's Frontend. Until tapped it is transparent. Then it separates reading the
-// socket (fill) from parsing: Frontend.Receive never blocks, it returns errDry when no complete message is left, and
-// goes on where it was after the next fill.
+// gulp is between the socket and pgproto3's Frontend. Until tapped it is transparent. Then it separates reading the
+// socket (fill) from parsing: Frontend.Receive never blocks, returns errDry when no complete message is left, and
+// continues after the next fill.
 type gulp struct {
 	src    io.Reader
 	buf    []byte
@@ -21,7 +22,7 @@ type gulp struct {
 	tapped bool
 }
 
-// tap ends the transparent phase. What the Frontend has buffered by then stays valid.
+// tap ends the transparent phase. Bytes that the Frontend has already buffered stay valid.
 func (g *gulp) tap() {
 	g.tapped, g.buf = true, make([]byte, gulpSize)
 }
@@ -42,7 +43,7 @@ func (g *gulp) Read(p []byte) (int, error) {
 	return g.src.Read(p)
 }
 
-// fill reads the socket once. The buffer must be used up, which errDry says.
+// fill reads the socket once. The caller must have used up the buffer (errDry).
 func (g *gulp) fill() (int, error) {
 	n, err := g.src.Read(g.buf)
 	g.r, g.w = 0, n

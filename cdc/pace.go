@@ -3,32 +3,32 @@ package cdc
 import "time"
 
 const (
-	// dense is how close together messages come, on average, when it pays to wait for more of them: as with a thousand
-	// transactions of one row a second.
+	// dense is the mean distance of messages below which a pause pays, as with a thousand transactions of one row a
+	// second.
 	dense = time.Second / 3000
-	// A pause is the longer the more messages come, because what it saves is worth the more the busier the servers are:
-	// pauseAt where they come pauseDense apart.
+	// The pause is longer the more messages arrive, because it saves more on busy servers: it is pauseAt if messages
+	// arrive pauseDense apart.
 	pauseDense = time.Second / 6000
 	pauseAt    = 1500 * time.Microsecond
-	// pauseMessages is how many messages a pause is meant to gather, at most. A Unix socket holds about three times as
-	// many, and then the server waits for us. Were they more than it holds, the pauses themselves would keep them
-	// apart, and grow. So the longest pause is one of 5 ms, where 20,000 messages come a second.
+	// pauseMessages bounds the messages that a pause collects. A Unix socket holds about three times as many, and then
+	// the server waits. With more than the socket holds, the pauses themselves would delay messages and become longer.
+	// So the longest pause is 5 ms, at 20,000 messages a second.
 	pauseMessages = 96
-	// pauseBytes is what a read brings when little more would come by waiting: a good part of a socket's buffer.
+	// pauseBytes is a read so large, a good part of a socket's buffer, that waiting would add little.
 	pauseBytes = 64 << 10
-	// pauseLeast is the shortest pause. (Where nothing else is to be done, the Go runtime makes a millisecond of it.)
+	// pauseLeast is the shortest pause. (In an idle process the Go runtime extends it to a millisecond.)
 	pauseLeast = 200 * time.Microsecond
-	// quiet is how long nothing has come when the next message is waited for without a pause.
+	// quiet is how long no message must have arrived for the next read to wait without a pause.
 	quiet = time.Millisecond
 )
 
-// pace decides how long to wait before the next read. The server makes one send per message; waking up for each, and
-// publishing each by itself, costs many times what its decoding does. So some are gathered where they come often, and
-// each is taken at once where they do not.
+// pace decides how long to wait before the next read. The server sends each message separately, and handling and
+// publishing each separately costs many times its decoding. So frequent messages are collected, and rare ones are read
+// at once.
 type pace struct {
-	// every is the mean time between messages, of late.
+	// every is the recent mean time between messages.
 	every time.Duration
-	// messages and bytes came since at, when what was there before was dealt with.
+	// messages and bytes arrived since at, when all earlier ones had been handled.
 	messages, bytes int
 	at              time.Time
 }
@@ -41,7 +41,7 @@ func (p *pace) got(bytes int) {
 	p.bytes += bytes
 }
 
-// pause is called when all that was read is dealt with, and returns how long to wait before the next read.
+// pause returns how long to wait before the next read. It is called when everything read has been handled.
 func (p *pace) pause(now time.Time) time.Duration {
 	much := p.bytes >= pauseBytes
 	if p.messages > 0 {

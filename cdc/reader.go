@@ -47,34 +47,34 @@ type ReaderOptions struct {
 	Slot string
 	// Publication is the name of the publication that has the outbox table. Default: posthaste.
 	Publication string
-	// SenderTimeout is after how long without a word from us the server drops the connection (wal_sender_timeout of
-	// this connection, whatever the server's setting is), and about how long a silent server is tolerated: 2/3 of it,
-	// at most 20 s. At least 300 ms. Default: 10 s.
+	// SenderTimeout is after how long without a message from the reader the server closes the connection
+	// (wal_sender_timeout of this connection, whatever the server's setting). A server may be silent for about 2/3 of
+	// it, at most 20 s. At least 300 ms. Default: 10 s.
 	SenderTimeout time.Duration
-	// ChunkBytes is about how many bytes of rows are handed over at once, at most. Default: 4 MiB.
+	// ChunkBytes is the approximate limit of a chunk in bytes. Default: 4 MiB.
 	ChunkBytes int
 	// Registerer takes the reader's metrics; nil for none.
 	Registerer prometheus.Registerer
-	// Logger takes what a person may want to know; nil for nothing.
+	// Logger may be nil.
 	Logger *slog.Logger
 }
 
-// Reader streams the outbox from a replication slot. It implements outbox.Source. Run may be called again and again,
-// one Run at a time; the other methods may be called at any time from anywhere.
+// Reader streams the outbox from a replication slot. It implements outbox.Source. Run may be called repeatedly, but not
+// concurrently; the other methods are safe for concurrent use.
 type Reader struct {
 	opt ReaderOptions
 	cfg *pgx.ConnConfig
 	log *slog.Logger
 	met *metrics
 
-	// closing is how long the server is given to let go of the slot; closeTimeout but in tests.
+	// closing is how long the server has to release the slot: closeTimeout, except in tests.
 	closing time.Duration
 
 	running atomic.Bool
 	runs    atomic.Int64
-	// settled is what Settled was last told; the reader's goroutine takes it from here.
+	// settled is the last position passed to Settled. The reader's goroutine reads it.
 	settled atomic.Uint64
-	// heard is when the server last spoke (Unix ns); zero outside Run.
+	// heard is when the server last sent something (Unix ns); zero outside Run.
 	heard atomic.Int64
 }
 
@@ -149,8 +149,8 @@ func (r *Reader) Settled(end outbox.LSN) {
 }
 
 // Run implements outbox.Source. It returns ctx's error once ctx has ended, the error of started, or an
-// *outbox.SlotError. On the way out it tells the server what is settled by then and waits up to a second until the
-// server has let go of the slot.
+// *outbox.SlotError. Before it returns, it reports the settled position to the server and waits up to a second until
+// the server has released the slot.
 func (r *Reader) Run(ctx context.Context, started func(ctx context.Context) error, out chan<- outbox.Chunk) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("the reader is running already")
@@ -159,7 +159,7 @@ func (r *Reader) Run(ctx context.Context, started func(ctx context.Context) erro
 	if r.runs.Add(1) > 1 {
 		r.met.reconnects.Inc()
 	}
-	// What an earlier Run was told says nothing about the database this one may meet.
+	// Positions of an earlier Run do not apply to the database of this one.
 	r.settled.Store(0)
 	defer r.heard.Store(0)
 
@@ -194,13 +194,12 @@ func (r *Reader) open(ctx context.Context, out chan<- outbox.Chunk) (*session, e
 	if err != nil {
 		return nil, err
 	}
-	// 0/0 = resume where the slot stands. A lower position is raised to that by the server; a higher one would skip
-	// events.
+	// 0/0 resumes at the slot's position. The server raises a lower position to that; a higher one would skip events.
 	failpoint.Before("START_REPLICATION")
 	err = pglogrepl.StartReplication(ctx, c, r.opt.Slot, 0, pglogrepl.StartReplicationOptions{
 		Mode: pglogrepl.LogicalReplication,
 		PluginArgs: []string{
-			"proto_version '1'", // later ones stream uncommitted work, which we would have to spill
+			"proto_version '1'", // later versions stream uncommitted work, which would have to be spilled
 			"publication_names " + quoteLiteral(pgx.Identifier{r.opt.Publication}.Sanitize()),
 		},
 	})

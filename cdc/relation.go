@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// column is what a column of the outbox table means to us.
+// column is the role of a column of the outbox table.
 type column uint8
 
 const (
@@ -20,8 +20,8 @@ const (
 	colOther = columns
 )
 
-// columnNames maps by name: columns may be added, moved and dropped while we stream. created_at is of no use here: what
-// is streamed has the time of its commit.
+// columnNames maps columns by name: columns may be added, moved and dropped while streaming. created_at is not needed,
+// because streamed events have the time of their commit.
 var columnNames = [columns]string{
 	"id", "seq", "aggregate_type", "aggregate_id", "event_type", "payload", "headers",
 }
@@ -29,7 +29,7 @@ var columnNames = [columns]string{
 // values holds the text of each column of one row, aliasing the receive buffer; nil is NULL.
 type values [columns][]byte
 
-// relation says what each column of an announced table is. Tables that are not ours are nil in the cache.
+// relation is the role of each column of an announced table. Other tables are nil in the cache.
 type relation struct {
 	cols []column
 }

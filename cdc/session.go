@@ -20,25 +20,25 @@ import (
 const (
 	// chunkRows is how many rows are handed over at once, at most.
 	chunkRows = 1000
-	// settlePoll is how often a reader with unsettled transactions looks what was settled, and at most how often it
-	// tells the server.
+	// settlePoll is the interval at which a reader with unsettled transactions checks the settled position, and the
+	// shortest interval of its reports to the server.
 	settlePoll = 100 * time.Millisecond
 	// holdOpen is how long the rows of a transaction wait for its COMMIT, which is normally microseconds behind them,
 	// before they are handed over without it.
 	holdOpen = time.Millisecond
 	// positionEvery is how often, at most, a position without rows is handed over.
 	positionEvery = 20 * time.Millisecond
-	// writeTimeout bounds a status message: 39 bytes that do not get out mean that the peer is gone.
+	// writeTimeout bounds the writing of a status message: if 39 bytes cannot be sent, the peer is gone.
 	writeTimeout = 5 * time.Second
 	// closeTimeout bounds the orderly end of a stream.
 	closeTimeout = time.Second
 )
 
-// errSilent means that the server owed an answer and sent nothing.
+// errSilent means that the server has not answered in time.
 var errSilent = errors.New("the server sends nothing and does not answer")
 
-// session is one replication connection. Everything in it belongs to the goroutine that is in Reader.Run: one owner
-// reads and writes the socket.
+// session is one replication connection. It belongs to the goroutine in Reader.Run, which alone reads and writes the
+// socket.
 type session struct {
 	r    *Reader
 	conn net.Conn
@@ -50,11 +50,11 @@ type session struct {
 
 	dec   *decoder
 	track tracker
-	// publication is what the catalog said before the caller's last pass over the table. What a later change leaves out
-	// that pass may not have found.
+	// publication was read before the caller's last pass over the table. That pass may have missed rows that a later
+	// change excludes.
 	publication publication
 
-	// chunk collects rows for the next hand-over; since is when rows were first left waiting in it.
+	// chunk collects rows for the next delivery; since is when the oldest row was added.
 	chunk outbox.Chunk
 	since time.Time
 	// mine is how many rows of the transaction being received are in chunk, sent how many were handed over.
@@ -63,16 +63,16 @@ type session struct {
 	reached, offered outbox.LSN
 	offeredAt        time.Time
 
-	// received is the highest position heard; told and toldAt are the last status.
+	// received is the highest position received; told and toldAt are the last status.
 	received outbox.LSN
 	told     outbox.LSN
 	toldAt   time.Time
-	// heardAt is when the last bytes came; asked is set while the server owes an answer, askedAt is since when.
+	// heardAt is when the last bytes arrived. asked is set while an answer is outstanding, since askedAt.
 	heardAt time.Time
 	asked   bool
 	askedAt time.Time
 	pace    pace
-	// broken is set when nothing more can be said to the server.
+	// broken is set when nothing more can be sent to the server.
 	broken bool
 }
 
@@ -93,7 +93,7 @@ func (s *session) run(ctx context.Context, started func(context.Context) error) 
 	if err := s.runStarted(ctx, started); err != nil {
 		return err
 	}
-	// A read that waits is woken when ctx ends. wake must be over before anybody else sets a deadline.
+	// The end of ctx interrupts a waiting read. The interruption must have finished before another deadline is set.
 	woken := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		_ = s.conn.SetReadDeadline(time.Unix(1, 0))
@@ -105,7 +105,7 @@ func (s *session) run(ctx context.Context, started func(context.Context) error) 
 		}
 	}()
 	s.heard(time.Now())
-	// The answer brings the server's position at once.
+	// The answer contains the server's current position.
 	if err := s.status(time.Now(), true); err != nil {
 		return err
 	}
@@ -221,9 +221,9 @@ func (s *session) change(ctx context.Context, b []byte) error {
 	return nil
 }
 
-// unchanged is called where the table is announced. An error says that the publication was changed: it may have left
-// out rows that were committed before those that follow. One change is visible before the next one can be made, so it
-// is enough to look now.
+// unchanged is called when the server announces the table. An error means that the publication has changed, which may
+// have hidden rows that were committed before the following ones. A change is visible before the next one can be made,
+// so one check at this time is enough.
 func (s *session) unchanged(ctx context.Context) error {
 	now, err := s.r.published(ctx)
 	if err != nil || now == s.publication {
@@ -272,7 +272,7 @@ func (s *session) keepalive(end outbox.LSN, reply bool) error {
 	return nil
 }
 
-// dry is called when everything received is parsed: it hands over, reports, and waits for more.
+// dry is called when everything received is parsed: it delivers, reports, and waits for more.
 func (s *session) dry(ctx context.Context) error {
 	now := time.Now()
 	until := now.Add(s.tick)
@@ -335,20 +335,21 @@ func (s *session) fill(ctx context.Context, until time.Time) error {
 	}
 }
 
-// heard notes that the server has spoken, or that it could not because we did not read.
+// heard records that the server has sent something, or could not because this process did not read.
 func (s *session) heard(now time.Time) {
 	s.heardAt, s.asked = now, false
 	s.r.heard.Store(now.UnixNano())
 }
 
-// housekeep sends a status if one is due and returns when it wants to be called again.
+// housekeep sends a status if one is due and returns when the next is due.
 func (s *session) housekeep(now time.Time) (time.Time, error) {
 	if s.asked && !now.Before(s.silentAt()) {
 		s.broken = true
 		return now, errSilent
 	}
 	if s.statusDue(now) {
-		// Without traffic each status asks for an answer, which proves the server alive and tells its position.
+		// Without traffic each status requests an answer, which proves that the server is running and contains its
+		// position.
 		if err := s.status(now, now.Sub(s.heardAt) >= s.tick/2); err != nil {
 			return now, err
 		}
@@ -365,8 +366,8 @@ func (s *session) housekeep(now time.Time) (time.Time, error) {
 	return next, nil
 }
 
-// silentAt is when a server that was asked and has not answered counts as silent. However long ago it spoke, it is
-// given time to answer: it may be this process that stood still.
+// silentAt is when a server with an outstanding answer counts as silent. It always gets time to answer after a request,
+// because this process itself may have been paused.
 func (s *session) silentAt() time.Time {
 	end := s.heardAt.Add(2 * s.tick)
 	if answer := s.askedAt.Add(s.tick / 2); answer.After(end) {
@@ -375,7 +376,7 @@ func (s *session) silentAt() time.Time {
 	return end
 }
 
-// statusDue takes over what was settled and says whether the server should be told something now.
+// statusDue reads the settled position and reports whether a status is due.
 func (s *session) statusDue(now time.Time) bool {
 	s.track.Done(outbox.LSN(s.r.settled.Load()))
 	since := now.Sub(s.toldAt)

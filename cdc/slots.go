@@ -19,14 +19,14 @@ import (
 const (
 	// quickTimeout bounds statements that only read or change the catalog.
 	quickTimeout = 5 * time.Second
-	// createTimeout bounds the creation of a slot at first. It waits for every transaction of the server that is open,
-	// and twice more for those that have begun since: where transactions overlap it takes three times as long as they
-	// do. So the next attempt is given twice as long, up to createMost.
+	// createTimeout bounds the first attempt to create a slot. Creation waits for all open transactions of the server,
+	// and twice more for those begun since, so overlapping transactions triple it. Each attempt therefore gets twice
+	// the time of the last, up to createMost.
 	createTimeout = 3 * time.Second
 	createMost    = time.Minute
 	// advanceTimeout bounds an advance, which reads the WAL in between (about 1 GB/s).
 	advanceTimeout = 30 * time.Second
-	// nudgeTimeout bounds the creation of a temporary slot; what it is wanted for has happened long before.
+	// nudgeTimeout bounds the creation of a temporary slot; the record is written long before.
 	nudgeTimeout = 500 * time.Millisecond
 	// evictTimeout bounds the wait for a terminated walsender.
 	evictTimeout = 5 * time.Second
@@ -42,7 +42,7 @@ type SlotsOptions struct {
 	Slot string
 	// Publication is the publication's name. Default: posthaste.
 	Publication string
-	// Logger takes what a person may want to know; nil for nothing.
+	// Logger may be nil.
 	Logger *slog.Logger
 }
 
@@ -118,7 +118,7 @@ func (s *Slots) Status(ctx context.Context) (outbox.SlotStatus, error) {
 		out.Reason = "wal_removed" // before Postgres 17 the only one there is
 	}
 	if st.present && !st.ours {
-		return out, nil // what another database's slot holds back is not ours to bound
+		return out, nil // WAL held back by another database's slot is not the relay's concern
 	}
 	if st.restart > 0 {
 		out.RetainedBytes = st.wal - st.restart
@@ -166,7 +166,7 @@ func (s *Slots) Drop(ctx context.Context) error {
 
 // Evict implements outbox.Slots.
 func (s *Slots) Evict(ctx context.Context) error {
-	// Names of slots are the whole server's: what another database streams from is let alone.
+	// Slot names are server-wide: a walsender of another database must not be terminated.
 	st, err := s.state(ctx)
 	if err != nil {
 		return err
@@ -197,10 +197,10 @@ func (s *Slots) Evict(ctx context.Context) error {
 	}
 }
 
-// terminate signals whoever holds the slot and returns its process id, 0 if nobody does.
+// terminate signals the walsender that holds the slot and returns its process id, 0 if the slot is free.
 func (s *Slots) terminate(ctx context.Context) (pid int, err error) {
 	err = s.bounded(ctx, quickTimeout, func(ctx context.Context, tx pgx.Tx) error {
-		// Not in the WHERE clause, whose conditions are evaluated in any order: that terminates everybody's walsenders.
+		// A WHERE clause evaluates its conditions in any order and could terminate other walsenders.
 		err := tx.QueryRow(ctx, `SELECT active_pid, pg_catalog.pg_terminate_backend(active_pid)
 			FROM pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL`, s.opt.Slot).Scan(&pid, nil)
 		if errors.Is(err, pgx.ErrNoRows) {
@@ -211,7 +211,7 @@ func (s *Slots) terminate(ctx context.Context) (pid int, err error) {
 	return pid, err
 }
 
-// named gives an error of the server the reason it stands for, where its SQLSTATE alone says so.
+// named wraps an error in the reason that its SQLSTATE determines.
 func (s *Slots) named(err error) error {
 	switch sqlState(err) {
 	case pgerrcode.ObjectInUse:

@@ -13,10 +13,9 @@ import (
 //go:embed queries/*.sql
 var queryFiles embed.FS
 
-// query returns the text of queries/<name>.sql.
 var query = statement.In(queryFiles)
 
-// state is what the catalog says about the slot.
+// state is the slot's state in the catalog.
 type state struct {
 	walLevel string
 	version  int // server_version_num
@@ -41,7 +40,7 @@ func readState(ctx context.Context, db sql.DB, slot string) (state, error) {
 
 func (s *state) lost() bool { return s.present && (s.walStatus == "lost" || s.invalidation != "") }
 
-// fault names what keeps the slot from being streamed; "" if nothing does.
+// fault returns the reason why the slot cannot be streamed; "" if it can.
 func (s *state) fault() string {
 	switch {
 	case !s.present && s.walLevel != "logical":
@@ -56,10 +55,10 @@ func (s *state) fault() string {
 	return ""
 }
 
-// publication is what the catalog says about the publication.
+// publication is the publication's state in the catalog.
 type publication struct {
 	present, inserts, others, listed, whole bool
-	// version is another one after each change.
+	// version differs after each change.
 	version string
 }
 
@@ -73,5 +72,5 @@ func readPublication(ctx context.Context, db sql.DB, name, schema string) (publi
 	return p, nil
 }
 
-// delivers says whether every insert into the outbox is published with all its columns.
+// delivers reports whether every insert into the outbox is published with all its columns.
 func (p *publication) delivers() bool { return p.present && p.inserts && p.listed && p.whole }

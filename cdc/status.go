@@ -12,9 +12,9 @@ import (
 // statusLen is a CopyData message with a standby status update in it: 5 bytes of frame, 34 of message.
 const statusLen = 5 + 34
 
-// encodeStatus makes the CopyData message that tells the server write (received) and flush (settled, also reported as
-// applied). Our own, because pglogrepl puts write in the place of a zero flush, which confirms rows that nobody has
-// published. To the server a zero flush says nothing at all: the slot stays where it is.
+// encodeStatus makes the CopyData message that reports write (received) and flush (settled, also as applied). pglogrepl
+// is not used because it replaces a zero flush by write, which would confirm rows that are not published. The server
+// ignores a zero flush: the slot does not move.
 func encodeStatus(write, flush outbox.LSN, now time.Time, reply bool) [statusLen]byte {
 	var m [statusLen]byte
 	m[0] = 'd'

@@ -31,7 +31,7 @@ func TestStatusKeepsAZeroFlush(t *testing.T) {
 	}
 }
 
-// A process that stood still has heard nothing meanwhile. It asks, and gives the server time to answer.
+// A paused process has received nothing in the meantime. It requests a status, and gives the server time to answer.
 func TestOwnStandstillIsNotTheServersSilence(t *testing.T) {
 	t.Parallel()
 	conn, server := net.Pipe()

@@ -166,8 +166,8 @@ func TestTableMayChangeWhileItIsStreamed(t *testing.T) {
 	}
 }
 
-// A transaction of 100,000 rows is handed over while it is received, in bounded pieces, and is not read on while nobody
-// takes them.
+// A transaction of 100,000 rows is delivered in bounded pieces while it is received, and reading stops while the
+// receiver is blocked.
 func TestLargeTransactionIsHandedOverInPieces(t *testing.T) {
 	t.Parallel()
 	e := setup(t)
@@ -185,7 +185,7 @@ func TestLargeTransactionIsHandedOverInPieces(t *testing.T) {
 		t.Errorf("the first piece claims the end of the transaction: %+v, position %s", first.Rows[len(first.Rows)-1],
 			first.Position)
 	}
-	// Nobody takes the second piece: the reader stops reading at a few hundred kilobytes of some 40 MB.
+	// The receiver does not take the second piece, so the reader stops at a few hundred kilobytes of some 40 MB.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if got := counterValue(t, r.met.bytes); got == 0 || got > 8*gulpSize {
 			return fmt.Errorf("%v bytes received", got)
@@ -224,7 +224,7 @@ func TestLargeTransactionIsHandedOverInPieces(t *testing.T) {
 // With synchronous replication a commit waits for the standby before others see it, but it is streamed at once.
 func TestCommitIsStreamedBeforeItIsVisible(t *testing.T) {
 	t.Parallel()
-	// Only who asks for it waits for a standby that does not exist.
+	// Only sessions that request it wait for the standby, which does not exist.
 	srv := testenv.NewServer(t, "synchronous_standby_names=nobody", "synchronous_commit=local")
 	e := prepare(t, srv.Database(t))
 	e.ensure(t)

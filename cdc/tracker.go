@@ -2,11 +2,11 @@ package cdc
 
 import "posthaste/outbox"
 
-// tracker knows which position may be confirmed to the server. It is pure: no I/O, no clock. It belongs to the reader's
-// goroutine and to one connection.
+// tracker computes which position may be confirmed to the server. It does no I/O and reads no clock. It belongs to the
+// reader's goroutine and to one connection.
 //
-// The rule it keeps: Flushed never goes back, never passes a transaction that is not done, and never enters one that is
-// still being received.
+// Flushed never decreases, never passes a transaction that is not settled, and never enters one that is still being
+// received.
 type tracker struct {
 	// receiving is set between Begin and the Opened or Empty of the same transaction.
 	receiving bool
@@ -15,7 +15,7 @@ type tracker struct {
 	flushed outbox.LSN
 }
 
-// span is one transaction that somebody must settle: it ends at end, and up to upto nothing else needs settling.
+// span is one transaction that must be settled: it ends at end, and up to upto nothing else must be settled.
 type span struct {
 	end, upto outbox.LSN
 }

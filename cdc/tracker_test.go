@@ -73,8 +73,8 @@ func step(tr *tracker, f []string) error {
 	return nil
 }
 
-// The model knows every position ever seen and every transaction with rows; what may be confirmed is the highest
-// position with nothing unsettled at or below it.
+// The model knows every position ever seen and every transaction with rows. The highest position with nothing unsettled
+// at or below it may be confirmed.
 func TestTrackerAgainstTheModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -126,7 +126,7 @@ func TestTrackerAgainstTheModel(t *testing.T) {
 				// Reported late, twice, out of order; never beyond what was received.
 				end := outbox.LSN(rapid.Uint64Range(0, uint64(now)).Draw(t, "end"))
 				tr.Done(end)
-				// What is settled is said about transactions known by now.
+				// Settled refers to transactions known by now.
 				for _, e := range withRows {
 					if e <= end {
 						settled = max(settled, e)

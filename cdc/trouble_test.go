@@ -36,7 +36,7 @@ func runOnce(t testing.TB, r *Reader) error {
 	return err
 }
 
-// dropSlot drops a slot as soon as the server has let go of it: whoever was refused it may hold it for a moment longer.
+// dropSlot drops a slot as soon as the server has released it: a refused session may hold it for a moment longer.
 func dropSlot(t testing.TB, d *testenv.Database, slot string) {
 	t.Helper()
 	testenv.Eventually(t, 10*time.Second, func() error {
@@ -126,8 +126,8 @@ func TestAChangedPublicationEndsTheStream(t *testing.T) {
 	}
 }
 
-// A slot that is older than its publication cannot be decoded. Before Postgres 18 the server says so, later ones skip
-// the older rows. Ensure therefore replaces the slot whenever it had to fix the publication.
+// A slot that is older than its publication cannot be decoded. Before Postgres 18 the server reports it, later ones
+// skip the older rows. Ensure therefore replaces the slot whenever it had to repair the publication.
 func TestPublicationIsMendedAndTheSlotReplaced(t *testing.T) {
 	t.Parallel()
 	e := setup(t)
@@ -237,8 +237,8 @@ func TestLostSlotIsNamedAndReplaced(t *testing.T) {
 	e.insert(t, "unsettled")
 	c.wait(t, 1)
 	e.loseSlot(t)
-	// The checkpoint ends the stream first and gives the slot up when its process is gone: whoever looks in between
-	// sees a connection that was ended, and a slot without a fault.
+	// The checkpoint ends the stream first and invalidates the slot when its process has ended. In between, the
+	// connection has ended and the slot has no fault.
 	var first *outbox.SlotError
 	err := c.ended(t, 20*time.Second)
 	if !errors.As(err, &first) || first.Reason != outbox.ReasonSlotLost && first.Reason != outbox.ReasonConnection {
@@ -345,7 +345,7 @@ func TestServerThatCannotBeReached(t *testing.T) {
 	})), outbox.ReasonConnection)
 }
 
-// While started runs nobody else can move the slot, nothing is read, and the server does not hang up.
+// While started runs no other process can move the slot, nothing is read, and the server does not close the connection.
 func TestStartedHoldsTheSlotBeforeAnythingIsRead(t *testing.T) {
 	t.Parallel()
 	e := setup(t)

@@ -7,7 +7,7 @@ SELECT
     -- column that is left out stops the decoder.
     coalesce(pg_catalog.to_jsonb(t) ->> 'rowfilter'::text IS NULL
         AND coalesce(pg_catalog.to_jsonb(t) -> 'attnames'::text ?& $4::text[], true), false) AS whole,
-    -- A change of the publication, or of the table in it, writes one of the two rows anew.
+    -- A change of the publication, or of the table in it, updates one of the two rows.
     pg_catalog.concat_ws(' ', p.oid, p.xmin, r.oid, r.xmin)                 AS version
 FROM (SELECT) AS one
 LEFT JOIN pg_publication p ON p.pubname = $1
