@@ -1,9 +1,8 @@
 package consumer
 
-// bell wakes everybody who waits for a change of something, where a channel with room for one signal would wake one of
-// them: it may be the one to whom this change means nothing, and the other one then waits forever. It belongs to the
-// lock of that something. Whoever finds that it has to wait takes the channel under the same hold of the lock, so that
-// no change falls between the two.
+// bell wakes all goroutines that wait for a change. A channel with room for one signal would only wake one, which may
+// not be concerned by the change, while another waits forever. It is guarded by the lock of the changed state. A
+// goroutine gets the channel while it holds the lock under which it decides to wait, so it misses no change.
 type bell struct{ ch chan struct{} }
 
 // wait returns a channel that is closed at the next ring. The caller holds the lock.
@@ -14,7 +13,7 @@ func (b *bell) wait() <-chan struct{} {
 	return b.ch
 }
 
-// ring tells everybody of a change. The caller holds the lock.
+// ring wakes all waiters. The caller holds the lock.
 func (b *bell) ring() {
 	if b.ch != nil {
 		close(b.ch)

@@ -89,8 +89,8 @@ func (qs *queues) unpark(es []*entry, values []map[string]any) {
 	}
 }
 
-// waiting returns what is held and does not run and is not done: what an orderly stop gives back. In an outage the next
-// consumer must not count an attempt that this one would not have counted.
+// waiting returns the held entries that neither run nor are done, which an orderly stop gives back. It corrects their
+// counts, so that the next consumer counts no attempt during an outage that this one would not have counted.
 func (qs *queues) waiting() map[string][]*entry {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 // holdBatch bounds the entries of one call to the scripts that take a list of ids.
 const holdBatch = 500
 
-// What take reads: this consumer's own pending entries, those of all consumers, or those that have been idle for the
+// Modes of take: this consumer's own pending entries, those of all consumers, or those that have been idle for the
 // given ms.
 const (
 	modeOwn = "own"
@@ -28,10 +28,10 @@ func (r *reader) take(ctx context.Context, stream, mode, cursor string) (string,
 	if n == 0 {
 		return "", ctx.Err()
 	}
-	if !c.mayRun(stream) { // what another consumer works on would be taken from it
+	if !c.mayRun(stream) { // it would take entries that another consumer works on
 		return "", errNoLease
 	}
-	// What is held already is not read again: if an answer does not arrive, everything that has arrived before counts.
+	// Held entries are not read again: if an answer is lost, all that have arrived before count.
 	if mode == modeOwn || mode == modeAll {
 		var err error
 		if cursor, err = c.skipHeld(ctx, stream, mode, cursor); err != nil || cursor == "" {
@@ -66,8 +66,8 @@ func (r *reader) take(ctx context.Context, stream, mode, cursor string) (string,
 	return next, nil
 }
 
-// skipHeld returns the id of the first pending entry from cursor on that this consumer does not have and hold, "" if
-// there is none.
+// skipHeld returns the id of the first pending entry from cursor on that this consumer does not own and hold, "" if it
+// holds all.
 func (c *Consumer) skipHeld(ctx context.Context, stream, mode, cursor string) (string, error) {
 	args := redis.XPendingExtArgs{Stream: stream, Group: c.opt.Group, Start: cursor, End: "+", Count: holdBatch}
 	if mode == modeOwn {
@@ -189,8 +189,8 @@ func (c *Consumer) removeIdle(ctx context.Context, stream string) error {
 	return nil
 }
 
-// holdAll gives a sign of life for every entry in memory that needs one, so that nobody claims what is in work or waits
-// for its retry here. What another consumer has claimed nevertheless (this process was paused) is dropped.
+// holdAll renews every entry in memory that needs it, so that no consumer claims entries that run or wait for a retry
+// here. It drops entries that another consumer has claimed anyway, because this process was paused.
 func (c *Consumer) holdAll(ctx context.Context) {
 	now := time.Now()
 	for stream, es := range c.queues.heldSince(now.Add(-c.opt.ClaimIdle/4), now) {
@@ -225,8 +225,8 @@ func (c *Consumer) hold(ctx context.Context, stream string, es []*entry, idle ti
 	return nil
 }
 
-// giveBack ends an orderly stop: what was not begun becomes claimable at once, and the consumer's name is removed where
-// nothing is pending under it. It is a courtesy to the other consumers, so errors only end it.
+// giveBack ends an orderly stop: entries that were not begun become claimable at once, and the consumer's name is
+// removed if nothing is pending under it. It only helps the other consumers, so an error just ends it.
 func (c *Consumer) giveBack() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

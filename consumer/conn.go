@@ -9,26 +9,26 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// readConn is the one connection on which a reader asks for new entries.
+// readConn is the only connection on which a reader requests new entries.
 //
-// Redis may carry out a command long after the client has given it up: it lies in a socket, or with a proxy. A read
-// that is carried out so late hands entries to this consumer that nobody waits for, while newer ones of the same
-// subjects are read on another connection. So whoever reads on another connection has the server end the old one first.
-// What was carried out by then is pending and can be taken up; what was not never will be.
+// Redis may execute a command long after the client has given it up, because it waits in a socket or a proxy. Such a
+// late read delivers entries that this consumer does not receive, while it reads newer ones of the same subjects on
+// another connection. So before a reader uses another connection, it makes the server end the old one. Reads executed
+// by then have left pending entries, which are read again; no other will be executed.
 type readConn struct {
 	c *Consumer
 	// size says how long an answer may take.
 	size *readSize
 	tx   *redis.Tx
 	me   peer
-	// doubtful are connections that were given up while a read was under way on them.
+	// doubtful are connections that were given up during a read.
 	doubtful []peer
-	// helpless is set when the server has refused to end one, which is said once.
+	// helpless is set when the server has refused to end one, so that this is logged once.
 	helpless bool
 }
 
-// peer is a connection as the server knows it, to the server of a stream. Its number alone may be another one's after a
-// restart of the server.
+// peer identifies a connection and the server of a stream that it belongs to. After a restart of the server its number
+// alone may be another connection's.
 type peer struct{ id, addr, of string }
 
 // with runs do while it holds a connection to the server that holds stream.
@@ -51,7 +51,7 @@ func (r *readConn) with(ctx context.Context, stream string, do func() error) err
 	})
 }
 
-// settled ends what is in doubt.
+// settled ends the doubtful connections.
 func (r *readConn) settled(ctx context.Context) error {
 	for len(r.doubtful) > 0 {
 		old := r.doubtful[0]

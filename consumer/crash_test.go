@@ -210,8 +210,8 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
 }
 
-// A process that stood still for longer than its lease reads nothing more when it goes on: what it was given would wait
-// for the claim time, and run behind what the new holder reads meanwhile.
+// A process that was paused for longer than its lease reads nothing more when it continues: its entries would wait for
+// the claim time, and run after those that the new holder reads in between.
 func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -270,8 +270,8 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
 }
 
-// A process that stands still for about as long as its lease lasts may find it over, let go of events, and have it
-// again a moment later. What it still has in memory does not run before what it has let go of.
+// A process that is paused for about as long as its lease may find it expired, drop events, and have it again a moment
+// later. The entries that it still holds do not run before the dropped ones.
 func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)

@@ -36,8 +36,8 @@ type DeadEntry struct {
 const deadPage = 100
 
 // Dead lists the dead events of every stream whose name begins with prefix, oldest first within a stream. The list is
-// complete, so its length is bounded by nothing but what has died. What could be read is returned beside the error of
-// what could not: in a cluster one node may be down.
+// complete, however long it is. With an error it returns the events that could be read: in a cluster one node may be
+// down.
 func Dead(ctx context.Context, client redis.UniversalClient, prefix string) ([]DeadEntry, error) {
 	seen := map[string]bool{}
 	var names []string
@@ -87,8 +87,8 @@ func readDead(ctx context.Context, client redis.UniversalClient, name, start str
 }
 
 // DeadHeads lists dead events of the named streams without their Data: at most limit of them, oldest first within a
-// stream, and how many there are. Unlike Dead it looks at no other keys, so it may be asked again and again on a server
-// that has millions. What could be read is returned beside the error of what could not.
+// stream, and their total number. Unlike Dead it reads no other keys, so it can be called often on a server with
+// millions. With an error it returns the events that could be read.
 func DeadHeads(ctx context.Context, client redis.UniversalClient, streams []string,
 	limit int,
 ) (list []DeadEntry, total int64, err error) {

@@ -86,7 +86,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 		return nil
 	})
 
-	// A retry reaches the group it belongs to and nobody else.
+	// A retry only reaches the group of the dead event.
 	f.ids.Delete("bad")
 	if err := consumer.Retry(t.Context(), r.Client, byID["bad"]); err != nil {
 		t.Fatal(err)

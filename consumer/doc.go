@@ -7,14 +7,14 @@
 //		Handler: func(ctx context.Context, ev consumer.Event) error { return send(ctx, ev) },
 //	})
 //	if err != nil { … }           // a bad option
-//	err = c.Run(ctx)              // until ctx ends; never because Redis is gone
+//	err = c.Run(ctx)              // until ctx ends, even if Redis is unreachable
 //
 // What a handler may rely on:
 //
 //   - An event is acknowledged after the handler returned nil for it, never before. A crash therefore repeats events
 //     and never skips one: delivery is at least once. package consumer/inbox turns that into an effect exactly once.
 //   - Events of one subject (in one stream) run one after the other, in the order of the stream, and an event does not
-//     start while its predecessor waits for a retry. Events of different subjects run beside each other,
+//     start while its predecessor waits for a retry. Events of different subjects run concurrently,
 //     Options.Workers at a time. This order holds within one process; Options.Ordered extends it over all processes of
 //     the group.
 //   - An event that keeps failing is moved to the dead stream (DeadStream), atomically with its acknowledgement, after

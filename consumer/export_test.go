@@ -2,5 +2,5 @@ package consumer
 
 import "time"
 
-// StallAfter sets after how long c is said to stand still.
+// StallAfter sets after how long c counts as stalled.
 func StallAfter(c *Consumer, d time.Duration) { c.dog.stall = d }

@@ -130,7 +130,7 @@ func TestAPartitionIsSurvived(t *testing.T) {
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 }
 
-// A Redis that never answered is no standstill that looks well, also where the streams are not known yet.
+// A consumer whose Redis never answered is reported as stalled, even if the streams are not known yet.
 func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
@@ -152,7 +152,7 @@ func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
 	})
 }
 
-// A consumer that stands still says so, and that it moves again, whatever held it up: here nothing that it sends
+// A consumer reports that it is stalled, and that it progresses again, whatever the cause: here nothing that it sends
 // arrives.
 func TestAStandstillIsSaid(t *testing.T) {
 	t.Parallel()
@@ -195,7 +195,7 @@ func TestAStandstillIsSaid(t *testing.T) {
 	logs.wait(t, "the consumer makes progress again")
 }
 
-// A flush takes stream and group away; what is added afterwards is read from its first entry.
+// A flush deletes stream and group; entries added afterwards are read from the first one.
 func TestFlush(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -284,8 +284,8 @@ func TestSlowHandlerKeepsItsEvent(t *testing.T) {
 			},
 		})
 	}
-	// A process that stands still for as long as the others wait loses its events, as it should; so that is long. It is
-	// less than after which the first one would claim what it has itself, which is a sign of life too.
+	// A process that is paused for the claim time loses its events, as intended, so the claim time is long. The pause
+	// is shorter than the time after which the first one would claim its own entries, which renews them as well.
 	run(6 * time.Second)
 	<-begun
 	run(5 * time.Second)

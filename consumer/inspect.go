@@ -31,7 +31,7 @@ func Inspect(ctx context.Context, client redis.UniversalClient, stream, group st
 	return inspect(ctx, client, stream, group, "")
 }
 
-// inspect with "settle" makes State.Lost the caller's to count: nobody is told of it again.
+// inspect with "settle" makes the caller count State.Lost: later calls do not return it again.
 func inspect(ctx context.Context, client redis.UniversalClient, stream, group, settle string) (State, error) {
 	v, err := inspectScript.Run(ctx, client, []string{stream, countedKey(stream, group)}, group, settle).Int64Slice()
 	if err != nil {

@@ -70,8 +70,8 @@ func TestInspectLag(t *testing.T) {
 	}
 }
 
-// What is trimmed before it was read, or after it was delivered and before it was acknowledged, is counted exactly,
-// once over all consumers of the group, and stops nothing.
+// Entries that are trimmed before they are read, or after delivery and before acknowledgement, are counted exactly,
+// once over all consumers of the group, and stop nothing.
 func TestTrimmedEntriesAreCounted(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)

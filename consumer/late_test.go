@@ -45,7 +45,7 @@ func waitPending(tb testing.TB, client *redis.Client, least int64) {
 	})
 }
 
-// gated handles events when the gate is open, and remembers their order.
+// gated handles events while the gate is open, and records their order.
 type gated struct {
 	record
 	open chan struct{}
@@ -95,7 +95,7 @@ func TestALateReadKeepsTheOrder(t *testing.T) {
 	}
 }
 
-// The same in ordered mode, where the one who reads on is another consumer: the lease was valid when the read was sent.
+// The same in ordered mode, where another consumer continues: the lease was valid when the read was sent.
 func TestALateReadDoesNotPassTheLease(t *testing.T) {
 	t.Parallel()
 	const window, total = 64, 400

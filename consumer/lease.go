@@ -12,25 +12,24 @@ import (
 	"posthaste/internal/pause"
 )
 
-// errNoLease means that somebody else may read the stream by now.
+// errNoLease means that another consumer may be reading the stream.
 var errNoLease = errors.New("the lease of the stream is over")
 
-// leasePause is how long a reader without a lease waits before it looks again.
+// leasePause is how long a reader without a lease waits before it checks again.
 const leasePause = 10 * time.Millisecond
 
 // leases are the streams that this process may read in ordered mode, and until when.
 //
-// The lease fences what hands entries out: Redis looks at it in the same step, so a read or a claim that is carried out
-// late, when another consumer has the stream or this one reads on another connection, is refused. It is no fence for
-// handlers: a process that is stopped in the middle of one may go on with it after somebody else has taken over. It
-// begins no further event, though, because it looks at its own clock first; and what the running handler does a second
-// time is what an inbox is for.
+// The lease fences the delivery of entries: Redis checks it atomically, so a read or a claim is refused if it is
+// executed late, when another consumer has the stream or this one uses another connection. It does not fence handlers:
+// a process that was paused in a handler may continue it after another consumer has taken over. It starts no further
+// event, because it checks its own clock first. An inbox makes the repeated effect of the running handler harmless.
 type leases struct {
 	mu sync.Mutex
 	of map[string]lease
 }
 
-// lease is what this process knows of one stream's. The zero value is none.
+// lease is the state of one stream's lease in this process. The zero value is an expired lease.
 type lease struct {
 	until time.Time
 	turn  int  // the present one
@@ -58,19 +57,19 @@ func (l *leases) answered(stream string, other bool) {
 	l.change(stream, func(one *lease) { one.other = other })
 }
 
-// another reports whether another consumer is to read the stream, as far as this one knows.
+// another reports whether another consumer reads the stream, according to Redis' last answer.
 func (l *leases) another(stream string) bool { return l.get(stream).other }
 
-// begin notes that a lease is had; from now on events of stream may run.
+// begin records a new lease; from now on events of stream may run.
 func (l *leases) begin(stream string, until time.Time) {
 	l.change(stream, func(one *lease) { one.until = until })
 }
 
-// end notes that it is over.
+// end records that the lease has ended.
 func (l *leases) end(stream string) { l.begin(stream, time.Time{}) }
 
-// extend lets the lease last until then. One that is over already stays so, and extend returns false: it may have been
-// seen to be over, and whoever begins anew begins with everything that is pending.
+// extend extends the lease to until. It returns false and changes nothing if the lease has expired: the expiry may have
+// been noticed, and a new lease begins with all pending entries.
 func (l *leases) extend(stream string, until time.Time) (ok bool) {
 	l.change(stream, func(one *lease) {
 		if ok = time.Until(one.until) > 0; ok {
@@ -82,7 +81,7 @@ func (l *leases) extend(stream string, until time.Time) (ok bool) {
 
 func (l *leases) valid(stream string) bool { return l.left(stream) > 0 }
 
-// left is how long the lease of stream lasts; not above zero: there is none.
+// left is how long the lease of stream lasts; zero or less means that it has expired.
 func (l *leases) left(stream string) time.Duration { return time.Until(l.get(stream).until) }
 
 // turn is the present turn; next begins another one.
@@ -93,8 +92,8 @@ func (l *leases) next(stream string) { l.change(stream, func(one *lease) { one.t
 // leaseKey is in the stream's slot.
 func leaseKey(stream, group string) string { return "{" + stream + "}:lease:" + group }
 
-// fence returns the keys of a script that hands out entries of stream, and what the lease has to be; without ordered
-// mode the stream alone and nothing.
+// fence returns the keys of a script that delivers entries of stream, and the required value of the lease; without
+// ordered mode only the stream and "".
 func (c *Consumer) fence(stream string) (keys []string, token string) {
 	if !c.opt.Ordered {
 		return []string{stream}, ""
@@ -126,14 +125,15 @@ func (c *Consumer) lease(ctx context.Context, stream string) (got string, until 
 	return got, began.Add(ttl - ttl/10), err
 }
 
-// renew lets the lease go on. errNoLease: it is over, or was for a moment, in which somebody else may have had it.
+// renew extends the lease. errNoLease: it has ended, or had ended for a moment in which another consumer may have had
+// it.
 func (c *Consumer) renew(ctx context.Context, stream string) error {
 	turn := c.leases.turn(stream)
 	got, until, err := c.lease(ctx, stream)
 	switch {
 	case err != nil:
 		return err
-	case turn != c.leases.turn(stream): // the reader has taken a later one meanwhile, which is what counts
+	case turn != c.leases.turn(stream): // the reader has taken a later one since, which counts
 		return nil
 	case got != "renewed":
 		c.leases.end(stream)
@@ -155,7 +155,7 @@ func (c *Consumer) callLease(ctx context.Context, stream string, ttl time.Durati
 		c.opt.Consumer, c.self, c.leases.turn(stream), ttl.Milliseconds()).Text()
 }
 
-// takeTurn makes what this process has asked for before void, if Redis has not carried it out yet.
+// takeTurn begins a new turn, so that Redis refuses this process's earlier requests that it has not executed yet.
 func (c *Consumer) takeTurn(ctx context.Context, stream string) error {
 	c.leases.next(stream)
 	return c.renew(ctx, stream)
@@ -183,9 +183,9 @@ func (c *Consumer) readOrdered(ctx context.Context, stream string) {
 	}
 }
 
-// term reads stream while the lease can be renewed. It returns when the lease is over and nothing of the stream is put
-// into the queues any more: what is there has to go before the lease is had again, because events that were let go of,
-// or that another consumer had meanwhile, may come before it.
+// term reads stream while it can renew the lease. It returns when the lease has ended and no more entries of the stream
+// are queued. The queued ones must be dropped before the next lease, because dropped events, or events that another
+// consumer had in between, may come before them.
 func (c *Consumer) term(ctx context.Context, stream string) {
 	ctx, end := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -206,9 +206,9 @@ func (c *Consumer) term(ctx context.Context, stream string) {
 // mayRun reports whether an event of stream may begin.
 func (c *Consumer) mayRun(stream string) bool { return !c.opt.Ordered || c.leases.valid(stream) }
 
-// readLeased reads up to n new entries, if the lease is still ours, and waits for some if there are none.
+// readLeased reads up to n new entries if the lease is valid, and waits if the stream has no new entries.
 func (r *reader) readLeased(ctx context.Context, stream string, n int) error {
-	if !r.c.leases.valid(stream) { // this process may just have stood still
+	if !r.c.leases.valid(stream) { // this process may have been paused
 		pause.For(ctx, leasePause)
 		return nil
 	}
@@ -219,7 +219,7 @@ func (r *reader) readLeased(ctx context.Context, stream string, n int) error {
 	keys, token := r.c.fence(stream)
 	last, err := r.readBytes(ctx, once, keys, token, n)
 	if errors.Is(err, errNoLease) {
-		clear(r.prepared) // somebody may have had it meanwhile
+		clear(r.prepared) // another consumer may have had it since
 		pause.For(ctx, leasePause)
 		return nil
 	}
@@ -229,8 +229,8 @@ func (r *reader) readLeased(ctx context.Context, stream string, n int) error {
 	return r.await(ctx, stream, last)
 }
 
-// await waits until there is an entry behind last, for a while. It hands out nothing: a script, which alone can look at
-// the lease, cannot wait.
+// await waits for a while until there is an entry after last. It delivers no entries, because only a script can check
+// the lease, and scripts cannot wait.
 func (r *reader) await(ctx context.Context, stream, last string) error {
 	err := r.c.client.XRead(ctx, &redis.XReadArgs{Streams: []string{stream, last}, Count: 1, Block: block}).Err()
 	if errors.Is(err, redis.Nil) {

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// full reports whether the large counts are asked for.
+// full reports whether the large counts are requested.
 func full() bool { return os.Getenv("POSTHASTE_TEST_FULL") == "1" }
 
 // scale is n in full mode, less otherwise.

@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// What an attempt ended with: the closed set of the label outcome.
+// Outcomes of an attempt: the closed set of the label outcome.
 const (
 	outcomeDone        = "done"
 	outcomeFailed      = "failed"

@@ -47,7 +47,8 @@ type Options struct {
 	MaxAttempts int
 	// Backoff is the wait after the given failed attempt (1, 2, …). Default: 100 ms doubled up to 30 s, with jitter.
 	Backoff func(attempt int) time.Duration
-	// DrainTimeout bounds the orderly stop: what runs may finish, and is acknowledged. Default 10 s.
+	// DrainTimeout bounds the orderly stop, in which running handlers may finish and their events are acknowledged.
+	// Default 10 s.
 	DrainTimeout time.Duration
 	// Ordered extends the order per subject over all processes of the group: only one of them at a time reads a given
 	// stream, and the others stand by for it.

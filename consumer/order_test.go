@@ -18,7 +18,7 @@ import (
 )
 
 // With eight workers and a handler that fails now and then, the events of each subject run one at a time and in order,
-// no event is done before its predecessor is, and subjects run beside each other.
+// no event is done before its predecessor, and subjects run concurrently.
 func TestOrderPerSubjectWithEightWorkers(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
@@ -174,7 +174,7 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 	for i := range 3 {
 		add(t, r.Client, "s", event{strconv.Itoa(i), "k", i})
 	}
-	// Somebody else has 0 and 1, and is gone; an event of the subject blocks the consumer under test meanwhile.
+	// A consumer that is gone has 0 and 1; an event of the subject blocks the consumer under test.
 	res, err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
 		Group: "g", Consumer: "gone", Streams: []string{"s", ">"},
 		Count: 2,
@@ -224,8 +224,8 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 	}
 }
 
-// Events that wait for long, each of a subject of its own, take more than half of the window. What is left is used:
-// for what is new, and for what somebody else has left behind.
+// Events that wait for long, each of a subject of its own, take more than half of the window. The rest is used for new
+// entries and for those that another consumer has left behind.
 func TestHalfAWindowIsEnough(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)

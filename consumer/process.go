@@ -30,7 +30,7 @@ func (c *Consumer) work(ctx context.Context) {
 	}
 }
 
-// process runs one entry to an end: acknowledged, waiting for a retry, dead, or somebody else's.
+// process runs one entry until it is acknowledged, waits for a retry, is dead, or belongs to another consumer.
 func (c *Consumer) process(ctx context.Context, e *entry) {
 	if !c.mayRun(e.stream) {
 		c.queues.retry(e, c.leaseWait()) // it is dropped with all that waits before the lease is had again
@@ -50,8 +50,8 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 			}
 		}()
 	}
-	// A fresh entry's first attempt needs no note, and certainly is ours; of one that this process has had for long
-	// without a sign of life (it was paused) that must be asked.
+	// The first attempt of a new entry needs no note, and the entry is certainly this process's. An entry that was held
+	// for long without a renewal (the process was paused) must be checked.
 	if (e.attempt > 1 || e.stale) && !c.begin(ctx, e) {
 		return
 	}
@@ -106,7 +106,7 @@ func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
 		}
 		c.finish(e)
 	case isUnavailable(err) || ctx.Err() != nil:
-		// Not the event's fault; and a handler that was told to stop has not failed.
+		// The event is not the cause; and a handler whose context was canceled has not failed.
 		c.metrics.outcome(outcomeUnavailable)
 		c.queues.fail(e)
 		c.wait(e, ev, err)

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// windowBytes bounds the payloads in memory, beside Options.Window.
+	// windowBytes bounds the payloads in memory, in addition to Options.Window.
 	windowBytes = 64 << 20
 	// maxHeld bounds what is held with and without payload. Beyond it reading stops, so that a key that is hopelessly
 	// behind costs a bounded amount of memory and of signs of life.
@@ -73,8 +73,8 @@ type queue struct {
 	timer   *time.Timer
 }
 
-// queues hands out entries so that those of one subject run one after the other and those of different subjects beside
-// each other. It does no I/O.
+// queues distributes entries so that those of one subject run one after the other and those of different subjects run
+// concurrently. It does no I/O.
 type queues struct {
 	window int
 	// fresh is how long an entry is certainly ours after a sign of life.
@@ -105,8 +105,9 @@ type queues struct {
 	// moves counts what happens to entries, for the watchdog.
 	moves   int64
 	stopped bool
-	// takes are the streams whose pending entries are being read, and what of them was acknowledged or has died
-	// meanwhile: the reader may have seen it as pending and must not bring it back. What was let go of it may.
+	// takes are the streams whose pending entries are being read, with their entries that were acknowledged or have
+	// died since. The reader may have seen such an entry as pending and must not restore it. It may restore a dropped
+	// one.
 	takes map[string]map[entryRef]struct{}
 }
 
@@ -180,7 +181,7 @@ func (q *queue) insert(e *entry) {
 	q.entries = slices.Insert(q.entries, i, e)
 }
 
-// activate makes a queue ready if it has work and may run, and forgets an empty one.
+// activate makes a queue ready if it has work and may run, and removes an empty one.
 func (qs *queues) activate(q *queue) {
 	if q.ready || q.delayed || q.running != nil {
 		return
@@ -323,7 +324,7 @@ func (qs *queues) forget(e *entry) {
 	}
 }
 
-// letGo forgets e, which may come back.
+// letGo drops e, which may be read again.
 func (qs *queues) letGo(e *entry) {
 	qs.unload(e)
 	qs.settled(e)
@@ -332,7 +333,7 @@ func (qs *queues) letGo(e *entry) {
 	qs.space.ring()
 }
 
-// acked forgets entries whose acknowledgement has reached Redis.
+// acked removes entries whose acknowledgement has reached Redis.
 func (qs *queues) acked(es []*entry) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
@@ -383,7 +384,7 @@ func (qs *queues) lose(ref entryRef) {
 	}
 }
 
-// drop lets go of what stream's queues hold. What runs may end.
+// drop removes the entries of stream's queues. Running handlers may finish.
 func (qs *queues) drop(stream string) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()

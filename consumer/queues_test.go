@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A reader finds no room before the worker that was woken has taken the one queue there is. It has to be told when that
-// has happened: only then is there something to park, and nothing else may happen for as long as the handler takes.
+// A reader finds no room before the woken worker has taken the only queue. It must be woken when that has happened:
+// only then can entries be parked, and nothing else may happen while the handler runs.
 func TestCapacityIsFoundWhenTheLastQueueIsTaken(t *testing.T) {
 	t.Parallel()
 	const window = 64
@@ -40,8 +40,8 @@ func TestCapacityIsFoundWhenTheLastQueueIsTaken(t *testing.T) {
 	}
 }
 
-// Two readers wait for room, one for more of it. Everybody is told of every change: the first may
-// find too little, and must not have used up what the other one waits for.
+// Two readers wait for room, one for more of it. Both are woken by every change: the first may find too little, and
+// must not use up the other's signal.
 func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -78,8 +78,8 @@ func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 	})
 }
 
-// A worker finds no lease, and before it has put its entry back everything is dropped, and taken over again: the entry
-// is not passed by those behind it. One that nobody has taken over again goes.
+// A worker finds no lease, and before it has put its entry back everything is dropped and read again: later entries do
+// not overtake it. If it is not read again, it is dropped.
 func TestWhatIsDroppedComesBackInOrder(t *testing.T) {
 	t.Parallel()
 	l := newQueues(64, time.Hour)

@@ -133,9 +133,9 @@ func (r *reader) loop(ctx context.Context) error {
 	return nil
 }
 
-// room waits until there is room for the next read and returns how many entries that may ask for; 0 if it is time to
-// look for idle entries first. Large reads are cheaper, so little room is used only if it does not become more for a
-// while: what takes the rest may wait for long.
+// room waits until there is room for the next read and returns how many entries it may request; 0 if it is time to
+// check for idle entries first. Large reads are cheaper, so room waits a while for more, but not longer, because the
+// rest of the window may stay in use for long.
 func (r *reader) room(ctx context.Context) int {
 	want := r.size.entries
 	if n, _ := r.c.queues.tryCapacity(want); n >= want || len(r.unclaimed) > 0 {
@@ -154,9 +154,9 @@ func (r *reader) wait(ctx context.Context, until time.Time, n int) int {
 	return r.c.queues.capacity(ctx, n)
 }
 
-// claimIdle takes over, now and then, what has been idle for too long; of many streams some, and the others before the
-// next reads. It is the reader that does so, because the streams are prepared then: beside a preparation, newer entries
-// that are idle could pass older ones that are not.
+// claimIdle periodically takes over entries that have been idle for too long; with many streams, some before each read.
+// The reader does this itself because its streams are prepared: during a preparation, newer idle entries could overtake
+// older ones that are not idle.
 func (r *reader) claimIdle(ctx context.Context, names []string) error {
 	began := time.Now()
 	if began.Sub(r.claimed) >= r.c.opt.ClaimIdle/3 {
@@ -233,8 +233,8 @@ func (r *reader) ready(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// prepare makes sure the group exists, and takes up what was delivered to this consumer's name before; in ordered mode
-// what was delivered to anybody, who by now may not read the stream any more.
+// prepare makes sure the group exists, and reads the entries that were delivered to this consumer's name before; in
+// ordered mode those that were delivered to any consumer, because it may not read the stream any more.
 func (r *reader) prepare(ctx context.Context, stream string) error {
 	created, err := groupScript.Run(ctx, r.c.client, []string{stream}, r.c.opt.Group).Int()
 	if err != nil && !strings.HasPrefix(err.Error(), "BUSYGROUP") {
@@ -249,7 +249,7 @@ func (r *reader) prepare(ctx context.Context, stream string) error {
 			err = r.claim(ctx, stream, 0)
 		}
 	} else if err = r.takeAll(ctx, stream, modeOwn, "-"); err == nil {
-		// What is idle already is older than anything new, and begins before it.
+		// Idle entries are older than new ones and must run before them.
 		err = r.claim(ctx, stream, r.c.opt.ClaimIdle)
 	}
 	return errors.Join(err, ctx.Err())
@@ -271,8 +271,8 @@ func (r *reader) read(ctx context.Context, names []string, n int) error {
 	return err
 }
 
-// readOn reads on the connection that this reader holds, and gives it back after a while, or when there is something
-// else to do first: the pool may have no other one for those who acknowledge.
+// readOn reads on the connection that this reader holds, and releases it after a while or when other work comes first:
+// the pool may have no other connection for acknowledgements.
 func (r *reader) readOn(ctx context.Context, names []string, n int) error {
 	began, known := time.Now(), len(r.list())
 	for ctx.Err() == nil && time.Since(began) < holdFor && len(r.list()) == known {

@@ -12,7 +12,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// An orderly stop lets the running event end and acknowledges it; what waits is taken by another consumer at once, not
+// An orderly stop lets the running event end and acknowledges it; another consumer takes waiting events at once, not
 // after the claim time.
 func TestOrderlyStop(t *testing.T) {
 	t.Parallel()

@@ -17,7 +17,7 @@ import (
 	"posthaste/internal/redisurl"
 )
 
-// discoverEvery is how often new streams are looked for. They are to be found within 5 s.
+// discoverEvery is the interval of the search for new streams, which must be found within 5 s.
 const discoverEvery = 2 * time.Second
 
 // deadPrefix begins the name of every dead stream.
@@ -62,8 +62,8 @@ func (s *streams) add(name string) bool {
 	return true
 }
 
-// discover looks for streams until ctx ends. A server with very many keys is given a rest of ten times what a look
-// takes: the shorter of the last two, because one that took long may have met a moment of standstill.
+// discover looks for streams until ctx ends. It pauses for ten times the duration of a search, to protect a server with
+// very many keys. Of the last two durations the shorter counts, because a slow one may be accidental.
 func (c *Consumer) discover(ctx context.Context, look func(ctx context.Context, found func(name string)) error) {
 	var last time.Duration
 	for ctx.Err() == nil {
@@ -96,8 +96,8 @@ func (c *Consumer) scan(ctx context.Context, found func(name string)) error {
 	})
 }
 
-// shards looks whether a relay has spread the types of the named streams over several, and which of these there are.
-// A type may be called like one of the streams of another; that a relay says so is what tells them apart.
+// shards checks whether a relay has spread the types of the named streams over several, and which of these exist. A
+// type may have the name of a stream of another type, so only the relay's mark distinguishes them.
 func (c *Consumer) shards(ctx context.Context, found func(name string)) error {
 	marked, err := exist(ctx, c.client, c.opt.Streams, func(name string) string { return name + shardedSuffix })
 	if len(marked) == 0 {
@@ -122,10 +122,9 @@ const (
 	maxShards     = 16
 )
 
-// Bases tells which of the streams a relay has spread a type over: their names without the number, which is the name of
-// the type's only stream before. It has no others. As for a consumer that names a type's stream, it is a relay's word
-// that counts, not that a stream is called like one of another's. What the other nodes of a cluster say is returned
-// beside the error of one.
+// Bases returns, for the streams that a relay has spread a type over, their names without the number, which is the name
+// of the type's only stream before. It omits other streams. Only the relay's mark counts, not the form of a name. If a
+// node of a cluster fails, it returns the error and the other nodes' results.
 func Bases(ctx context.Context, client redis.UniversalClient, streams []string) (map[string]string, error) {
 	of := map[string][]string{}
 	for _, name := range streams {
@@ -151,7 +150,7 @@ func Bases(ctx context.Context, client redis.UniversalClient, streams []string) 
 	return bases, err
 }
 
-// exist returns the names whose keys are there; those of the other nodes of a cluster beside the error of one.
+// exist returns the names whose keys exist; if a node of a cluster fails, the error and those of the other nodes.
 func exist(ctx context.Context, client redis.UniversalClient, names []string, key func(name string) string) (
 	there []string, err error,
 ) {
@@ -169,8 +168,8 @@ func exist(ctx context.Context, client redis.UniversalClient, names []string, ke
 	return there, err
 }
 
-// Streams lists the streams whose name begins with prefix, and their dead streams, ascending. What the other nodes of a
-// cluster have is returned beside the error of one.
+// Streams lists the streams whose name begins with prefix, and their dead streams, ascending. If a node of a cluster
+// fails, it returns the error and the other nodes' streams.
 func Streams(ctx context.Context, client redis.UniversalClient, prefix string) ([]string, error) {
 	var names []string
 	err := scanStreams(ctx, client, append(deadPrefixes(prefix), prefix), func(name string) {

@@ -11,8 +11,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// Who names a type's only stream reads those that it is spread over, from when a relay says so; and not the stream of
-// another type that only is called like one of them.
+// A consumer that names a type's only stream reads those that the type is spread over, once a relay has marked it, but
+// not the stream of another type whose name only looks like one of them.
 func TestShardsOfANamedStream(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)

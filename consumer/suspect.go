@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// An entry that was begun at least twice and of which no end was seen may be what kills the process; or it merely ran
-// beside that, and its acknowledgement was lost with the process. To tell these apart, suspects run one at a time, and
-// the next one begins only when the acknowledgement of the last one has reached Redis. So from the third crash on only
-// the culprit's attempts grow. Other entries run on beside them.
+// An entry that was begun at least twice without a known end may be what crashes the process; or it merely ran at the
+// time of a crash, and its acknowledgement was lost. To distinguish these, suspects run one at a time, and the next one
+// begins only when the acknowledgement of the last one has reached Redis. So from the third crash on only the culprit's
+// attempts increase. Other entries run concurrently.
 
 // suspectAfter is how many beginnings without an end make a suspect. The first one may be only a delivery.
 const suspectAfter = 2
 
-// suspectPause is how long a suspect waits before it asks again whether it may run.
+// suspectPause is how long a suspect waits before it checks again whether it may run.
 const suspectPause = 10 * time.Millisecond
 
 // quarantine holds the suspect that runs or waits for its acknowledgement.

@@ -10,27 +10,27 @@ import (
 )
 
 const (
-	// stallAfter is how long nothing may move, while there is something to do and somebody to do it, until that is
-	// said.
+	// stallAfter is how long nothing may progress, with work to do and idle workers, before the consumer counts as
+	// stalled.
 	stallAfter = time.Minute
-	// hangAfter is the same where everything waits for handlers that run: how long those take is not ours to judge.
+	// hangAfter is the same if everything waits for running handlers, which may legitimately take long.
 	hangAfter = 15 * time.Minute
 	// watchEvery is how often the watchdog looks.
 	watchEvery = 5 * time.Second
 )
 
-// watchdog compares what there is to do with whether anything moves. It knows no causes: a consumer that stands still,
-// for a reason that nobody has thought of, must not look well.
+// watchdog compares the work to do with the progress. A stalled consumer must be reported as unhealthy even if the
+// cause is unknown.
 type watchdog struct {
 	// stall and hang are stallAfter and hangAfter but in tests.
 	stall, hang time.Duration
 
 	mu sync.Mutex
-	// deaf is since when Redis has not told of a stream, or, under "", which streams there are.
+	// deaf is since when Redis has not answered for a stream, or, under "", not listed the streams.
 	deaf map[string]time.Time
 	// unread are the streams with entries that are not delivered to the group, where this process is to read them.
 	unread map[string]*unread
-	// cuts says, by the stream of a reader, since when and why answers with entries do not arrive.
+	// cuts has, by the stream of a reader, since when and why answers with entries do not arrive.
 	cuts map[string]cut
 	// moves is what the queues had moved when that last changed, or when there was last nothing to move, at since.
 	moves int64
@@ -51,7 +51,7 @@ type cut struct {
 	why   string
 }
 
-// answered notes whether Redis has answered a question about a stream, or about all with "".
+// answered records whether Redis has answered for a stream, or for the list of streams with "".
 func (w *watchdog) answered(stream string, err error, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,7 +65,7 @@ func (w *watchdog) answered(stream string, err error, now time.Time) {
 	}
 }
 
-// told takes how many entries of a stream this process is to read; below zero: that is not known.
+// told records how many entries of a stream this process has yet to read; below zero: unknown.
 func (w *watchdog) told(stream string, lag int64, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -113,7 +113,7 @@ func (w *watchdog) cut(stream, why string, now time.Time) {
 func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string, news bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// What waits for a retry, or behind a handler, is not to move.
+	// Entries that wait for a retry or for a running handler are not expected to progress.
 	free := n.held - n.resting - n.behind
 	if n.moves != w.moves || w.since.IsZero() || (free == 0 && n.running == 0) {
 		w.moves, w.since = n.moves, now
@@ -143,7 +143,8 @@ func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string,
 	return why, news
 }
 
-// waiting says which stream Redis does not tell of, or nobody reads; while every handler runs nobody need read.
+// waiting returns which stream Redis does not answer for, or no reader reads; while every handler runs, reading is not
+// expected.
 func (w *watchdog) waiting(busy bool, now time.Time) (why string) {
 	for _, stream := range slices.Sorted(maps.Keys(w.deaf)) {
 		if still := now.Sub(w.deaf[stream]); still > w.stall {
@@ -180,9 +181,8 @@ func (c *Consumer) watch(ctx context.Context) {
 	})
 }
 
-// Stalled says why this consumer stands still although there is something to do; "" while it moves or has nothing to
-// do. It is what a readiness probe should ask. A wait for a retry is not standing still, nor is a handler that runs,
-// for a quarter of an hour.
+// Stalled returns why this consumer makes no progress although it has work to do, otherwise "". A readiness probe
+// should use it. A wait for a retry does not count as a stall, nor does a running handler for a quarter of an hour.
 func (c *Consumer) Stalled() string {
 	c.dog.mu.Lock()
 	defer c.dog.mu.Unlock()

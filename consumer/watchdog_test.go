@@ -86,7 +86,7 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
-// A consumer that had nothing to do for hours does not stand still the moment that there is something.
+// A consumer that was idle for hours is not stalled as soon as there is work.
 func TestWatchdogOfAnIdleConsumer(t *testing.T) {
 	t.Parallel()
 	w := &watchdog{stall: stallAfter, hang: hangAfter}
@@ -131,7 +131,7 @@ func TestWatchdogSeesPastRetries(t *testing.T) {
 	}
 }
 
-// Everybody who waits for new streams is told of one: a reader without any, and who starts a reader for each.
+// All goroutines that wait for new streams are woken: a reader without any, and the one that starts a reader for each.
 func TestEverybodyIsToldOfAStream(t *testing.T) {
 	t.Parallel()
 	s := newStreams(nil)

@@ -16,11 +16,10 @@ import (
 //go:embed queries/*.sql
 var queryFiles embed.FS
 
-// query returns the text of queries/<name>.sql.
 var query = statement.In(queryFiles)
 
-// idleLimit is how long a transaction with a note may do nothing. A process that is paused in a handler would otherwise
-// block everybody who has its events now, for as long as the pause lasts.
+// idleLimit bounds the idle time of a transaction with a note. Without it, a process that is paused in a handler would
+// block the consumers that have its events now.
 const idleLimit = "60s"
 
 // Once notes within tx that group has seen the event, and reports whether it is the first time: if not, the effect
@@ -49,8 +48,8 @@ var noDay = time.Date(1970, 1, 1, 0, 0, 0, 0, time.UTC)
 // foreign is the name space of ids that are no UUIDs.
 var foreign = uuid.MustParse("6f1d2c52-9c3b-5d0e-8d5f-6a0a1f6c7b11")
 
-// locate turns an event id into the key and the partition of its note. Both depend on nothing else, or the unique key
-// would not be one.
+// locate returns the key and the partition of an event's note. Both depend only on the id, because otherwise the unique
+// key would not be unique.
 func locate(eventID string) (uuid.UUID, time.Time) {
 	id, err := uuid.Parse(eventID)
 	if err != nil {

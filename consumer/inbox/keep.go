@@ -39,12 +39,12 @@ func Keep(ctx context.Context, db *pgxpool.Pool, retention time.Duration, log *s
 	}
 }
 
-// Maintain makes the partitions of the next days and forgets notes older than retention: an event that is delivered
+// Maintain creates the partitions of the next days and deletes notes older than retention: an event that is delivered
 // again later than that has its effect again. retention counts from when the event was seen and should exceed the age
-// of anything that may be delivered again, replays of history included; below an hour it is refused.
+// of anything that may be delivered again, including replays of history; less than an hour is refused.
 //
-// A partition is dropped only when nothing in it was seen within the retention. Locks that transactions of handlers
-// would have to wait for are given up after a moment, and the work is left to the next call.
+// It drops a partition only when no event in it was seen within the retention. If it would block transactions of
+// handlers, it gives up after a moment and leaves the work to the next call.
 func Maintain(ctx context.Context, db *pgxpool.Pool, retention time.Duration) error {
 	if retention < time.Hour {
 		return fmt.Errorf("inbox retention %v: at least an hour", retention)
@@ -70,8 +70,8 @@ func Maintain(ctx context.Context, db *pgxpool.Pool, retention time.Duration) er
 	}
 }
 
-// locked runs f in a transaction that is alone in doing housekeeping and does not wait long for any lock, because
-// handlers would queue up behind it. Without the lock it does nothing: somebody else is at it.
+// locked runs f in a transaction that excludes other housekeeping. It does not wait long for any lock, because handlers
+// would queue behind it. If another process holds the housekeeping lock, it does nothing.
 func locked(ctx context.Context, db *pgxpool.Pool, f func(tx pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '500ms'"); err != nil {
@@ -145,7 +145,7 @@ func dropPartition(ctx context.Context, db *pgxpool.Pool, name string, retention
 	}
 	if err == nil {
 		err = locked(ctx, db, func(tx pgx.Tx) error {
-			// Asked again under the lock: a handler may have noted an event of that day meanwhile.
+			// Checked again under the lock: a handler may have inserted a note of that day since.
 			if _, err := tx.Exec(ctx, "LOCK TABLE "+ident+" IN ACCESS EXCLUSIVE MODE"); err != nil {
 				return err
 			}

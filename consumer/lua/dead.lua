@@ -7,8 +7,8 @@ if p.err and not string.find(p.err, 'NOGROUP', 1, true) then return p end
 local owner = (not p.err) and p[1] and p[1][2]
 if owner and owner ~= ARGV[2] then return 'lost' end
 if not owner then
-  -- Acknowledged by somebody, or moved by us: then the entry still exists, or stands in the dead stream. Trimmed or
-  -- flushed away otherwise, and the copy we were given is the last one.
+  -- Acknowledged, or moved by this consumer: then the entry still exists, or is in the dead stream. Otherwise it was
+  -- trimmed or flushed, and the caller's copy is the last one.
   if redis.call('XRANGE', k, id, id)[1] then return 'already' end
   local before = '+'
   for _ = 1, 100 do -- one at a time, because payloads may be large

@@ -1,4 +1,4 @@
--- Makes sure that the group exists. A new one begins at the first entry; what was trimmed before its time counts as
+-- Creates the group if it is missing. A new one begins at the first entry; entries that were trimmed before count as
 -- read, so that lag and loss are exact from the start.
 -- KEYS[1] stream; ARGV group. Returns 1 if it was created.
 local first = 0

@@ -7,7 +7,7 @@ local key, from, all = KEYS[1], ARGV[1], ARGV[3] == 'all'
 if redis.call('TYPE', key).ok ~= 'stream' then return {0, ''} end
 local answer = {redis.call('XLEN', key), ''}
 local bytes = 0
--- One at a time: a payload may be 8 MiB, and Redis copies each that is asked for.
+-- One at a time: a payload may be 8 MiB, and Redis copies each entry that it returns.
 for _ = 1, tonumber(ARGV[2]) do
   local entry = redis.call('XRANGE', key, from, '+', 'COUNT', 1)[1]
   if not entry then return answer end

@@ -8,7 +8,7 @@ for i = 5, #ARGV do
   if p and p[2] ~= c then
     lost[#lost + 1] = ARGV[i]
   elseif redis.call('XRANGE', k, ARGV[i], ARGV[i])[1] then
-    -- (XCLAIM would forget a trimmed entry, which this consumer still has in memory and will acknowledge.)
+    -- (XCLAIM would drop a trimmed entry, which this consumer still has in memory and will acknowledge.)
     if p then mine[#mine + 1] = ARGV[i] else lost[#lost + 1] = ARGV[i] end
   end
 end

@@ -53,7 +53,7 @@ local run = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
 local noted = redis.call('GET', KEYS[2]) or run
 local lost = 0
 if unread >= 0 and read ~= added - unread then
-  -- What is lost has left the stream.
+  -- Lost entries have left the stream.
   if read and added - unread > read then lost = math.min(added - unread - read, added - s['length']) end
   if ARGV[2] == 'settle' then
     redis.call('XGROUP', 'SETID', k, g, last, 'ENTRIESREAD', added - unread)

@@ -1,8 +1,7 @@
 -- Takes, renews or gives up the right to read a stream for a group.
 --
--- The lease is consumer|process|turn. A consumer takes a new turn after each trouble with its connection; what it
--- asked for in an earlier turn, and Redis carries out late, is refused then (read.lua, take.lua), like what another
--- consumer asks for.
+-- The lease is consumer|process|turn. A consumer takes a new turn after each failure of its connection. Requests of an
+-- earlier turn, or of another consumer, that Redis executes late are refused (read.lua, take.lua).
 -- KEYS[1] lease; ARGV consumer, a number that is the process's own, turn, time to live in ms (0 gives it up).
 -- Returns 'renewed' (this process had it), 'taken', 'released' or 'held' (by another consumer, or in a later turn).
 local held, lease, own = redis.call('GET', KEYS[1]), ARGV[1] .. '|' .. ARGV[2] .. '|' .. ARGV[3], false
