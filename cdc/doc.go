@@ -2,15 +2,16 @@
 // write-ahead log through a logical replication slot, and maintains that slot and its publication.
 //
 // Two types do the work. Reader implements outbox.Source: it owns the replication connection, decodes pgoutput and
-// delivers Chunks. Slots implements outbox.Slots over an ordinary pool: it creates, advances, repairs and drops the slot.
+// delivers Chunks. Slots implements outbox.Slots over an ordinary pool: it creates, advances, repairs and drops the
+// slot.
 //
 // # What is confirmed, and when
 //
 // The reader does not confirm delivered rows by itself. The receiver calls Reader.Settled with the End of a row once
-// everything up to it is durable elsewhere; only then does the reader confirm the position, and only then may the server
-// recycle the WAL. Nothing is confirmed past a transaction that is still being received or unsettled. While nothing is in
-// flight, the reader itself confirms WAL without outbox rows, so an idle outbox in a busy database holds back no WAL and
-// needs no heartbeat table.
+// everything up to it is durable elsewhere; only then does the reader confirm the position, and only then may the
+// server recycle the WAL. Nothing is confirmed past a transaction that is still being received or unsettled. While
+// nothing is in flight, the reader itself confirms WAL without outbox rows, so an idle outbox in a busy database holds
+// back no WAL and needs no heartbeat table.
 //
 // A confirmed position is not durable at once: a server that crashes may deliver confirmed transactions again. The next
 // Run delivers transactions again that were delivered but not confirmed. The receiver must therefore detect repeated

@@ -1,12 +1,12 @@
-// Package outbox defines the types and the ports that the other packages share: an event between the table and a stream,
-// the right to publish, and what the machine in package relay requires of the packages that do the work. It performs no
-// I/O.
+// Package outbox defines the types and the ports that the other packages share: an event between the table and a
+// stream, the right to publish, and what the machine in package relay requires of the packages that do the work. It
+// performs no I/O.
 //
 // # Words
 //
 // An [Event] is one row of the outbox table; a [Row] is an event as the slot delivers it, with its transaction. A place
-// in the write-ahead log is an [LSN]. An [Owner] is a leadership, which may publish. A [Lane] is one numbered sequence of
-// batches into one stream; a [Mark] names a place in it, and a [Receipt] is the result of publishing a batch.
+// in the write-ahead log is an [LSN]. An [Owner] is a leadership, which may publish. A [Lane] is one numbered sequence
+// of batches into one stream; a [Mark] names a place in it, and a [Receipt] is the result of publishing a batch.
 //
 // # Ports
 //
