@@ -39,10 +39,11 @@ func TestACopyOnAnotherServer(t *testing.T) {
 		owed = append(owed, insert(t, d, "a").ID)
 	}
 	// Marks of a server whose ids are further ahead see everything here. One row was written here before.
-	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_guard")
-	d.Exec(t, "UPDATE outbox SET xid = (xid::text::bigint + 1000000000)::text::xid8")
-	d.Exec(t, "UPDATE outbox SET xid = pg_current_xact_id() WHERE id = $1", settled[3]) // the same id by chance
-	d.Exec(t, "ALTER TABLE outbox ENABLE TRIGGER outbox_guard")
+	d.Exec(t, `SET posthaste.copy = 'on';
+		UPDATE outbox SET xid = (xid::text::bigint + 1000000000)::text::xid8; RESET posthaste.copy`)
+	d.Exec(t, fmt.Sprintf(`SET posthaste.copy = 'on';
+		UPDATE outbox SET xid = pg_current_xact_id() WHERE id = '%s'; -- the same number by chance
+		RESET posthaste.copy`, settled[3]))
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode)
 		SELECT -1, 1, (x + 1000000000 || ':' || x + 1000000000 || ':')::pg_snapshot, hi, 'cdc'
 		FROM (SELECT pg_snapshot_xmax(settled)::text::bigint AS x, hi FROM outbox_mark WHERE hi > 0) m`)
@@ -293,9 +294,8 @@ func TestACopyThatNobodyLed(t *testing.T) {
 	for range 5 {
 		insert(t, d, "a")
 	}
-	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_guard")
-	d.Exec(t, "UPDATE outbox SET xid = (xid::text::bigint + 1000000000)::text::xid8")
-	d.Exec(t, "ALTER TABLE outbox ENABLE TRIGGER outbox_guard")
+	d.Exec(t, `SET posthaste.copy = 'on';
+		UPDATE outbox SET xid = (xid::text::bigint + 1000000000)::text::xid8; RESET posthaste.copy`)
 	must(t, s.Register(t.Context()))
 	succeed(t, s)
 	if n := backlog(t, s, d); n != 5 {

@@ -23,6 +23,21 @@ CREATE OR REPLACE FUNCTION outbox_owned(r relay_state, epoch bigint, nonce bytea
 RETURN r.epoch = $2 AND r.nonce = $3 AND r.timeline =
     ('x'::text || pg_catalog.left(pg_catalog.pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
 
+-- Whether rows of another database may bring their transactions: no relay has led this database, or its marks are
+-- replicated, too. Elsewhere a row is of the transaction that writes it. If it were of another one, marks might settle
+-- it before it is published, or never. A constraint that is not valid comes after the rows in a dump.
+CREATE OR REPLACE FUNCTION outbox_copying() RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER
+RETURN EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = 'outbox_mark'::regclass::oid)
+    OR NOT EXISTS (
+        SELECT FROM relay_state r, pg_control_system() s, pg_catalog.pg_database d
+        WHERE d.datname = pg_catalog.current_database()
+            AND r.system_identifier = s.system_identifier AND r.database_oid = d.oid);
+ALTER DOMAIN outbox_xid DROP CONSTRAINT IF EXISTS "the server sets it: leave xid and seq out";
+ALTER DOMAIN outbox_xid ADD CONSTRAINT "the server sets it: leave xid and seq out" CHECK (
+    VALUE = pg_current_xact_id()
+    OR pg_catalog.current_setting('posthaste.copy'::text, true) IS NOT DISTINCT FROM 'on'::text
+    OR outbox_copying()) NOT VALID;
+
 -- The session that holds the leader's lock: see lock_key.
 CREATE OR REPLACE VIEW outbox_leader AS
 SELECT l.pid FROM pg_locks l
@@ -42,7 +57,7 @@ SELECT m.prefix, m.shards FROM outbox_mark m WHERE m.settled IS NOT NULL ORDER B
 -- The rows with their parts, and about how many bytes they are as text, judged by what is stored.
 CREATE OR REPLACE VIEW outbox_rows AS
 SELECT outbox_part(o.aggregate_id) AS part, o.seq, o.id, o.aggregate_type, o.aggregate_id, o.event_type, o.payload,
-    o.headers, o.created_at, o.xid,
+    o.headers, o.created_at, o.xid::xid8 AS xid,
     pg_catalog.pg_column_size(o.payload)
         * CASE WHEN pg_catalog.pg_column_compression(o.payload) IS NULL THEN 1 ELSE 4 END
         + coalesce(pg_catalog.pg_column_size(o.headers), 0) + pg_catalog.pg_column_size(o.aggregate_id) AS bytes

@@ -195,11 +195,10 @@ func TestWhoMayNotShare(t *testing.T) {
 
 // dumped makes a copy of a world's database on the server of the others, by dump and restore.
 func (s *sharers) dumped(w *world) *testenv.Database {
-	t := s.t
-	t.Helper()
-	to := testenv.Empty(t)
-	if errOut := restore(t, to, dump(t, w.db, "--no-publications"), "-v", "ON_ERROR_STOP=1"); errOut != "" {
-		t.Fatalf("psql: %s", errOut)
+	s.t.Helper()
+	to := testenv.Empty(s.t)
+	if errOut := restore(s.t, to, dump(s.t, w.db, "--no-publications"), "-v", "ON_ERROR_STOP=1"); errOut != "" {
+		s.t.Fatalf("psql: %s", errOut)
 	}
 	to.Relay = w.db.Relay
 	return to

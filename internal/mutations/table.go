@@ -115,6 +115,11 @@ var mutations = []mutation{
 		return s.verdicts(`, pkg: "./sink", test: "TestWaitWithoutEnoughReplicas",
 	},
 	{
+		safeguard: "a row is of the transaction that writes it", about: "a writer may name any",
+		file: "sql/words.sql", old: "OR outbox_copying()) NOT VALID", replacement: "OR true) NOT VALID",
+		pkg: "./cmd/posthaste", test: "TestAWriterCannotNameATransaction",
+	},
+	{
 		safeguard: "a mark is the owner's", about: "any process may move it",
 		file:        "sql/queries/mark_move.sql",
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",

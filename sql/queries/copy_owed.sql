@@ -1,6 +1,6 @@
 -- This transaction writes unsettled rows again, in their order.
 WITH owed AS (
-    DELETE FROM outbox WHERE xid <> '3' RETURNING *
+    DELETE FROM outbox WHERE xid::xid8 <> '3' RETURNING *
 ), again AS (
     INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers, created_at)
     SELECT id, aggregate_type, aggregate_id, event_type, payload, headers, created_at FROM owed ORDER BY seq

@@ -13,10 +13,10 @@ WITH page AS MATERIALIZED (
 ), done AS (
     UPDATE outbox o SET xid = '3' FROM outbox_settled m, page, copied c
     WHERE m.part = $1::smallint AND outbox_part(o.aggregate_id) = $1::smallint
-      AND o.xid > $2::xid8 AND o.xid <= page.last
+      AND o.xid::xid8 > $2::xid8 AND o.xid::xid8 <= page.last
       AND (o.xid::text::numeric <= c.at::numeric
         OR o.xid::text::numeric > (c.now - pg_catalog.age(o.xmin))::numeric)
-      AND (outbox_holds(m.settled, m.hi, m.pass, m.cursor, o.xid, o.seq)
+      AND (outbox_holds(m.settled, m.hi, m.pass, m.cursor, o.xid::xid8, o.seq)
         OR EXISTS (SELECT FROM outbox_dead d WHERE d.id = o.id AND d.row_seq = o.seq))
 )
 SELECT (SELECT last::text FROM page)

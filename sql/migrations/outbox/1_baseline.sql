@@ -3,8 +3,9 @@ CREATE FUNCTION outbox_part(aggregate_id text) RETURNS smallint LANGUAGE sql IMM
 RETURN (pg_catalog.hashtextextended(aggregate_id, 0) & 15::bigint)::smallint;
 
 -- The limits of an event. outbox_owed checks them: Postgres parses a CHECK of a table for each statement, those of
--- domains and the expressions of an index once in a session. Drivers do not know domains, so no column has one. Braces
--- would put a stream and its gate into two slots of Redis Cluster.
+-- domains and the expressions of an index once in a session. Drivers do not know domains: no column that they write has
+-- one. Braces would put a stream and its gate into two slots of Redis Cluster.
+CREATE DOMAIN outbox_xid AS xid8; -- see outbox_copying
 CREATE DOMAIN outbox_aggregate_type AS text CONSTRAINT "1 to 64 of A-Z a-z 0-9 _ . : -" CHECK (
     pg_catalog.octet_length(VALUE) <= 64 AND VALUE COLLATE "C" ~ '^[A-Za-z0-9_.:-]+$');
 CREATE DOMAIN outbox_aggregate_id AS text CONSTRAINT "at most 1024 bytes"
@@ -23,7 +24,7 @@ CREATE TABLE outbox (
     -- CACHE must stay 1: a cached sequence would give a later insert of the same aggregate a smaller number.
     seq            bigint       NOT NULL GENERATED ALWAYS AS IDENTITY (CACHE 1),
     -- The transaction that wrote the row. Marks decide by it whether the row is settled.
-    xid            xid8         NOT NULL DEFAULT pg_current_xact_id(),
+    xid            outbox_xid   NOT NULL DEFAULT pg_current_xact_id(),
     created_at     timestamptz  NOT NULL DEFAULT clock_timestamp(),
     aggregate_type text         NOT NULL,
     aggregate_id   text         NOT NULL,
@@ -52,7 +53,7 @@ CREATE PUBLICATION posthaste FOR TABLE outbox WITH (publish = 'insert');
 -- the row would be published in one mode and not in the other.
 CREATE FUNCTION outbox_guard() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF OLD.xid = pg_current_xact_id() THEN
+    IF OLD.xid::xid8 = pg_current_xact_id() THEN
         RAISE EXCEPTION 'the transaction that inserts an event must not change or delete it'
             USING ERRCODE = 'feature_not_supported', HINT = 'insert the event when it is complete';
     END IF;
@@ -61,12 +62,12 @@ BEGIN
 END $$;
 -- The relay of a copy sets the setting while it rewrites the transactions of settled rows.
 CREATE TRIGGER outbox_guard BEFORE UPDATE ON outbox FOR EACH ROW
-    WHEN (OLD.xid = pg_current_xact_id() OR OLD.seq <> NEW.seq OR OLD.id <> NEW.id
-        OR OLD.aggregate_type <> NEW.aggregate_type OR OLD.aggregate_id <> NEW.aggregate_id OR OLD.xid <> NEW.xid
-        AND pg_catalog.current_setting('posthaste.copy'::text, true) IS DISTINCT FROM 'on'::text)
-    EXECUTE FUNCTION outbox_guard();
+    WHEN (OLD.xid::xid8 = pg_current_xact_id() OR OLD.seq <> NEW.seq OR OLD.id <> NEW.id
+        OR OLD.aggregate_type <> NEW.aggregate_type OR OLD.aggregate_id <> NEW.aggregate_id
+        OR OLD.xid::xid8 <> NEW.xid::xid8 AND pg_catalog.current_setting('posthaste.copy'::text, true)
+            IS DISTINCT FROM 'on'::text) EXECUTE FUNCTION outbox_guard();
 CREATE TRIGGER outbox_guard_delete BEFORE DELETE ON outbox FOR EACH ROW
-    WHEN (OLD.xid = pg_current_xact_id()) EXECUTE FUNCTION outbox_guard();
+    WHEN (OLD.xid::xid8 = pg_current_xact_id()) EXECUTE FUNCTION outbox_guard();
 
 -- Each sweep worker locks the row of the part that it works on.
 CREATE TABLE outbox_part (part smallint PRIMARY KEY CHECK (part BETWEEN 0 AND 15));

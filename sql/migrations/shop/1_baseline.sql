@@ -15,8 +15,7 @@ CREATE TABLE orders (
     resp_status smallint,
     resp_body   bytea,
     created_at  timestamptz NOT NULL,
-    -- How the order is paid; NULL if this program does not pay it. A paid order is written when the payment is
-    -- complete.
+    -- How the order is paid; NULL if this program does not pay it. A paid order is written after its payment.
     pay_with    text        CHECK (pay_with = 'credits'),
     CHECK ((status = 'REJECTED') = (resp_status IS NOT NULL)),
     UNIQUE (user_id, idem_key)
