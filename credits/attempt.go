@@ -38,18 +38,19 @@ func (b *Bank) apply(ctx context.Context, op *Op) (Result, error) {
 	}
 }
 
-// attempt is the state of one Apply.
+// attempt is the state of one call of Apply.
 type attempt struct {
 	b      *Bank
 	op     *Op
 	bucket int16
-	// askedIn is the epoch in which the ledger was found not to have the operation: by the next, it may have it.
+	// askedIn is the epoch in which the ledger did not have the operation. In a later epoch, the ledger may have it.
 	askedIn int64
-	// doubt is a call whose outcome is unknown: it may have been done, or be done yet. Only a recorded outcome ends it.
+	// doubt is the error of a call whose outcome is unknown: Redis may have carried it out, or may do so later. Only a
+	// recorded outcome of the operation settles the question.
 	doubt error
 }
 
-// certain returns err, unless an earlier call may have carried the operation out all the same.
+// certain returns err, or an ErrUnknown if an earlier call may have carried out the operation.
 func (a *attempt) certain(err error) error {
 	if err == nil || a.doubt == nil || errors.Is(err, ErrUnknown) || errors.Is(err, ErrReused) {
 		return err
@@ -57,8 +58,8 @@ func (a *attempt) certain(err error) error {
 	return fmt.Errorf("%w: %w; then %w", ErrUnknown, a.doubt, err)
 }
 
-// once calls the function and follows what it says. again, if not nil, is the error to give up with if there is no time
-// for another call.
+// once calls the function and acts on its reply. If again is not nil, the caller may try again; again is the error to
+// return if there is no time left.
 func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
 	v, err := a.b.view(ctx, a.bucket)
 	if err != nil {
@@ -81,7 +82,7 @@ func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
 	case "ASK":
 		return a.ledger(ctx, v)
 	case "MISS":
-		// What the ledger did not have before the load, it may have since.
+		// While the account is being loaded, the operation may enter the ledger.
 		a.askedIn = 0
 		again, err = a.b.load(ctx, a.op.User, a.op.Kind == Add)
 		return res, again, err
@@ -102,7 +103,8 @@ func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
 	}
 }
 
-// send calls the function; a call whose outcome is unknown is repeated once, because the second one tells.
+// send calls the function. It repeats a call with an unknown outcome once: the reply to the second call shows the
+// outcome of the first.
 func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 	op := a.op
 	fn := fnAdd
@@ -147,7 +149,7 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 	return r, nil
 }
 
-// old reports whether Redis may have forgotten an operation under this key: the ledger must be asked then.
+// old reports whether Redis may have dropped the outcome of an operation with this key. If so, the ledger must be read.
 func (a *attempt) old(v view) bool {
 	minted := a.op.MintedAt
 	age := time.Since(minted)
@@ -158,7 +160,7 @@ func (a *attempt) old(v view) bool {
 	return minted.IsZero() || age > limit || age < -clockSlack || time.Since(v.bumped) < OutcomeTTL
 }
 
-// ledger looks the operation up in Postgres, because Redis wanted that under v.
+// ledger looks up the operation in Postgres. Redis requested that in a call with the epoch of v.
 func (a *attempt) ledger(ctx context.Context, v view) (Result, error, error) {
 	look, cancel := context.WithTimeout(ctx, patience)
 	e, err := EntryByOp(look, a.b.pool, a.op.User, a.op.ID)
@@ -180,7 +182,7 @@ func (a *attempt) ledger(ctx context.Context, v view) (Result, error, error) {
 	return res, nil, nil
 }
 
-// result reads the reply of a function: code, outcome, amount, balance, seq, durability, stream id, n.
+// result parses the reply of a function: code, outcome, amount, balance, seq, durability, stream id, n.
 func (a *attempt) result(r []string) (Result, error) {
 	res := Result{
 		OpID: a.op.ID, User: a.op.User, Kind: a.op.Kind, Outcome: Outcome(r[1]), Durability: r[5],

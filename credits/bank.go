@@ -18,39 +18,39 @@ import (
 	"posthaste/sql"
 )
 
-// Errors of Apply and Balance. After each of them but ErrUnknown, nothing was done.
+// Errors of Apply and Balance. After every error except ErrUnknown, the operation was not carried out.
 var (
-	// ErrUnknownUser means that the user has no account: accounts come into being with the first addition.
+	// ErrUnknownUser means that the user has no account. The first addition creates the account.
 	ErrUnknownUser = errors.New("the user has no credit account")
 	// ErrReused means that the operation's id was used for another command.
 	ErrReused = errors.New("the operation's id was used for another command")
-	// ErrFrozen means that the account was stopped, because its operations contradict the ledger.
+	// ErrFrozen means that the account is stopped because its operations contradict the ledger.
 	ErrFrozen = errors.New("the account is frozen")
-	// ErrBackpressure means that too many operations of the bucket wait to be taken into the ledger.
+	// ErrBackpressure means that too many operations of the bucket wait to be written to the ledger.
 	ErrBackpressure = errors.New("too many operations wait for the ledger")
-	// ErrRecovering means that Redis has lost data and the bucket is not rebuilt from the ledger yet.
+	// ErrRecovering means that Redis has lost data and the bucket has not been rebuilt from the ledger yet.
 	ErrRecovering = errors.New("the balances are being rebuilt from the ledger")
 	// ErrUnavailable means that Redis or, where it is needed, Postgres cannot be used.
 	ErrUnavailable = errors.New("the store of balances cannot be used")
-	// ErrUnknown means that it cannot be known whether the operation was done, or that it is not durable yet. Asking
-	// again with the same id tells.
+	// ErrUnknown means that the operation may have been carried out, or is not durable yet. Apply with the same id
+	// returns the outcome.
 	ErrUnknown = errors.New("the outcome of the operation is unknown")
-	// ErrExpired means that the key is too old to be new, and the ledger does not have it.
+	// ErrExpired means that the key is older than KeyMaxAge and the ledger does not have it.
 	ErrExpired = errors.New("the key is too old and nothing was done under it")
 )
 
 const (
-	// OutcomeTTL is how long Redis remembers an operation's outcome; the ledger does forever.
+	// OutcomeTTL is how long Redis keeps an operation's outcome. The ledger keeps it forever.
 	OutcomeTTL   = 48 * time.Hour
 	outcomeTTLms = int64(OutcomeTTL / time.Millisecond)
 	// maxStream is how many operations of a bucket may wait for the ledger.
 	maxStream = 10_000
-	// patience bounds the attempts of one operation.
+	// patience limits the time for all attempts of one operation.
 	patience = 2 * time.Second
-	// checkEvery is how long the server is trusted to be fit for balances after a look at its settings.
+	// checkEvery is how long the result of a check of the server's settings is valid.
 	checkEvery = 5 * time.Second
-	// clockSlack is how far a key's time may be ahead of ours, and how much younger than OutcomeTTL it must be to be
-	// new.
+	// clockSlack is how far the time of a key may be ahead of the local clock. youngLimit is the maximum age of a key
+	// for which Redis certainly still has the outcome.
 	clockSlack = 5 * time.Minute
 	youngLimit = OutcomeTTL - time.Hour
 )
@@ -59,13 +59,14 @@ const (
 type Options struct {
 	// Redis holds the balances; see NewClient. The caller closes it.
 	Redis redis.UniversalClient
-	// Connections are those of Redis. nil: what a server lacks that takes over is noticed up to a second late.
+	// Connections are the connections of Redis. If nil, the Bank notices up to a second late that a server lacks
+	// operations after a failover.
 	Connections *Connections
 	// Pool reaches Postgres. The caller closes it.
 	Pool *sql.Pool
-	// Durability is what every operation waits for.
+	// Durability is the level that every operation waits for.
 	Durability Durability
-	// KeyMaxAge refuses keys that are older than it and that nothing was done under. Zero: off.
+	// KeyMaxAge refuses keys older than this for which the ledger has no operation. Zero means no limit.
 	KeyMaxAge time.Duration
 	// Logger may be nil.
 	Logger *slog.Logger
@@ -92,23 +93,23 @@ type Bank struct {
 	owner   ownership
 }
 
-// fitness is what the last look at the server's settings said.
+// fitness is the result of the last check of the server's settings.
 type fitness struct {
 	at time.Time
 	// err is why operations are refused; nil if they are not.
 	err error
 }
 
-// bucket is what this process knows of a bucket.
+// bucket is what this process knows about a bucket.
 type bucket struct {
 	mu sync.Mutex
-	// epoch is 0 until Postgres was asked.
+	// epoch is 0 until it has been read from Postgres.
 	epoch int64
 	// bumped is when the epoch was raised; zero for never.
 	bumped time.Time
-	// floor is the highest operation number this process was told of, by Redis or by the ledger.
+	// floor is the highest operation number that this process has received from Redis or from the ledger.
 	floor int64
-	// claim is the floor of an older epoch, until it is known what of it was lost.
+	// claim is the floor of an older epoch. It is set until the operations lost from that epoch have been counted.
 	claim int64
 }
 
@@ -129,10 +130,10 @@ func New(o Options) *Bank {
 	return b
 }
 
-// Run keeps what this process knows of the ledger fresh, so that it notices a loss of operations that other processes
-// made. It returns nil when ctx ends.
+// Run reads the marks and epochs of the ledger once a second, so that this process notices a loss of operations that
+// other processes made. It returns nil when ctx ends.
 func (b *Bank) Run(ctx context.Context) error {
-	// The functions survive restarts; loading them at the start spares the first request the round trip.
+	// Functions survive restarts of Redis. Loading them here saves the first request a round trip.
 	if err := loadLibrary(ctx, b.redis); err != nil {
 		b.log.Debug("functions not loaded yet", "err", err)
 	}
@@ -150,7 +151,7 @@ func (b *Bank) Run(ctx context.Context) error {
 	}
 }
 
-// refresh takes over the marks and epochs of the ledger.
+// refresh reads the marks and epochs of the ledger.
 func (b *Bank) refresh(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -167,8 +168,8 @@ func (b *Bank) refresh(ctx context.Context) {
 	}
 }
 
-// claim counts what was lost of the operations that this process was told of and whoever raised the epoch did not know
-// of. All buckets are asked at once: one whose node does not answer keeps no other waiting.
+// claim counts lost operations that only this process had seen: the process that raised the epoch did not count them.
+// It queries all buckets concurrently, so that an unreachable node does not delay the other buckets.
 func (b *Bank) claim(ctx context.Context) error {
 	errs := make([]error, Buckets)
 	var wg sync.WaitGroup
@@ -190,7 +191,7 @@ func (b *Bank) claimIn(ctx context.Context, bkt int16, epoch, floor int64) error
 	if err != nil {
 		return fmt.Errorf("bucket %d: %w", bkt, err)
 	}
-	if r[0] == "EPOCH" { // not open yet, or closed again
+	if r[0] == "EPOCH" { // the bucket is not open yet, or is closed again
 		return nil
 	}
 	k := &b.buckets[bkt]
@@ -199,7 +200,7 @@ func (b *Bank) claimIn(ctx context.Context, bkt int16, epoch, floor int64) error
 		k.claim = 0
 	}
 	k.mu.Unlock()
-	if lost, _ := strconv.ParseInt(r[0], 10, 64); lost > 0 { // Lua printed it
+	if lost, _ := strconv.ParseInt(r[0], 10, 64); lost > 0 { // printed by Lua, so it parses
 		b.metrics.lost.Add(float64(lost))
 		b.log.Error("redis had lost operations that this process had answered", "bucket", bkt, "epoch", epoch,
 			"lost_operations", lost)
@@ -207,7 +208,7 @@ func (b *Bank) claimIn(ctx context.Context, bkt int16, epoch, floor int64) error
 	return nil
 }
 
-// learn takes over a row of the ledger. Floors of an older epoch are forgotten: what it lost is counted and given up.
+// learn records a row of the ledger. If the epoch has risen, the old floor moves to claim until the losses are counted.
 func (b *Bank) learn(r LedgerBucket) {
 	k := &b.buckets[r.Bucket]
 	k.mu.Lock()
@@ -226,7 +227,7 @@ func (b *Bank) learn(r LedgerBucket) {
 	}
 }
 
-// told raises the floor of a bucket to a number that Redis replied with under epoch.
+// told raises the floor of a bucket to a number that Redis returned in epoch.
 func (b *Bank) told(bkt int16, epoch int64, n string) {
 	v, err := strconv.ParseInt(n, 10, 64)
 	if err != nil {
@@ -240,13 +241,13 @@ func (b *Bank) told(bkt int16, epoch int64, n string) {
 	k.mu.Unlock()
 }
 
-// view is a moment of a bucket.
+// view is a snapshot of a bucket.
 type view struct {
 	epoch, floor int64
 	bumped       time.Time
 }
 
-// view returns what is known of a bucket, asking Postgres the first time.
+// view returns the snapshot of a bucket. The first call for a bucket reads Postgres.
 func (b *Bank) view(ctx context.Context, bkt int16) (view, error) {
 	if v := b.known(bkt); v.epoch > 0 {
 		return v, nil
@@ -264,8 +265,8 @@ func (b *Bank) known(bkt int16) view {
 	return view{k.epoch, k.floor, k.bumped}
 }
 
-// ask reads a bucket's row from Postgres, and makes it if there is none: once for all who meet a bucket that is closed,
-// or not known yet.
+// ask reads a bucket's row from Postgres, and inserts the row if it is missing. Concurrent calls for one bucket share
+// one query.
 func (b *Bank) ask(ctx context.Context, bkt int16) error {
 	_, err, _ := b.loads.Do(epochKey(bkt), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
@@ -288,8 +289,8 @@ func (b *Bank) ask(ctx context.Context, bkt int16) error {
 	return nil
 }
 
-// check refuses a server that may throw balances away, that cannot do what durability asks for, or whose balances are
-// another database's.
+// check refuses a server that may evict balances, that does not support the configured durability, or whose balances
+// belong to another database.
 func (b *Bank) check(ctx context.Context) error {
 	f := b.fit.Load()
 	if f == nil || time.Since(f.at) > checkEvery {
@@ -309,8 +310,8 @@ func (b *Bank) check(ctx context.Context) error {
 	return f.err
 }
 
-// look asks every primary, and whose the balances are. One of several that does not answer, and so carries out nothing,
-// does not keep the others from their work.
+// look checks the settings of every primary and the owner of the balances. A node that does not answer carries out no
+// operations, so look ignores it as long as another node answers.
 func (b *Bank) look(ctx context.Context) (*fitness, error) {
 	f := &fitness{at: time.Now()}
 	var mu sync.Mutex
@@ -344,11 +345,11 @@ func (b *Bank) look(ctx context.Context) (*fitness, error) {
 	return f, nil
 }
 
-// Apply carries out an operation, or returns what became of it before. A refusal (Insufficient, Overflow) is a Result,
-// not an error. Errors: ErrUnknownUser, ErrReused, ErrFrozen, ErrBackpressure, ErrRecovering, ErrUnavailable,
-// ErrUnknown, ErrExpired; only after ErrUnknown the operation may have been done.
+// Apply carries out an operation, or returns its outcome if it was carried out before. A refusal (Insufficient,
+// Overflow) is a Result, not an error. Errors: ErrUnknownUser, ErrReused, ErrFrozen, ErrBackpressure, ErrRecovering,
+// ErrUnavailable, ErrUnknown, ErrExpired. Only after ErrUnknown may the operation have been carried out.
 func (b *Bank) Apply(ctx context.Context, op Op) (Result, error) {
-	// Every step has its own bound, so that the usual one step costs no timer.
+	// Every step has its own time limit, so that the common case, a single step, needs no timer.
 	res, err := b.apply(ctx, &op)
 	b.metrics.code[codeOf(&res, err)].Inc()
 	return res, err
@@ -394,13 +395,13 @@ func codeOfError(err error) string {
 	return "unavailable"
 }
 
-// errCorrupt means that a key of the operation does not hold what it should.
+// errCorrupt means that a key of the operation does not have the expected value.
 var errCorrupt = errors.New("redis holds something else under the key of an account")
 
-// Undone reports that the ledger does not have an operation and will not get it from the streams either. After an error
-// nothing is known.
+// Undone reports that an operation is neither in the ledger nor in the stream of its bucket. If it returns an error,
+// nothing is known about the operation.
 func (b *Bank) Undone(ctx context.Context, user, op uuid.UUID) (bool, error) {
-	// The stream first: what is not in it any more is in the ledger.
+	// Undone reads the stream before the ledger: an entry leaves the stream only after it is in the ledger.
 	for from, id := "-", op.String(); ; {
 		list, err := b.redis.XRangeN(ctx, streamKey(Bucket(user)), from, "+", 1000).Result()
 		if err != nil {
@@ -423,15 +424,16 @@ func (b *Bank) Undone(ctx context.Context, user, op uuid.UUID) (bool, error) {
 	return false, err
 }
 
-// reopen follows an EPOCH: somebody has raised the epoch, the bucket was never used, or it must be rebuilt.
+// reopen handles an EPOCH reply: another process has raised the epoch, the bucket was never used, or it must be
+// rebuilt.
 func (b *Bank) reopen(ctx context.Context, bkt int16, had view) (again, err error) {
 	if err := b.ask(ctx, bkt); err != nil {
 		return nil, err
 	}
 	now := b.known(bkt)
 	if now.epoch == had.epoch && now.floor == 0 && now.bumped.IsZero() {
-		// Nothing was ever written here, as far as anybody knows. If Redis has lost everything before the ledger got
-		// any of it, the ledger's account of the bucket is empty all the same.
+		// Neither this process nor the ledger knows of an operation in this bucket. If Redis lost all of them before
+		// any reached the ledger, an empty bucket still agrees with the ledger.
 		if _, err := call(ctx, b.redis, fnInit, []string{epochKey(bkt), streamKey(bkt)}, now.epoch); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
@@ -443,7 +445,7 @@ func (b *Bank) reopen(ctx context.Context, bkt int16, had view) (again, err erro
 	return ErrRecovering, nil
 }
 
-// Evict removes an account from Redis if the ledger has all of it, and reports whether it did.
+// Evict removes an account from Redis if the ledger has all its operations, and reports whether it did.
 func (b *Bank) Evict(ctx context.Context, user uuid.UUID) (bool, error) {
 	acct, _, err := accountAt(ctx, b.pool, Bucket(user), user)
 	if err != nil || acct == nil {

@@ -13,11 +13,13 @@ import (
 )
 
 const (
-	// lanes is how many pipelines of one node are under way at once: while one is carried out, the next is written.
+	// lanes is the maximum number of concurrent pipelines to one node. With two, one is written while the other is
+	// executed.
 	lanes = 2
-	// waitLanes is the same when each has to wait for disks or replicas.
+	// waitLanes is the maximum if each pipeline waits for disks or replicas.
 	waitLanes = 8
-	// maxBatch is how many calls share a pipeline, maxQueued how many wait for one.
+	// maxBatch is the maximum number of calls in a pipeline; maxQueued is the maximum number of queued calls for a
+	// node.
 	maxBatch  = 256
 	maxQueued = 20_000
 )
@@ -28,13 +30,13 @@ var errNotSent = errors.New("the call was not sent")
 // errNoReply means that a call has neither a reply nor an error.
 var errNoReply = errors.New("the call has no reply")
 
-// batcher lets calls that are made at the same time share pipelines. A call that finds nobody waiting is sent at once;
-// while it is under way, others collect. Each call has its own reply, its own error and its own patience; what they
-// share is the round trip, and the wait for durability behind their writes.
+// batcher lets concurrent calls share pipelines. A call is sent at once unless the maximum number of
+// pipelines is running; then it waits for the next pipeline. Each call has its own reply, error and deadline. The calls
+// of a pipeline share its round trip and its wait for durability.
 type batcher struct {
 	client  redis.UniversalClient
 	durable Durability
-	// waits gets how long a pipeline took that waited for durability.
+	// waits observes the duration of pipelines that wait for durability.
 	waits prometheus.Observer
 
 	mu    sync.Mutex
@@ -45,7 +47,7 @@ func newBatcher(c redis.UniversalClient, d Durability, waits prometheus.Observer
 	return &batcher{client: c, durable: d, waits: waits, nodes: map[*redis.Client]*lane{}}
 }
 
-// lane is what waits for one node. Its goroutines live while there is something to send.
+// lane is the queue of calls to one node. Its goroutines run while the queue has calls.
 type lane struct {
 	node    *redis.Client
 	durable Durability
@@ -56,19 +58,19 @@ type lane struct {
 	running int
 }
 
-// waitingCall is one FCALL and what became of it, which is written before done is closed.
+// waitingCall is one FCALL and its outcome. The outcome is written before done is closed.
 type waitingCall struct {
 	cmd    *redis.StringSliceCmd
 	waited error
 	err    error
 	done   chan struct{}
 	since  time.Time
-	// taken: it is being sent, or was. Guarded by the lane's mutex.
+	// taken is set when the call is sent, or its caller has given up. Guarded by the lane's mutex.
 	taken bool
 }
 
-// call sends an FCALL that writes, with key among its keys, and waits until that is durable; waited is nil when it is.
-// Errors: see nothingDone.
+// call sends an FCALL that writes, with key among its keys, and waits until the write is durable. waited is nil if it
+// is durable. nothingDone distinguishes the errors.
 func (b *batcher) call(ctx context.Context, key string, fcall []any) (r []string, waited, err error) {
 	l, err := b.lane(ctx, key)
 	if err != nil {
@@ -78,14 +80,15 @@ func (b *batcher) call(ctx context.Context, key string, fcall []any) (r []string
 	for try := 0; ; try++ {
 		r, waited, err = l.call(ctx, fcall)
 		if functionMissing(err) && try == 0 {
-			loaded = loadLibrary(ctx, b.client) // another node of a cluster may be down: the call tells
+			loaded = loadLibrary(ctx, b.client) // the error may be that of another node
 			continue
 		}
 		if functionMissing(err) {
 			err = errors.Join(err, loaded)
 		}
 		if movedAway(err) && try == 0 {
-			// The client that knows all nodes follows, and learns. That is one call at a time, but soon over.
+			// The cluster client follows redirections and updates its map of slots. That sends one call at a time,
+			// until the map is current.
 			if cc, ok := b.client.(*redis.ClusterClient); ok {
 				cc.ReloadState(ctx)
 			}
@@ -98,7 +101,7 @@ func (b *batcher) call(ctx context.Context, key string, fcall []any) (r []string
 	}
 }
 
-// alone sends an FCALL by itself, and follows where the nodes of the cluster lead it.
+// alone sends an FCALL outside a pipeline shared with others, and follows the redirections of the cluster.
 func (b *batcher) alone(ctx context.Context, key string, fcall []any) (r []string, waited, err error) {
 	if b.durable == (Durability{}) {
 		cmd := redis.NewStringSliceCmd(ctx, fcall...)
@@ -115,7 +118,8 @@ func (b *batcher) alone(ctx context.Context, key string, fcall []any) (r []strin
 	}
 	asking := false
 	for range followed {
-		// The wait has no key, so the client that knows all nodes cannot send it along.
+		// WAIT has no key. The cluster client could not route it to the same node, so the pipeline goes to the node
+		// itself.
 		p := node.Pipeline()
 		if asking {
 			p.Do(ctx, "asking")
@@ -138,27 +142,27 @@ func (b *batcher) alone(ctx context.Context, key string, fcall []any) (r []strin
 	return r, waited, err
 }
 
-// followed is how many nodes a call is sent to at most.
+// followed is the maximum number of nodes that one call is sent to.
 const followed = 4
 
-// another returns a client of the node at addr, with the options of one of the others.
+// another returns a client for the node at addr, with the options of node.
 func another(node *redis.Client, addr string) *redis.Client {
 	o := *node.Options()
-	o.Addr, o.NodeAddress, o.MaxRetries = addr, "", -1 // which the client has made a zero, and that would mean three
+	o.Addr, o.NodeAddress, o.MaxRetries = addr, "", -1 // the client stores -1 as 0, and 0 would mean three retries
 	o.PoolSize, o.PipelinePoolSize = 1, -1
 	return redis.NewClient(&o)
 }
 
-// once is a call that the client does not repeat by itself when a connection breaks: the error of the last attempt says
-// nothing of those before it.
+// once marks a call that the client must not retry after a broken connection: the error of the last attempt would hide
+// whether an earlier one was carried out.
 type once struct{ redis.Cmder }
 
-// NoRetry is asked by the client.
+// NoRetry implements the interface by which the client decides whether to retry.
 func (once) NoRetry() bool { return true }
 
-// errorOf is what became of a command of a pipeline, of which sent is the error. A server that refuses a new connection
-// (password, number of clients) is an error of the pipeline alone: the client leaves its commands without reply and
-// error.
+// errorOf returns the error of a command in a pipeline; sent is the error of the pipeline. If the server refuses a new
+// connection (password, number of clients), only the pipeline has an error: the client leaves its commands without
+// reply and error.
 func errorOf(cmd *redis.StringSliceCmd, sent error) error {
 	switch {
 	case cmd.Err() != nil || cmd.Val() != nil:
@@ -169,7 +173,7 @@ func errorOf(cmd *redis.StringSliceCmd, sent error) error {
 	return errNoReply
 }
 
-// movedAway reports whether a node of a cluster refused a call because another one has its keys.
+// movedAway reports whether a cluster node refused a call because another node has the keys.
 func movedAway(err error) bool {
 	if err == nil {
 		return false
@@ -178,7 +182,7 @@ func movedAway(err error) bool {
 		redis.HasErrorPrefix(err, "TRYAGAIN")
 }
 
-// lane returns that of the node that has key.
+// lane returns the lane of the node that has key.
 func (b *batcher) lane(ctx context.Context, key string) (*lane, error) {
 	node, ok := b.client.(*redis.Client)
 	if !ok {
@@ -215,7 +219,7 @@ func (l *lane) call(ctx context.Context, fcall []any) (r []string, waited, err e
 	c.taken = true
 	l.mu.Unlock()
 	if sent {
-		return nil, nil, context.Cause(ctx) // it may be carried out all the same
+		return nil, nil, context.Cause(ctx) // Redis may still carry it out
 	}
 	return nil, nil, fmt.Errorf("%w: %w", errNotSent, context.Cause(ctx))
 }
@@ -238,17 +242,18 @@ func (l *lane) enqueue(c *waitingCall) error {
 	return nil
 }
 
-// send sends what waits until nothing does.
+// send sends the queued calls until the queue is empty.
 func (l *lane) send() {
 	for batch := l.take(nil); len(batch) > 0; batch = l.take(batch) {
 		l.exec(batch)
-		// Whoever was answered just now, and wants more, comes along: without this the next pipeline would be nearly
-		// empty.
+		// Yield, so that callers that just received a reply can queue their next call. Without this, the next pipeline
+		// would be nearly empty.
 		runtime.Gosched()
 	}
 }
 
-// take returns the calls that waited longest; an empty batch ends the goroutine. batch is used again.
+// take removes the oldest calls from the queue. If it returns an empty batch, the goroutine must end. It reuses the
+// memory of batch.
 func (l *lane) take(batch []*waitingCall) []*waitingCall {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -261,7 +266,7 @@ func (l *lane) take(batch []*waitingCall) []*waitingCall {
 		switch {
 		case c.taken: // its caller gave up
 			continue
-		case now.Sub(c.since) > patience: // the node hangs; nobody has to wait forever, whatever context came along
+		case now.Sub(c.since) > patience: // applies even if the context has no deadline
 			c.err = fmt.Errorf("%w: it did not get its turn in time", errNotSent)
 			close(c.done)
 		default:
@@ -278,8 +283,8 @@ func (l *lane) take(batch []*waitingCall) []*waitingCall {
 	return batch
 }
 
-// exec sends calls on one connection, and behind them the wait for their writes. The client's own timeouts bound it: a
-// caller that gives up must not cost the others their replies.
+// exec sends calls on one connection, followed by the command that waits for their writes. Only the timeouts of the
+// client limit it: a caller that gives up must not lose the others their replies.
 func (l *lane) exec(batch []*waitingCall) {
 	ctx := context.Background()
 	p := l.node.Pipeline()

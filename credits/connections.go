@@ -12,21 +12,22 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// Connections tells a Bank of each server that its client connects to, before anything else is sent there. It belongs
-// to one client; see Configure.
+// Connections notifies a Bank of each server that its client connects to, before the client sends anything else there.
+// It belongs to one client; see Configure.
 type Connections struct {
-	// before is the hook that the client had.
+	// before is the hook that the client had already.
 	before func(context.Context, *redis.Conn) error
 	bank   atomic.Pointer[Bank]
 
 	meets singleflight.Group
 	mu    sync.Mutex
-	// met is what became of the meetings with servers. One that succeeded had everything that the ledger had, or is
-	// closed where it had not.
+	// met has the result of the comparison with each server. After a success, the server has all operations that the
+	// ledger has, or the buckets that lack some are closed.
 	met map[server]meeting
 }
 
-// server is a process of Redis with its history: another one, by a restart or a failover, may have less of it.
+// server identifies a Redis process and its replication history. After a restart or failover, either differs, and the
+// server may have lost data.
 type server struct{ run, history string }
 
 type meeting struct {
@@ -35,17 +36,17 @@ type meeting struct {
 }
 
 const (
-	// maxMet is how many servers are remembered.
+	// maxMet is the maximum number of servers in met.
 	maxMet = 1000
-	// meetAgain is how long the failure of a meeting counts for others, who would only wait for the same again.
+	// meetAgain is how long a failed comparison also applies to other connections to the server.
 	meetAgain = 100 * time.Millisecond
 )
 
-// errNotMet means that it is not known what a server lacks. The connection is not used.
+// errNotMet means that the comparison failed, so the connection is not used.
 var errNotMet = errors.New("what a new server of the balances lacks cannot be known")
 
-// onConnect is the client's hook for new connections. A process knows for up to a second less than the ledger: on a
-// server that lacks what the ledger has, it would give a number away that the ledger knows already.
+// onConnect is the client's hook for new connections. Without the comparison, a process whose marks are up to a second
+// old could reuse an operation number that is already in the ledger, if the server lacks that operation.
 func (c *Connections) onConnect(ctx context.Context, cn *redis.Conn) error {
 	if c.before != nil {
 		if err := c.before(ctx, cn); err != nil {
@@ -54,7 +55,7 @@ func (c *Connections) onConnect(ctx context.Context, cn *redis.Conn) error {
 	}
 	b := c.bank.Load()
 	if b == nil {
-		return nil // the client is used for something else, or by nobody yet
+		return nil // no Bank uses the client yet
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -62,11 +63,11 @@ func (c *Connections) onConnect(ctx context.Context, cn *redis.Conn) error {
 	_, cluster := b.redis.(*redis.ClusterClient)
 	switch {
 	case err != nil:
-	case role == "": // a sentinel, or it does not say who it is
+	case role == "": // a sentinel, or a server where the user may not run INFO
 		return nil
 	case role != "master" && cluster && !c.any():
-		return nil // it may be all that is known of the cluster, and says where the others are
-	case role != "master": // it may be promoted later, on this very connection
+		return nil // it may be the only known node of the cluster; it redirects to the others
+	case role != "master": // it may be promoted later, while this connection stays open
 		err = errors.New("the server is a replica")
 	default:
 		err = c.meet(ctx, b, cn, s)
@@ -77,7 +78,8 @@ func (c *Connections) onConnect(ctx context.Context, cn *redis.Conn) error {
 	return nil
 }
 
-// identify asks who answers; it has no role if the user may not know, or if it is a sentinel.
+// identify reads the identity and role of the server. The role is empty for a sentinel, and if the user may not run
+// INFO.
 func identify(ctx context.Context, cn *redis.Conn) (s server, role string, err error) {
 	info, err := cn.Info(ctx, "server", "replication").Result()
 	if redis.HasErrorPrefix(err, "NOPERM") {
@@ -88,7 +90,7 @@ func identify(ctx context.Context, cn *redis.Conn) (s server, role string, err e
 	return server{infoField(info, "run_id"), infoField(info, "master_replid")}, infoField(info, "role"), nil
 }
 
-// any tells whether a server was met with success.
+// any reports whether the comparison with at least one server has succeeded.
 func (c *Connections) any() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,8 +102,8 @@ func (c *Connections) any() bool {
 	return false
 }
 
-// meet closes the buckets of a server that lack what the ledger has, unless that was done before; once for all
-// connections that are made at the same time.
+// meet closes the buckets of a server that lack operations of the ledger, unless it has done so before. Connections
+// that are opened at the same time share one comparison.
 func (c *Connections) meet(ctx context.Context, b *Bank, cn *redis.Conn, s server) error {
 	_, err, _ := c.meets.Do(s.run+s.history, func() (any, error) {
 		c.mu.Lock()
@@ -122,8 +124,8 @@ func (c *Connections) meet(ctx context.Context, b *Bank, cn *redis.Conn, s serve
 	return err
 }
 
-// compare closes those buckets of a server of which it lacks something. What this process knows of the ledger is fresh
-// afterwards.
+// compare closes the buckets for which a server lacks operations. Afterwards this process knows the current marks of
+// the ledger.
 func (b *Bank) compare(ctx context.Context, cn *redis.Conn) error {
 	rows, err := b.freshMarks(ctx)
 	if err != nil {
@@ -132,7 +134,7 @@ func (b *Bank) compare(ctx context.Context, cn *redis.Conn) error {
 	for i, r := range rows {
 		b.learn(r)
 		if v := b.known(r.Bucket); v.epoch == r.Epoch {
-			rows[i].Mark = max(r.Mark, v.floor) // it may have been told of more than the ledger has
+			rows[i].Mark = max(r.Mark, v.floor) // this process may know of operations that are not in the ledger yet
 		}
 	}
 	if len(rows) > 0 {
@@ -145,8 +147,8 @@ func (b *Bank) compare(ctx context.Context, cn *redis.Conn) error {
 	return err
 }
 
-// freshMarks reads the ledger's marks, once for all that ask at the same time, and never from before they asked. What
-// was on its way into the ledger then is in it.
+// freshMarks reads the ledger's marks. Concurrent callers share a read if it began after their calls. The marks
+// include every entry that a sync had taken from a stream before the read.
 func (b *Bank) freshMarks(ctx context.Context) ([]LedgerBucket, error) {
 	type read struct {
 		at   time.Time
@@ -169,15 +171,15 @@ func (b *Bank) freshMarks(ctx context.Context) ([]LedgerBucket, error) {
 	}
 }
 
-// lost is a bucket to close: its epoch in Redis, and a number that it has not reached.
+// lost is a bucket to close: its epoch in Redis, and an operation number that Redis has not reached.
 type lost struct {
 	bucket       int16
 	epoch, floor int64
 }
 
-// lacking returns the buckets of which the server behind cn lacks something: operations, or the epoch, under which a
-// process that knows of no other would go on. One without an epoch refuses every operation anyway. Buckets of other
-// nodes are none of its business.
+// lacking returns the buckets for which the server behind cn lacks operations, or has an old epoch. Other processes may
+// still know only the old epoch and would continue with it. A bucket without an epoch refuses every operation and needs
+// no closing. Buckets of other nodes are skipped.
 func lacking(ctx context.Context, cn *redis.Conn, rows []LedgerBucket) (list []lost, err error) {
 	for try := 0; ; try++ {
 		p := cn.Pipeline()
@@ -216,16 +218,16 @@ func lacking(ctx context.Context, cn *redis.Conn, rows []LedgerBucket) (list []l
 	}
 }
 
-// closeLost closes buckets, unless the balances are known to be another database's: operations are refused there
-// anyway.
+// closeLost closes buckets, unless the balances are known to belong to another database, for which operations are
+// refused anyway.
 func (b *Bank) closeLost(ctx context.Context, cn *redis.Conn, list []lost) error {
 	mine, known := b.owner.mine(ctx, true)
 	theirs, err := cn.Get(ctx, ownerKey).Result()
 	switch {
 	case errors.Is(err, redis.Nil):
 	case movedAway(err):
-		// Another node of the cluster knows. Before it has said so, nothing was carried out by this process, and
-		// nothing that it knows is older than this connection.
+		// Another node of the cluster has the owner key. If this process has never seen that the balances belong to its
+		// database, it has carried out no operation, and has no marks from before this connection.
 		if known && b.owner.ours.Load() == nil {
 			return nil
 		}
@@ -243,7 +245,8 @@ func (b *Bank) closeLost(ctx context.Context, cn *redis.Conn, list []lost) error
 		return fmt.Errorf("close buckets: %w", sent)
 	}
 	for i, cmd := range cmds {
-		// What makes this function fail makes every operation of the bucket fail.
+		// An error about the keys of a bucket also makes every operation of the bucket fail, so the bucket needs no
+		// closing.
 		if err := cmd.Err(); err != nil && !ofKeys(err) && !movedAway(err) {
 			return fmt.Errorf("close bucket %d: %w", list[i].bucket, err)
 		}

@@ -10,11 +10,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Durability is what an operation waits for before it is answered. The zero value waits for nothing.
+// Durability is what an operation waits for before it is acknowledged. The zero value waits for nothing.
 type Durability struct {
 	// Replicas is how many replicas must have the operation.
 	Replicas int
-	// AOF asks for the operation to be in the append-only file on the primary's disk. It needs WAITAOF (Redis 7.2).
+	// AOF requires that the operation is in the append-only file on the primary's disk. It needs WAITAOF (Redis 7.2).
 	AOF bool
 }
 
@@ -35,11 +35,11 @@ func (d Durability) name() string {
 	return durMemory
 }
 
-// waitTimeout bounds the wait for replicas or disk.
+// waitTimeout limits the wait for replicas or disk.
 const waitTimeout = 500 * time.Millisecond
 
-// wait queues the command that waits for what the pipeline has written. It must be in the same pipeline, hence on the
-// same connection: the server waits for the last write of the connection that asks.
+// wait queues the command that waits for the writes of the pipeline. It must be in the same pipeline and thus on the
+// same connection: the server waits for the last write of the connection that sends the command.
 func (d Durability) wait(ctx context.Context, p redis.Pipeliner) *redis.Cmd {
 	ms := waitTimeout.Milliseconds()
 	switch {
@@ -78,7 +78,7 @@ func (d Durability) reached(cmd *redis.Cmd) error {
 	return nil
 }
 
-// unsafeReason asks the server whether it is fit to hold balances: "" if it is.
+// unsafeReason returns why the server must not hold balances, or "" if it may.
 func (d Durability) unsafeReason(ctx context.Context, c *redis.Client) (string, error) {
 	memory, err := c.Info(ctx, "memory").Result()
 	if err != nil {
@@ -97,7 +97,7 @@ func (d Durability) unsafeReason(ctx context.Context, c *redis.Client) (string, 
 	if infoField(persistence, "aof_enabled") != "1" {
 		return "durability aof needs appendonly yes", nil
 	}
-	// INFO has no list of commands; the reply for one that the server does not know is nil.
+	// COMMAND INFO has a nil reply for a command that the server does not have.
 	v, err := c.Do(ctx, "COMMAND", "INFO", "WAITAOF").Slice()
 	if err != nil {
 		return "", fmt.Errorf("look for WAITAOF: %w", err)

@@ -39,9 +39,9 @@ const (
 	fnClaim  = "cr_claim_v1"
 )
 
-// NewClient returns a client for url, which names one server, a cluster or sentinels, in the forms of go-redis, as this
-// package wants it: nothing is resent behind our back, because only who knows what was sent can tell "nothing was done"
-// from "the outcome is unknown"; and the connections that a Bank of this client wants to hear of. The caller closes it.
+// NewClient returns a client for url, which names one server, a cluster or sentinels in the forms of go-redis. The
+// client does not resend commands: after a resend, this package could not distinguish "nothing was done" from "the
+// outcome is unknown". NewClient also returns the Connections of the client, for a Bank. The caller closes the client.
 func NewClient(url string) (redis.UniversalClient, *Connections, error) {
 	o, err := redisurl.Parse(url)
 	if err != nil {
@@ -51,8 +51,8 @@ func NewClient(url string) (redis.UniversalClient, *Connections, error) {
 	return redis.NewUniversalClient(o), connections, nil
 }
 
-// Configure sets the options of this package's clients. Where the server is, who asks, and how they are connected stay
-// as they are in o. It returns what New needs to hear of the connections of a client made of them.
+// Configure sets the options that this package requires. Addresses, credentials and TLS settings in o do not change. It
+// returns the Connections for a client made with o; pass them to New.
 func Configure(o *redis.UniversalOptions) *Connections {
 	c := &Connections{before: o.OnConnect}
 	o.OnConnect = c.onConnect
@@ -62,7 +62,7 @@ func Configure(o *redis.UniversalOptions) *Connections {
 	o.DialerRetries = 1
 	o.ReadTimeout = waitTimeout + 500*time.Millisecond
 	o.WriteTimeout = 250 * time.Millisecond
-	// A burst waits for a connection rather than being refused: nothing is lost by waiting.
+	// During a burst of calls, a call waits for a connection instead of failing.
 	o.PoolTimeout = patience
 	o.PoolSize = max(o.PoolSize, 64)
 	o.Protocol = 2
@@ -80,7 +80,7 @@ func eachPrimary(ctx context.Context, c redis.UniversalClient, f func(context.Co
 	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error { return f(ctx, n.Client) })
 }
 
-// primary is the node of a key: a WAIT has no key by which a cluster client could find it.
+// primary returns the node that has key. WAIT has no key by which a cluster client could route it.
 func primary(ctx context.Context, c redis.UniversalClient, key string) (redis.UniversalClient, error) {
 	if cc, ok := c.(*redis.ClusterClient); ok {
 		return cc.MasterForKey(ctx, key)
@@ -103,12 +103,12 @@ func functionMissing(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "Function not found")
 }
 
-// call runs a function. One that the server does not know (a new primary, FUNCTION FLUSH) is loaded first.
+// call runs a function. If the server does not have it (a new primary, FUNCTION FLUSH), call loads the library first.
 func call(ctx context.Context, c redis.UniversalClient, fn string, keys []string, args ...any) ([]string, error) {
 	r, err := c.FCall(ctx, fn, keys, args...).StringSlice()
 	if functionMissing(err) {
 		loaded := loadLibrary(ctx, c)
-		// Another node of a cluster may be down: what counts is whether that of the keys has it now.
+		// Loading may fail because another node of the cluster is down. Only the node that has the keys matters.
 		if r, err = c.FCall(ctx, fn, keys, args...).StringSlice(); functionMissing(err) {
 			err = errors.Join(err, loaded)
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Buckets is how many streams the accounts are spread over. It can never change.
+// Buckets is the number of streams that the accounts are spread over. It can never change.
 const Buckets = 256
 
 // Bucket returns the bucket of a user.
@@ -17,7 +17,7 @@ func Bucket(user uuid.UUID) int16 {
 	return int16(sum[0])
 }
 
-// tag is in every key of a bucket, so that Redis Cluster keeps them on one node.
+// tag returns the hash tag in every key of a bucket. Redis Cluster keeps keys with the same tag on one node.
 func tag(bucket int16) string { return tags[bucket] }
 
 var tags = func() (t [Buckets]string) {
@@ -27,7 +27,7 @@ var tags = func() (t [Buckets]string) {
 	return t
 }()
 
-// ownerKey names the database that the balances are of, by the source that also owns the streams' gates.
+// ownerKey has the source of the database that the balances belong to. The same source owns the gates of the streams.
 const ownerKey = "{cr:owner}"
 
 func streamKey(bucket int16) string { return tag(bucket) + ":s" }
@@ -38,7 +38,7 @@ func lockKey(user uuid.UUID) string    { return tag(Bucket(user)) + ":l:" + user
 
 func outcomeKey(user, op uuid.UUID) string { return outcomeKeyIn(Bucket(user), user, op) }
 
-// outcomeKeyIn hashes user and operation together: an id belongs to its user, and two users may have the same one.
+// outcomeKeyIn hashes the user together with the operation, because two users may have operations with the same id.
 func outcomeKeyIn(bucket int16, user, op uuid.UUID) string {
 	var both [32]byte
 	copy(both[:16], user[:])
@@ -47,8 +47,8 @@ func outcomeKeyIn(bucket int16, user, op uuid.UUID) string {
 	return tag(bucket) + ":i:" + base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
-// OpID makes an operation's id of a hash of its idempotency key: a UUID of version 8, which says that it is the
-// application's own.
+// OpID returns an operation's id for a hash of its idempotency key. It is a UUID of version 8, which applications may
+// define themselves.
 func OpID(hash [16]byte) uuid.UUID {
 	id := uuid.UUID(hash)
 	id[6] = id[6]&0x0f | 0x80

@@ -22,20 +22,21 @@ const (
 	eventDeducted = "credits.deducted"
 )
 
-// ledger is one batch on its way into Postgres: each entry is checked against the account as the entries before it left
-// it.
+// ledger is one batch to be written to Postgres. It checks each entry against the account as the preceding entries
+// leave it.
 type ledger struct {
 	rows     map[int16]*LedgerBucket
 	accounts map[uuid.UUID]*LedgerAccount
 	changed  map[uuid.UUID]bool
-	// known are the entries that the ledger has, by number and by operation; nil unless a conflict made us look.
+	// known are the batch's entries that the ledger already has. It is nil until a conflict makes the second pass
+	// necessary.
 	known *known
 
 	batch      ledgerBatch
 	duplicates int
 	// froze are the accounts frozen by this batch.
 	froze map[uuid.UUID]string
-	// moved is by how much the accounts of a bucket changed together: what its counter-account moves by.
+	// moved is the total change of the accounts of a bucket, which is also the change of its counter-account.
 	moved map[int16]int64
 	// holes is how many numbers of a bucket are missing.
 	holes map[int16]int64
@@ -61,8 +62,8 @@ func newLedger(rows []LedgerBucket) *ledger {
 	return l
 }
 
-// take writes entries within tx. Nearly always they simply follow what is there; if the ledger objects, or an entry is
-// older than its account, the second try looks at what the ledger has of each of them.
+// take writes entries in tx. Usually all entries directly follow what is in the ledger. If there is a conflict, or an
+// entry is older than its account, a second pass reads which of the entries the ledger already has.
 func (l *ledger) take(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 	if err := l.lock(ctx, tx, entries); err != nil {
 		return err
@@ -82,7 +83,7 @@ func (l *ledger) take(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 	return l.write(ctx, tx)
 }
 
-// write writes the batch behind a savepoint, so that a conflict leaves the transaction usable.
+// write writes the batch in a savepoint, so that the transaction remains usable after a conflict.
 func (l *ledger) write(ctx context.Context, tx pgx.Tx) error {
 	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return writeBatch(ctx, tx, &l.batch) })
 }
@@ -127,8 +128,7 @@ func (l *ledger) lookUp(ctx context.Context, tx pgx.Tx, entries []*entry) error 
 	return nil
 }
 
-// check makes the batch. It reports whether it met an entry about which the ledger must be asked first; the batch is
-// not complete then.
+// check builds the batch. It returns true, with the batch incomplete, if the ledger must be read for an entry first.
 func (l *ledger) check(entries []*entry) (ask bool) {
 	l.batch, l.duplicates = ledgerBatch{}, 0
 	l.changed, l.froze, l.holes = map[uuid.UUID]bool{}, map[uuid.UUID]string{}, map[int16]int64{}
@@ -141,7 +141,7 @@ func (l *ledger) check(entries []*entry) (ask bool) {
 		if e.fault == nil && l.known == nil && l.stale(e) {
 			return true
 		}
-		// The number of an entry that cannot be read is believed only if it is the next.
+		// If an entry cannot be parsed, its number is used only if it is the next one.
 		if e.n > marks[e.bucket] && (e.fault == nil || e.n == marks[e.bucket]+1) {
 			if hole := e.n - marks[e.bucket] - 1; hole > 0 {
 				l.holes[e.bucket] += hole
@@ -162,13 +162,13 @@ func (l *ledger) check(entries []*entry) (ask bool) {
 	return false
 }
 
-// stale reports whether e is older than its account.
+// stale reports whether e has a number that its account has already reached.
 func (l *ledger) stale(e *entry) bool {
 	a := l.accounts[e.UserID]
 	return a != nil && e.Seq <= a.LastSeq
 }
 
-// one applies an entry, recognizes it, or puts it aside with its account.
+// one applies an entry, recognizes it as a duplicate, or quarantines it and freezes its account.
 func (l *ledger) one(e *entry) {
 	if e.fault != nil {
 		l.refuse(e, reasonMalformed)
@@ -193,9 +193,9 @@ func (l *ledger) one(e *entry) {
 	}
 }
 
-// next applies an entry to an account in use, if it follows.
+// next applies an entry to an account that is not frozen, if the entry follows the account's last one.
 func (l *ledger) next(a *LedgerAccount, e *entry) {
-	_, taken := l.numbered(e) // although the account is not there yet: its row was changed, or deleted
+	_, taken := l.numbered(e) // true if the account's row was changed or deleted
 	switch {
 	case e.Seq <= a.LastSeq || taken:
 		l.refuse(e, reasonFork)
@@ -220,7 +220,7 @@ func (l *ledger) next(a *LedgerAccount, e *entry) {
 	}
 }
 
-// numbered returns the operation that the ledger has under the entry's number.
+// numbered returns the operation that the ledger has with the entry's number.
 func (l *ledger) numbered(e *entry) (op uuid.UUID, ok bool) {
 	if l.known != nil {
 		op, ok = l.known.bySeq[numbered{e.UserID, e.Seq}]
@@ -236,7 +236,7 @@ func (l *ledger) knows(e *entry) bool {
 	return ok
 }
 
-// refuse puts e aside and freezes its account: only its own, and nothing is lost.
+// refuse quarantines e and freezes its account. Other accounts are not affected.
 func (l *ledger) refuse(e *entry, reason string) {
 	q := quarantined{Bucket: e.bucket, StreamID: e.StreamID, Reason: reason, Entry: string(rawEntry(e.raw))}
 	if e.UserID != uuid.Nil && Bucket(e.UserID) == e.bucket {
@@ -246,11 +246,11 @@ func (l *ledger) refuse(e *entry, reason string) {
 	l.batch.Quarantined = append(l.batch.Quarantined, q)
 }
 
-// maxRaw is how much of an entry the quarantine keeps: it is part of a key there, and a key fits into a third of a
-// page.
+// maxRaw is how many bytes of an entry the quarantine keeps. The entry is part of an index key there, and a key must
+// fit into a third of a page.
 const maxRaw = 1500
 
-// rawEntry returns an entry's fields as JSON. Of one that is too long to be an operation, it tells how it begins.
+// rawEntry returns an entry's fields as JSON. If an entry is too long, it returns the beginning, the length and a hash.
 func rawEntry(fields map[string]any) []byte {
 	size := 0
 	for name, v := range fields {
@@ -268,7 +268,7 @@ func rawEntry(fields map[string]any) []byte {
 	})
 }
 
-// entryOverhead is what jsonb needs for a name or a value beside its text.
+// entryOverhead is the number of bytes that jsonb adds to the text of a name or a value.
 const entryOverhead = 4
 
 func encodeRaw(fields map[string]any) []byte {
@@ -295,7 +295,7 @@ func (l *ledger) freeze(e *entry, reason string) {
 	l.changed[e.UserID] = true
 }
 
-// eventOf announces an operation. Its id is the operation's: the same event, however often it is made.
+// eventOf returns the event of an operation. Its id is the operation's id, so every call returns the same event.
 func eventOf(e *entry) sql.Event {
 	r := resultOf(&e.LedgerEntry)
 	typ := eventAdded

@@ -14,25 +14,25 @@ import (
 )
 
 const (
-	// loadLock is how long a load may take before another process tries.
+	// loadLock is how long a load may take before another process may start one.
 	loadLock = 3 * time.Second
-	// absentFor is how long all processes believe that a user has no account.
+	// absentFor is how long Redis caches that a user has no account.
 	absentFor = 5 * time.Second
 )
 
-// errLoading means that the account is not there yet: ask again.
+// errLoading means that the account is not in Redis yet; the caller may retry.
 var errLoading = fmt.Errorf("%w: an account is being loaded from the ledger", ErrUnavailable)
 
-// load brings a user's account from the ledger into Redis. One call per process and one process at a time do it; create
-// makes an empty account for a user who has none. again means: the function may be called again, or, if there is no
-// time for it, again is the error.
+// load copies a user's account from the ledger into Redis. At most one load per user runs in a process, and one in all
+// processes. If create is set, load makes an empty account for a user without one. If again is not nil, the function
+// may be called again; again is the error to return if there is no time left.
 func (b *Bank) load(ctx context.Context, user uuid.UUID, create bool) (again, err error) {
 	key := user.String()
 	if create {
 		key += "+"
 	}
 	v, err, _ := b.loads.Do(key, func() (any, error) {
-		// Others wait for this load: it must not end with the first one's client.
+		// Other callers wait for this load, so it must not end when the first caller's client disconnects.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loadLock)
 		defer cancel()
 		return b.loadOnce(ctx, user, create)
@@ -41,7 +41,7 @@ func (b *Bank) load(ctx context.Context, user uuid.UUID, create bool) (again, er
 	return again, err
 }
 
-// loadOnce returns what to give up with if there is no time to ask again.
+// loadOnce is load without the limit to one call per process.
 func (b *Bank) loadOnce(ctx context.Context, user uuid.UUID, create bool) (again, err error) {
 	bkt := Bucket(user)
 	v, err := b.view(ctx, bkt)
@@ -69,7 +69,7 @@ func (b *Bank) loadOnce(ctx context.Context, user uuid.UUID, create bool) (again
 	}
 }
 
-// install does the load under the lock.
+// install loads the account while this process has the lock.
 func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create bool) (again, err error) {
 	bkt := Bucket(user)
 	b.metrics.loads.Inc()
@@ -97,7 +97,7 @@ func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create
 	case "ABSENT":
 		return nil, ErrUnknownUser
 	case string(OK):
-	default: // EXISTS, BEHIND, EPOCH: the next call of the function tells
+	default: // EXISTS, BEHIND, EPOCH: the next call of the function decides
 		b.unlock(ctx, user, token)
 	}
 	return errLoading, nil
@@ -109,14 +109,14 @@ func (b *Bank) unlock(ctx context.Context, user uuid.UUID, token string) {
 	}
 }
 
-// Balance is a user's balance and where it comes from.
+// Balance is a user's balance and its source.
 type Balance struct {
 	Balance int64
-	// Seq is the last operation's number; SyncedSeq the last one that is in the ledger.
+	// Seq is the number of the last operation; SyncedSeq the number of the last one in the ledger.
 	Seq, SyncedSeq int64
 	// Source is "cache" for Redis, "db" for the ledger.
 	Source string
-	// AsOf is the moment of the look into Redis, or of the ledger's last entry.
+	// AsOf is the time of the read from Redis, or of the ledger's last entry.
 	AsOf time.Time
 }
 
@@ -172,7 +172,7 @@ func (b *Bank) get(ctx context.Context, user uuid.UUID) (bal Balance, again, err
 	return bal, nil, nil
 }
 
-// DurableBalance returns the balance in the ledger, which may be behind the one in Redis. It does not need Redis.
+// DurableBalance returns the balance in the ledger, which may be behind the balance in Redis. It does not need Redis.
 // Errors: ErrUnknownUser, ErrUnavailable.
 func (b *Bank) DurableBalance(ctx context.Context, user uuid.UUID) (Balance, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)

@@ -50,7 +50,7 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 	return m
 }
 
-// newLost returns the counter that banks and syncs of one process share.
+// newLost returns a counter that all banks and syncs of a process share.
 func newLost(reg prometheus.Registerer) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "credits_lost_operations_total",

@@ -29,10 +29,10 @@ const (
 	Deduct Kind = "deduct"
 )
 
-// Outcome is what became of an operation, forever.
+// Outcome is the outcome of an operation. It never changes.
 type Outcome string
 
-// The outcomes of operations that were carried out or refused. A refusal stays one, whatever happens to the balance.
+// The outcomes of operations. A refused operation stays refused, even if the balance changes later.
 const (
 	OK           Outcome = "OK"
 	Insufficient Outcome = "INSUFFICIENT"
@@ -42,42 +42,42 @@ const (
 // Op is one change of a balance.
 type Op struct {
 	User uuid.UUID
-	// ID is the operation's identity; see OpID. Two operations of one user never share it.
+	// ID identifies the operation; see OpID. Two operations of one user must have different ids.
 	ID uuid.UUID
-	// Fingerprint identifies the command: another one under the same ID is refused.
+	// Fingerprint identifies the command. A different command with the same ID is refused.
 	Fingerprint [17]byte
 	Kind        Kind
 	// Amount is 1 … MaxAmount.
 	Amount int64
-	// Reference is the client's own text, at most MaxReference bytes, kept in the ledger.
+	// Reference is text of the client, at most MaxReference bytes. The ledger keeps it.
 	Reference string
-	// MintedAt is when the idempotency key was made, if it says so (UUIDv7); else zero. A key that is young needs no
-	// look into the ledger, because Redis still knows every operation of its age.
+	// MintedAt is the time at which the idempotency key was created, if the key contains it (UUIDv7), otherwise zero.
+	// For a young key, the ledger need not be read: Redis still has the outcome of every operation of that age.
 	MintedAt time.Time
 }
 
 func (o *Op) fp() string { return base64.RawURLEncoding.EncodeToString(o.Fingerprint[:]) }
 
-// Result is an operation and what became of it.
+// Result is an operation and its outcome.
 type Result struct {
 	OpID    uuid.UUID
 	User    uuid.UUID
 	Kind    Kind
 	Outcome Outcome
 	Amount  int64
-	// Balance is what it was after the operation; a refused one did not change it.
+	// Balance is the balance after the operation. A refused operation does not change it.
 	Balance int64
 	// Seq is the operation's number in the account.
 	Seq int64
 	// Durability is memory, replicated or fsynced.
 	Durability string
-	// At is when Redis took the operation.
+	// At is when Redis carried out the operation.
 	At time.Time
 	// Replayed is set when the operation had been carried out, or refused, before this call.
 	Replayed bool
 }
 
-// body is the response to a successful operation, and the payload of its event.
+// body is the response to a successful operation and the payload of its event.
 type body struct {
 	OpID       uuid.UUID `json:"op_id"`
 	UserID     uuid.UUID `json:"user_id"`
@@ -88,7 +88,7 @@ type body struct {
 	Durability string    `json:"durability"`
 }
 
-// Body returns the JSON of a successful operation: the same bytes every time.
+// Body returns the JSON of a successful operation. Every call returns the same bytes.
 func (r *Result) Body() []byte {
 	b, err := json.Marshal(body{r.OpID, r.User, r.Kind, r.Amount, r.Balance, r.Seq, r.Durability})
 	if err != nil {
@@ -104,8 +104,8 @@ func resultOf(e *LedgerEntry) Result {
 	}
 }
 
-// streamTime returns the time in a stream entry's id. Ids only rise: after one that was made by hand with a time far
-// ahead every other has that time too, which must still be one that Postgres can hold.
+// streamTime returns the time in the id of a stream entry. Ids only increase: after an entry that was added by hand
+// with a far future time, all later ids have that time. streamTime refuses times that Postgres cannot store.
 func streamTime(id string) (time.Time, bool) {
 	const most = 253_402_300_799_000 // the end of the year 9999
 	ms, _, ok := strings.Cut(id, "-")
@@ -115,19 +115,19 @@ func streamTime(id string) (time.Time, bool) {
 
 var errMalformed = errors.New("malformed")
 
-// entry is a stream entry on its way into the ledger.
+// entry is a stream entry to be written to the ledger.
 type entry struct {
 	LedgerEntry
 	bucket int16
-	// fault is why the entry cannot be read, or nil.
+	// fault is why the entry cannot be parsed, or nil.
 	fault error
 	// n is the operation's number in the bucket.
 	n int64
-	// raw are the fields as they came.
+	// raw are the fields of the stream entry.
 	raw map[string]any
 }
 
-// parseEntry reads a stream entry. An entry with an error has what could be read.
+// parseEntry parses a stream entry. If it returns an error, the entry has the fields that could be parsed.
 func parseEntry(bucket int16, id string, values map[string]any) (*entry, error) {
 	e := &entry{bucket: bucket, raw: values}
 	e.StreamID = id
@@ -172,7 +172,7 @@ func parseEntry(bucket int16, id string, values map[string]any) (*entry, error) 
 	return e, errors.Join(errs...)
 }
 
-// closed checks the fields that have few values.
+// closed checks the fields that have a fixed set of values.
 func (e *entry) closed() bool {
 	switch Outcome(e.Outcome) {
 	case OK, Insufficient, Overflow:
@@ -184,7 +184,7 @@ func (e *entry) closed() bool {
 		(e.UserID == uuid.Nil || Bucket(e.UserID) == e.bucket)
 }
 
-// follows reports whether the entry's arithmetic is right after balance.
+// follows reports whether the entry's balance is right if the balance before it was balance.
 func (e *entry) follows(balance int64) bool {
 	after := balance + e.Amount
 	if e.Kind == string(Deduct) {

@@ -12,30 +12,34 @@ import (
 	"posthaste/sql"
 )
 
-// ownership knows whose balances these are. The keys of balances are the same for every database: a second one on the
-// same Redis would take the first's operations into its own ledger.
+// ownership determines which database the balances belong to. The keys of balances are the same for every database: a
+// second database on the same Redis would write the first one's operations into its own ledger.
 type ownership struct {
 	redis redis.UniversalClient
 	pool  *sql.Pool
-	// source is what Postgres last said. It may change: another server may come under the same address.
+	// source is the last source that Postgres returned. It may change if another server gets the same address.
 	source atomic.Pointer[string]
-	// ours is our source, if the balances were last seen to be of it, or of nobody.
+	// ours is the database's source, if at the last check the balances belonged to it or had no owner.
 	ours atomic.Pointer[string]
 }
 
-// errOwnerUnknown means that Postgres does not say who this database is.
+// errOwnerUnknown means that Postgres did not return the database's source.
 var errOwnerUnknown = errors.New("the owner of the balances is not known")
 
-// ErrForeign means that the balances are another database's, until a person decides otherwise. It is an ErrUnavailable.
+// ErrForeign means that the balances belong to another database. An operator must decide. It is an ErrUnavailable.
 var ErrForeign = fmt.Errorf("%w: the balances in this Redis are those of another database", ErrUnavailable)
 
-// ForeignRemedy is what to do about ErrForeign.
+// ForeignRemedy is the remedy for ErrForeign.
 const ForeignRemedy = "posthaste adopt, if the balances are this database's now; else another Redis"
 
-// check returns nil if the balances are this database's, or if they are nobody's, and then they are claimed. Without
-// Postgres, and for a role that may not look, what was last known counts if trust is set, and nothing is a reason not
-// to go on; otherwise that is an error. Without an answer of Redis, what it last said of this database counts: in a
-// cluster the others do not wait for the one node that knows. Errors: ErrForeign, and those of the servers.
+// check returns nil if the balances belong to this database, or if they had no owner and have been claimed.
+//
+// If Postgres does not return the source, and trust is set, check uses the last known source, and returns nil if no
+// source is known. Without trust, that is an error.
+//
+// If Redis does not answer, check returns nil if its last answer was that the balances belong to this database: in a
+// cluster, operations on other nodes need not wait for the node that has the owner key. Errors: ErrForeign, and those
+// of the servers.
 func (o *ownership) check(ctx context.Context, trust bool) error {
 	mine, known := o.mine(ctx, trust)
 	switch {
@@ -46,11 +50,11 @@ func (o *ownership) check(ctx context.Context, trust bool) error {
 	}
 	theirs, err := Owner(ctx, o.redis)
 	if err == nil && theirs == "" && mine != "" {
-		// A Redis that is full refuses it, and is asked again with the next look.
+		// If Redis is out of memory, it refuses the claim. The next check repeats it.
 		if err := o.redis.SetNX(ctx, ownerKey, mine, 0).Err(); err != nil && !isReply(err) {
 			return fmt.Errorf("claim the balances: %w", err)
 		}
-		theirs, err = Owner(ctx, o.redis) // somebody else's claim may have come first
+		theirs, err = Owner(ctx, o.redis) // another database may have claimed them first
 	}
 	switch last := o.ours.Load(); {
 	case err != nil && last != nil && *last == mine:
@@ -69,9 +73,9 @@ func isReply(err error) bool {
 	return errors.As(err, &reply)
 }
 
-// mine returns "" for a database that no relay has worked on yet.
+// mine returns the source of this database, "" if no relay has run on it yet.
 func (o *ownership) mine(ctx context.Context, trust bool) (source string, known bool) {
-	if trust { // operations wait for it, and do without Postgres otherwise; not before they have known, though
+	if trust { // operations wait for this query; the limit is longer until Postgres has answered once
 		most := time.Second
 		if o.source.Load() != nil {
 			most = 100 * time.Millisecond
@@ -91,7 +95,7 @@ func (o *ownership) mine(ctx context.Context, trust bool) (source string, known 
 	return "", false
 }
 
-// Owner returns the source of the database that the balances in Redis are of; "" if there is none.
+// Owner returns the source of the database that the balances in Redis belong to; "" if they have no owner.
 func Owner(ctx context.Context, client redis.UniversalClient) (string, error) {
 	s, err := client.Get(ctx, ownerKey).Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
@@ -100,8 +104,8 @@ func Owner(ctx context.Context, client redis.UniversalClient) (string, error) {
 	return s, nil
 }
 
-// TakeOver makes the balances in Redis those of the database with this source. What its ledger does not have of them
-// freezes accounts.
+// TakeOver assigns the balances in Redis to the database with this source. Operations that its ledger does not have
+// freeze their accounts.
 func TakeOver(ctx context.Context, client redis.UniversalClient, source string) error {
 	if err := client.Set(ctx, ownerKey, source, 0).Err(); err != nil {
 		return fmt.Errorf("take over the balances: %w", err)

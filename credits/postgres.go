@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	// ErrEntryNotFound means that the ledger has no entry under the operation's id.
+	// ErrEntryNotFound means that the ledger has no entry with the operation's id.
 	ErrEntryNotFound = errors.New("no such credit entry")
 	// errBucketUnused means that the ledger has no row for the bucket yet.
 	errBucketUnused = errors.New("the bucket of accounts was never used")
@@ -31,30 +31,30 @@ var query = statement.In(queryFiles)
 type LedgerBucket struct {
 	// Bucket is 0 … 255.
 	Bucket int16
-	// Epoch is the number under which Redis may change the bucket's balances.
+	// Epoch is the epoch in which Redis may change the bucket's balances.
 	Epoch int64
-	// Mark is the number of the bucket's last operation that was taken out of its stream.
+	// Mark is the number of the bucket's last operation that was taken from its stream or given up.
 	Mark int64
-	// Issued is the bucket's counter-account: what was added to its accounts less what was deducted.
+	// Issued is the bucket's counter-account: all additions to its accounts minus all deductions.
 	Issued int64
 	// BumpedAt is when Epoch was last raised; nil for never.
 	BumpedAt *time.Time
 }
 
-// LedgerAccount is an account as the ledger has it.
+// LedgerAccount is an account in the ledger.
 type LedgerAccount struct {
 	UserID uuid.UUID
 	// Balance is in credits, never negative.
 	Balance int64
 	// LastSeq is the number of the account's last entry.
 	LastSeq int64
-	// Frozen says why the account was stopped; "" for an account in use.
+	// Frozen is why the account is stopped; "" if it is not.
 	Frozen string
-	// UpdatedAt is when Redis took the last entry.
+	// UpdatedAt is when Redis carried out the last entry.
 	UpdatedAt time.Time
 }
 
-// LedgerEntry is one operation on an account, a refused one included.
+// LedgerEntry is one operation on an account. Refused operations also have entries.
 type LedgerEntry struct {
 	UserID uuid.UUID
 	// Seq counts the user's operations from 1, without gaps.
@@ -67,7 +67,7 @@ type LedgerEntry struct {
 	// Amount is positive for both kinds.
 	Amount       int64
 	BalanceAfter int64
-	// Reference is the client's own text, at most 255 bytes.
+	// Reference is text of the client, at most 255 bytes.
 	Reference string
 	// Durability is memory, replicated or fsynced.
 	Durability string
@@ -107,7 +107,7 @@ func addBucket(ctx context.Context, db sql.DB, bucket int16) error {
 	return nil
 }
 
-// ledgerOwner returns this database's source; "" if it has none, because no relay has worked on it where it is now.
+// ledgerOwner returns this database's source; "" if no relay has run on it since it was created or copied.
 func ledgerOwner(ctx context.Context, db sql.DB) (string, error) {
 	var source *string
 	err := db.QueryRow(ctx, query("owner")).Scan(&source)
@@ -120,18 +120,18 @@ func ledgerOwner(ctx context.Context, db sql.DB) (string, error) {
 	return *source, nil
 }
 
-// LedgerBuckets returns every bucket that was ever used, by number.
+// LedgerBuckets returns every bucket that was ever used, ordered by number.
 func LedgerBuckets(ctx context.Context, db sql.DB) ([]LedgerBucket, error) {
 	return readBuckets(ctx, db, "epoch_list")
 }
 
-// lockBuckets locks the rows of those buckets that nobody else works on, until tx ends, and returns them.
+// lockBuckets locks and returns the rows of buckets until tx ends. It skips rows that another transaction has locked.
 func lockBuckets(ctx context.Context, tx pgx.Tx, buckets []int16) ([]LedgerBucket, error) {
 	return readBuckets(ctx, tx, "epoch_lock", buckets)
 }
 
-// settledBuckets is LedgerBuckets as soon as every operation that was taken out of Redis before it was called is in the
-// ledger, or will not be.
+// settledBuckets returns the buckets, like LedgerBuckets, after it has waited for every sync transaction that may
+// already have read a stream. Each of them has committed or rolled back by then.
 func settledBuckets(ctx context.Context, pool *sql.Pool) (rows []LedgerBucket, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, query("epoch_settle")); err != nil {
@@ -161,7 +161,7 @@ func scanBucket(r pgx.Row) (LedgerBucket, error) {
 	return e, err
 }
 
-// bumpEpoch raises a bucket's epoch, and its mark to mark: operations up to there that the ledger does not have are
+// bumpEpoch raises a bucket's epoch, and its mark to mark: operations up to mark that the ledger does not have are
 // given up. tx must hold the bucket's row.
 func bumpEpoch(ctx context.Context, tx pgx.Tx, bucket int16, mark int64) (int64, error) {
 	var epoch int64
@@ -179,8 +179,8 @@ func raiseEpoch(ctx context.Context, tx pgx.Tx, bucket int16, epoch int64) error
 	return nil
 }
 
-// accountAt returns a user's account (nil if there is none) together with the epoch and mark of its bucket, all of
-// one moment. Errors: errBucketUnused.
+// accountAt returns a user's account (nil if it does not exist) and the epoch and mark of its bucket, from one
+// snapshot. Errors: errBucketUnused.
 func accountAt(ctx context.Context, db sql.DB, bucket int16, user uuid.UUID) (*LedgerAccount, LedgerBucket, error) {
 	e := LedgerBucket{Bucket: bucket}
 	var balance, seq *int64
@@ -204,7 +204,7 @@ func accountAt(ctx context.Context, db sql.DB, bucket int16, user uuid.UUID) (*L
 	return a, e, nil
 }
 
-// lockAccounts returns those of the users' accounts that exist, locked until tx ends.
+// lockAccounts locks the users' existing accounts until tx ends, and returns them.
 func lockAccounts(ctx context.Context, tx pgx.Tx, users []uuid.UUID) ([]LedgerAccount, error) {
 	rows, err := tx.Query(ctx, query("accounts_lock"), users)
 	if err != nil {
@@ -236,7 +236,7 @@ func FrozenAccounts(ctx context.Context, db sql.DB) ([]LedgerAccount, error) {
 	return list, nil
 }
 
-// EntryByOp returns the user's entry under an operation's id. Errors: ErrEntryNotFound.
+// EntryByOp returns the user's entry with an operation's id. Errors: ErrEntryNotFound.
 func EntryByOp(ctx context.Context, db sql.DB, user, op uuid.UUID) (*LedgerEntry, error) {
 	e := &LedgerEntry{UserID: user, OpID: op}
 	err := db.QueryRow(ctx, query("entry_get"), user, op).Scan(&e.Seq, &e.Fingerprint, &e.Kind, &e.Outcome, &e.Amount,
@@ -251,7 +251,8 @@ func EntryByOp(ctx context.Context, db sql.DB, user, op uuid.UUID) (*LedgerEntry
 	return e, nil
 }
 
-// knownEntries returns which of the entries, by number or by operation, the ledger has: UserID, Seq and OpID of each.
+// knownEntries returns the entries that the ledger already has, by number or by operation: UserID, Seq and OpID of
+// each.
 func knownEntries(ctx context.Context, tx pgx.Tx, entries []LedgerEntry) ([]LedgerEntry, error) {
 	users, seqs, ops := make([]uuid.UUID, len(entries)), make([]int64, len(entries)), make([]uuid.UUID, len(entries))
 	for i := range entries {
@@ -273,11 +274,11 @@ func knownEntries(ctx context.Context, tx pgx.Tx, entries []LedgerEntry) ([]Ledg
 
 // ledgerBatch is what one transaction writes into the ledger.
 type ledgerBatch struct {
-	// Entries are new, those of one user in the order of Seq.
+	// Entries are new. Those of a user are ordered by Seq.
 	Entries []LedgerEntry
-	// Accounts are as they are after the entries.
+	// Accounts have their state after the entries.
 	Accounts []LedgerAccount
-	// Events belong to the entries, in their order.
+	// Events are the events of the entries, in the same order.
 	Events []sql.Event
 	// Quarantined are entries that were not applied.
 	Quarantined []quarantined
@@ -285,8 +286,8 @@ type ledgerBatch struct {
 	Marks []LedgerBucket
 }
 
-// errConflict means that an entry of a batch is in the ledger already, by number or by operation, or that an
-// account has moved on. The transaction must be rolled back.
+// errConflict means that the ledger already has an entry of the batch, by number or by operation, or that an account
+// has changed. The transaction must be rolled back.
 var errConflict = errors.New("the ledger has one of the entries already")
 
 // writeBatch writes b within tx, in one round trip. Errors: errConflict.
@@ -381,16 +382,17 @@ func quarantineColumns(l []quarantined) []any {
 	}
 }
 
-// ledgerBalance is what the ledger says of one account, for a reconciliation.
+// ledgerBalance is the ledger's data about one account, for a reconciliation.
 type ledgerBalance struct {
 	LedgerAccount
-	// Sum is the sum of the entries, Entries their count, LastBalance the balance after the last of them.
+	// Sum is the sum of the entries, Entries is their number, LastBalance is the balance after the last entry.
 	Sum, Entries, LastBalance int64
 	// Quarantined is how many stream entries were not applied.
 	Quarantined int64
 }
 
-// ledgerBalances returns up to limit accounts after a user's, by user id; users, if not nil, restricts them.
+// ledgerBalances returns up to limit accounts after the user after, ordered by user id. If users is not nil, it returns
+// only those users' accounts.
 func ledgerBalances(ctx context.Context, db sql.DB, after uuid.UUID, limit int,
 	users []uuid.UUID,
 ) ([]ledgerBalance, error) {
@@ -411,11 +413,11 @@ func ledgerBalances(ctx context.Context, db sql.DB, after uuid.UUID, limit int,
 // bucketBalance is a bucket whose accounts do not add up to its counter-account.
 type bucketBalance struct {
 	Bucket int16
-	// Issued is the counter-account, Accounts the sum of the accounts.
+	// Issued is the counter-account, Accounts is the sum of the accounts.
 	Issued, Accounts int64
 }
 
-// unbalancedBuckets returns the buckets whose two sides differ. It reads every account.
+// unbalancedBuckets returns the buckets whose counter-account and accounts differ. It reads every account.
 func unbalancedBuckets(ctx context.Context, db sql.DB) ([]bucketBalance, error) {
 	rows, err := db.Query(ctx, query("reconcile_buckets"))
 	if err != nil {
@@ -431,7 +433,7 @@ func unbalancedBuckets(ctx context.Context, db sql.DB) ([]bucketBalance, error) 
 	return list, nil
 }
 
-// countAccounts returns about how many accounts there are, from the planner's statistics.
+// countAccounts returns the approximate number of accounts, from the planner's statistics.
 func countAccounts(ctx context.Context, db sql.DB) (int64, error) {
 	var n int64
 	if err := db.QueryRow(ctx, query("accounts_count")).Scan(&n); err != nil {
@@ -440,18 +442,18 @@ func countAccounts(ctx context.Context, db sql.DB) (int64, error) {
 	return n, nil
 }
 
-// QuarantinedEntry is a stream entry of a frozen account, as far as people need it.
+// QuarantinedEntry is the readable part of a stream entry of a frozen account.
 type QuarantinedEntry struct {
 	Reason   string `json:"reason"`
 	StreamID string `json:"stream_id"`
-	// Kind, Amount and Seq are as the entry had them, which may be nonsense.
+	// Kind, Amount and Seq are copied from the entry and may be invalid.
 	Kind   string    `json:"kind"`
 	Amount string    `json:"amount"`
 	Seq    string    `json:"seq"`
 	At     time.Time `json:"at"`
 }
 
-// quarantinedEntries returns up to limit of a user's, oldest first.
+// quarantinedEntries returns up to limit entries of a user, oldest first.
 func quarantinedEntries(ctx context.Context, db sql.DB, user uuid.UUID, limit int) ([]QuarantinedEntry, error) {
 	rows, err := db.Query(ctx, query("quarantine_list"), user, limit)
 	if err != nil {
@@ -467,7 +469,7 @@ func quarantinedEntries(ctx context.Context, db sql.DB, user uuid.UUID, limit in
 	return list, nil
 }
 
-// thawAccount takes the mark of a frozen account away, and reports whether there was one.
+// thawAccount clears the frozen state of an account, and reports whether the account was frozen.
 func thawAccount(ctx context.Context, db sql.DB, user uuid.UUID) (bool, error) {
 	tag, err := db.Exec(ctx, query("account_thaw"), user)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// rebuildLost rebuilds every bucket that Redis cannot go on with. One that cannot be rebuilt does not hold up the
-// others.
+// rebuildLost rebuilds every bucket in which Redis has lost operations or the epoch. If a bucket cannot be rebuilt,
+// rebuildLost continues with the others.
 func (s *Sync) rebuildLost(ctx context.Context) error {
 	rows := s.present()
 	states, err := s.look(ctx, rows)
@@ -25,7 +25,7 @@ func (s *Sync) rebuildLost(ctx context.Context) error {
 		case s.aside[r.Bucket] != nil:
 			continue
 		case states[i].foreign:
-			err = errForeign // nothing can be rebuilt over it
+			err = errForeign // nothing can be rebuilt over a key of another type
 		case states[i].ahead(r):
 			err = s.follow(ctx, r.Bucket)
 		case states[i].lost(r), states[i].tail(r):
@@ -46,14 +46,14 @@ func (s *Sync) rebuildLost(ctx context.Context) error {
 	return nil
 }
 
-// ofKeys reports whether the server refused something about a bucket's keys, and not everything for the moment
-// (READONLY, LOADING, CLUSTERDOWN, …).
+// ofKeys reports whether the server refused a command because of a bucket's keys, as opposed to a temporary refusal of
+// all commands (READONLY, LOADING, CLUSTERDOWN, …).
 func ofKeys(err error) bool {
 	var refused redis.Error
 	return errors.As(err, &refused) && (strings.HasPrefix(refused.Error(), "ERR ") || wrongType(refused))
 }
 
-// tell says once why a bucket stays closed.
+// tell logs why a bucket stays closed, once per reason.
 func (s *Sync) tell(bkt int16, err error) {
 	if err == nil {
 		delete(s.stuck, bkt)
@@ -68,17 +68,18 @@ func (s *Sync) tell(bkt int16, err error) {
 
 var errForeign = errors.New("a key of the bucket holds something of another type")
 
-// state is what Redis has of a bucket.
+// state is the state of a bucket in Redis.
 type state struct {
 	epoch string
-	// n is the number of the last operation, seen the highest a caller has claimed, length that of the stream.
+	// n is the number of the last operation, seen is the highest number that a caller has sent, length is the length of
+	// the stream.
 	n, seen, length int64
-	// foreign: one of its keys has another type.
+	// foreign is set if a key of the bucket has another type.
 	foreign bool
 }
 
 // lost reports whether Redis has lost operations or the epoch, compared with a row of the ledger read before or after.
-// A bucket that nobody has used yet is not lost.
+// An unused bucket is not lost.
 func (t state) lost(r LedgerBucket) bool {
 	if t.epoch == "" && t.n == 0 && t.seen == 0 && t.length == 0 && r.Mark == 0 && r.BumpedAt == nil {
 		return false
@@ -86,7 +87,7 @@ func (t state) lost(r LedgerBucket) bool {
 	return t.number() < r.Epoch || t.n < r.Mark
 }
 
-// number is the epoch as a number, 0 for a bucket that is stopped and for what is no number.
+// number returns the epoch as a number; 0 if the bucket is stopped or the epoch is not a number.
 func (t state) number() int64 {
 	const most = 1 << 53
 	n, err := strconv.ParseInt(t.epoch, 10, 64)
@@ -96,13 +97,15 @@ func (t state) number() int64 {
 	return n
 }
 
-// ahead reports whether Redis is in an epoch that the ledger does not know. r must be locked, or it may know it by now.
+// ahead reports whether Redis has a later epoch than the ledger. r must be locked; otherwise the ledger may have
+// reached that epoch since r was read.
 func (t state) ahead(r LedgerBucket) bool { return t.number() > r.Epoch }
 
-// tail reports whether the end of the stream is missing. r must be locked, or the entries may be in the ledger by now.
+// tail reports whether the end of the stream is missing. r must be locked; otherwise the entries may have been written
+// to the ledger since r was read.
 func (t state) tail(r LedgerBucket) bool { return t.length == 0 && t.n > r.Mark }
 
-// look asks Redis about buckets. One that does not answer is set aside, and has no state.
+// look reads the states of buckets from Redis. A bucket without an answer is set aside, and its state is empty.
 func (s *Sync) look(ctx context.Context, rows []LedgerBucket) ([]state, error) {
 	var loaded error
 	for try := 0; ; try++ {
@@ -111,7 +114,7 @@ func (s *Sync) look(ctx context.Context, rows []LedgerBucket) ([]state, error) {
 			cmds[i] = p.FCall(ctx, fnLook, []string{epochKey(rows[i].Bucket), streamKey(rows[i].Bucket)})
 		})
 		if slices.ContainsFunc(errs, functionMissing) && try == 0 {
-			loaded = loadLibrary(ctx, s.redis) // a node that is down matters to its own buckets
+			loaded = loadLibrary(ctx, s.redis) // a failure on one node only matters to the buckets of that node
 			continue
 		}
 		if err := s.setAside(bucketsOf(rows), errs); err != nil {
@@ -144,13 +147,13 @@ func readState(cmd *redis.Cmd) (t state, err error) {
 	}
 	t.epoch = f[0]
 	for j, v := range []*int64{&t.n, &t.seen, &t.length} {
-		*v, _ = strconv.ParseInt(f[j+1], 10, 64) // Lua printed them
+		*v, _ = strconv.ParseInt(f[j+1], 10, 64) // printed by Lua, so it parses
 	}
 	return t, nil
 }
 
-// rebuild closes a bucket, takes what is left of its stream into the ledger, raises the epoch and opens the bucket
-// under it. It may stop anywhere: the bucket is closed then, and the next round begins again.
+// rebuild closes a bucket, writes the remaining entries of its stream to the ledger, raises the epoch and opens the
+// bucket with the new epoch. If it fails at any step, the bucket stays closed, and the next round starts again.
 func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 	if sure, err := s.close(ctx, bkt); err != nil || !sure {
 		return err
@@ -177,13 +180,13 @@ func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 	return nil
 }
 
-// follow has the ledger take over the epoch of Redis, because Postgres has lost the raise of it: it was restored to an
-// earlier time. What else it has lost, the next look finds.
+// follow sets the ledger's epoch to the epoch of Redis. Postgres has lost the epoch because it was restored to an
+// earlier time. The next scan finds other losses.
 func (s *Sync) follow(ctx context.Context, bkt int16) error {
 	var from, to int64
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		rows, err := lockBuckets(ctx, tx, []int16{bkt})
-		if err != nil || len(rows) == 0 { // somebody else is at it
+		if err != nil || len(rows) == 0 { // another sync has the row
 			return err
 		}
 		states, err := s.look(ctx, rows)
@@ -201,11 +204,11 @@ func (s *Sync) follow(ctx context.Context, bkt int16) error {
 	return err
 }
 
-// close stops a bucket if it is certain, under its lock, that it has lost something.
+// close stops a bucket if, with the row locked, it has certainly lost operations.
 func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		rows, err := lockBuckets(ctx, tx, []int16{bkt})
-		if err != nil || len(rows) == 0 { // somebody else is at it
+		if err != nil || len(rows) == 0 { // another sync has the row
 			return err
 		}
 		states, err := s.look(ctx, rows)
@@ -219,8 +222,8 @@ func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
 	return sure, err
 }
 
-// bump raises the epoch of a bucket that is closed and empty; epoch 0 means that it is not, or that somebody else works
-// on it.
+// bump raises the epoch of a bucket that is closed and empty. It returns epoch 0 if the bucket is not, or if another
+// sync has the row.
 func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error) {
 	var lost int64
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -232,7 +235,7 @@ func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error
 		if err != nil || states[0].foreign || states[0].epoch != "" || states[0].length > 0 {
 			return err
 		}
-		// Numbers never begin again: what a process was told under an older epoch stays below.
+		// Numbers never restart: top is at least every number that a process has seen in an older epoch.
 		top = max(rows[0].Mark, states[0].n, states[0].seen)
 		lost = top - rows[0].Mark
 		epoch, err = bumpEpoch(ctx, tx, bkt, top)

@@ -14,7 +14,8 @@ import (
 	"posthaste/sql"
 )
 
-// Causes of a Difference. Pending and not cached are no differences: they are how the parts work.
+// Causes of a Difference. Operations that wait for the ledger and accounts that are not in Redis are normal and not
+// differences.
 const (
 	causeSum     = "ledger_sum"
 	causeGap     = "ledger_gap"
@@ -30,21 +31,21 @@ const (
 type Difference struct {
 	UserID uuid.UUID `json:"user_id"`
 	Cause  string    `json:"cause"`
-	// Explanation is for people.
+	// Explanation is a text for operators.
 	Explanation string `json:"explanation"`
-	// Entries is the sum of the entries, Ledger and Redis the two balances, Pending what the stream's entries add up
-	// to.
+	// Entries is the sum of the entries, Ledger and Redis are the two balances, Pending is the sum of the entries in
+	// the stream.
 	Entries int64  `json:"entries"`
 	Ledger  int64  `json:"ledger"`
 	Redis   *int64 `json:"redis"`
 	Pending int64  `json:"pending"`
 }
 
-// Unbalanced is a bucket whose accounts do not add up to its counter-account: accounts, or their balances, were changed
-// or deleted by hand.
+// Unbalanced is a bucket whose accounts do not add up to its counter-account. The cause is that accounts or balances
+// were changed or deleted by hand.
 type Unbalanced struct {
 	Bucket int16 `json:"bucket"`
-	// Issued is the counter-account, Accounts the sum of the accounts' balances.
+	// Issued is the counter-account, Accounts is the sum of the accounts' balances.
 	Issued   int64  `json:"issued"`
 	Accounts int64  `json:"accounts"`
 	Cause    string `json:"cause"`
@@ -52,30 +53,30 @@ type Unbalanced struct {
 
 // Report is the result of a reconciliation.
 type Report struct {
-	// Accounts were looked at; Cached of them are in Redis; Pending of those have operations that the ledger does not
-	// have yet and that account for all of the difference.
+	// Accounts is the number of accounts examined. Cached of them are in Redis. Pending of those have operations that
+	// are not yet in the ledger and that explain the whole difference.
 	Accounts    int          `json:"accounts"`
 	Cached      int          `json:"cached"`
 	Pending     int          `json:"pending"`
 	Total       int64        `json:"total"`
 	Differences []Difference `json:"differences"`
-	// Buckets are those whose two sides differ.
+	// Buckets are the buckets whose accounts and counter-account differ.
 	Buckets []Unbalanced `json:"buckets"`
 }
 
-// Clean reports that everything agrees.
+// Clean reports whether there are no differences.
 func (r *Report) Clean() bool { return len(r.Differences) == 0 && len(r.Buckets) == 0 }
 
 const (
 	reconcilePage = 500
-	// An account that changes while it is looked at is looked at again.
+	// An account that changes during the comparison is compared again.
 	reconcileTries = 5
 	reconcilePause = 100 * time.Millisecond
 )
 
 // Reconcile compares, for every account, the sum of the entries, the ledger's balance and the balance in Redis. It
-// changes nothing and may run while balances change. progress, if not nil, is told after each page how many accounts
-// were looked at, of about how many.
+// changes nothing and may run while balances change. If progress is not nil, it is called after each page with the
+// number of accounts examined and their approximate total.
 func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool,
 	progress func(done, about int64),
 ) (*Report, error) {
@@ -122,11 +123,11 @@ type reconciliation struct {
 	redis  redis.UniversalClient
 	pool   *sql.Pool
 	report *Report
-	// ledger are the users of the ledger.
+	// ledger has the users found in the ledger.
 	ledger map[uuid.UUID]bool
 }
 
-// page looks at some accounts.
+// page compares a page of accounts.
 func (r *reconciliation) page(ctx context.Context, page []ledgerBalance) error {
 	cached, err := r.cached(ctx, page)
 	if err != nil {
@@ -158,7 +159,7 @@ func (r *reconciliation) page(ctx context.Context, page []ledgerBalance) error {
 	return nil
 }
 
-// again looks at an account anew.
+// again reads an account again and compares it.
 func (r *reconciliation) again(ctx context.Context, b *ledgerBalance) (*Difference, bool, error) {
 	page, err := ledgerBalances(ctx, r.pool, uuid.Nil, 1, []uuid.UUID{b.UserID})
 	if err != nil {
@@ -174,11 +175,11 @@ func (r *reconciliation) again(ctx context.Context, b *ledgerBalance) (*Differen
 	return r.look(ctx, b, cached[0])
 }
 
-// cachedAccount is an account as Redis has it.
+// cachedAccount is an account in Redis.
 type cachedAccount struct {
 	there        bool
 	balance, seq int64
-	// foreign: the key has another type.
+	// foreign is set if the key has another type.
 	foreign bool
 }
 
@@ -209,7 +210,7 @@ func (r *reconciliation) cached(ctx context.Context, page []ledgerBalance) ([]ca
 			return nil, fmt.Errorf("read balances from Redis: %w", err)
 		}
 		if v[2] != any(current[Bucket(page[i].UserID)]) {
-			continue // absent, or of an epoch that is over
+			continue // absent, or from an older epoch
 		}
 		out[i].there = true
 		out[i].balance, out[i].seq = number(v[0]), number(v[1])
@@ -217,7 +218,7 @@ func (r *reconciliation) cached(ctx context.Context, page []ledgerBalance) ([]ca
 	return out, nil
 }
 
-// number reads a field of a hash; what is no number is -1.
+// number parses a field of a hash. It returns -1 if the field is not a number.
 func number(v any) int64 {
 	s, _ := v.(string)
 	n, err := strconv.ParseInt(s, 10, 64)
@@ -227,7 +228,8 @@ func number(v any) int64 {
 	return n
 }
 
-// look explains one account: nil if everything agrees. pending says that it does with the stream's entries.
+// look explains the difference of one account; it returns nil if everything agrees. pending is set if the balances
+// agree once the entries in the stream are included.
 func (r *reconciliation) look(ctx context.Context, b *ledgerBalance,
 	c cachedAccount,
 ) (d *Difference, pending bool, err error) {
@@ -271,7 +273,7 @@ func (r *reconciliation) look(ctx context.Context, b *ledgerBalance,
 	if n == c.seq-b.LastSeq && b.Balance+sum == c.balance {
 		return nil, true, nil
 	}
-	// What has left the stream since the ledger was read is in the ledger now.
+	// Entries that have left the stream since the ledger was read are in the ledger now.
 	now, _, err := accountAt(ctx, r.pool, Bucket(b.UserID), b.UserID)
 	if err != nil {
 		return nil, false, err
@@ -287,10 +289,10 @@ func (r *reconciliation) look(ctx context.Context, b *ledgerBalance,
 	return d, false, nil
 }
 
-// change is an operation that waits for the ledger: its number, and what it does to the balance.
+// change is an operation that waits for the ledger: its number, and its effect on the balance.
 type change struct{ seq, by int64 }
 
-// between returns how many operations after number from and up to number to there are, and their sum.
+// between returns the number and sum of the operations after number from, up to and including number to.
 func between(list []change, from, to int64) (n, sum int64) {
 	for _, c := range list {
 		if c.seq > from && c.seq <= to {
@@ -301,14 +303,14 @@ func between(list []change, from, to int64) (n, sum int64) {
 	return n, sum
 }
 
-// waiting returns a user's operations that are in the stream.
+// waiting returns a user's operations in the stream.
 func (r *reconciliation) waiting(ctx context.Context, user uuid.UUID) ([]change, error) {
 	bkt := Bucket(user)
 	var out []change
 	for from := "-"; ; {
 		list, err := r.redis.XRangeN(ctx, streamKey(bkt), from, "+", 1000).Result()
 		if err != nil && wrongType(err) {
-			return out, nil // it was replaced by hand: what was in it is missing
+			return out, nil // the key was replaced by hand, and the entries are lost
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read the stream of bucket %d: %w", bkt, err)
@@ -335,8 +337,7 @@ func (r *reconciliation) waiting(ctx context.Context, user uuid.UUID) ([]change,
 	}
 }
 
-// strangers looks for accounts in Redis that the ledger does not know: new ones, whose operations must be in the
-// stream.
+// strangers finds accounts in Redis that are not in the ledger. They must be new, with their operations in the stream.
 func (r *reconciliation) strangers(ctx context.Context) error {
 	return eachPrimary(ctx, r.redis, func(ctx context.Context, c *redis.Client) error {
 		it := c.Scan(ctx, 0, "{cr:*}:a:*", 1000).Iterator()

@@ -21,21 +21,21 @@ import (
 )
 
 const (
-	// batchEntries is how many entries of a bucket, and of all buckets, one transaction takes.
+	// batchEntries and batchTotal limit the entries of one bucket, and of all buckets, in one transaction.
 	batchEntries = 500
 	batchTotal   = 4000
-	// roundTimeout bounds one round: two round trips to Redis and a transaction.
+	// roundTimeout limits one round: two round trips to Redis and a transaction.
 	roundTimeout = 8 * time.Second
-	// The pause between rounds grows while there is nothing to do.
+	// The pause between rounds grows while there is no work.
 	idleLeast, idleMost = 10 * time.Millisecond, 250 * time.Millisecond
 	// lookEvery is how often the buckets' epochs are compared with the ledger's.
 	lookEvery = time.Second
-	// driftEvery is how often the two sides of the ledger are compared, which reads every account.
+	// driftEvery is how often the accounts and counter-accounts of the ledger are compared, which reads every account.
 	driftEvery   = 15 * time.Minute
 	driftTimeout = time.Minute
 )
 
-// SyncOptions of a Sync. Redis and Pool are required.
+// SyncOptions are the options of a Sync. Redis and Pool are required.
 type SyncOptions struct {
 	// Redis holds the balances; see NewClient. The caller closes it.
 	Redis redis.UniversalClient
@@ -47,28 +47,28 @@ type SyncOptions struct {
 	Registerer prometheus.Registerer
 }
 
-// Sync takes the operations of all buckets into the ledger. Any number of them may run, in any number of processes: who
-// holds a bucket's row in Postgres works on its stream.
+// Sync writes the operations of all buckets to the ledger. Any number of Syncs may run, in any number of processes. The
+// one that has locked a bucket's row in Postgres works on the bucket's stream.
 type Sync struct {
 	redis   redis.UniversalClient
 	pool    *sql.Pool
 	log     *slog.Logger
 	metrics *syncMetrics
 	owner   ownership
-	// rows are the buckets in use, as of the last look. Owned by Run.
+	// rows are the buckets in use at the last scan. Owned by Run.
 	rows   []LedgerBucket
 	looked time.Time
-	// stuck is why buckets cannot be rebuilt. Owned by Run.
+	// stuck is the reason for each bucket that cannot be rebuilt. Owned by Run.
 	stuck map[int16]string
-	// aside are the buckets whose node did not carry out what it was asked, and why: rounds go on without them until a
-	// probe beside the rounds has an answer. Owned by Run.
+	// aside has the buckets whose node did not execute a command, with the error. Rounds skip them until a probe, which
+	// runs concurrently with the rounds, gets an answer. Owned by Run.
 	aside   map[int16]error
 	probing bool
 	probed  chan []int16
 	probes  sync.WaitGroup
-	// balanced is when the two sides of the ledger were compared.
+	// balanced is when the accounts and counter-accounts were last compared.
 	balanced time.Time
-	// failpoint is nil outside tests; its error ends a round where it stands.
+	// failpoint is nil outside tests. Its error ends the round at that point.
 	failpoint func(name string) error
 }
 
@@ -86,8 +86,8 @@ func NewSync(o SyncOptions) *Sync {
 	return s
 }
 
-// Run works until ctx ends, and returns nil then. A server that is gone only makes it wait; a node of a cluster only
-// makes its own buckets wait.
+// Run works until ctx ends, and then returns nil. If a server is down, Run retries; if a node of a cluster is down,
+// only the buckets of that node wait.
 func (s *Sync) Run(ctx context.Context) error {
 	defer s.probes.Wait()
 	wait := idleLeast
@@ -110,7 +110,7 @@ func (s *Sync) Run(ctx context.Context) error {
 			s.compare(ctx)
 		}
 		if len(s.rows) == 0 {
-			wait = max(wait, lookEvery) // nobody uses credits
+			wait = max(wait, lookEvery) // no bucket is in use
 		}
 		if wait > 0 && pause.Tick(ctx, wait) != nil {
 			break
@@ -119,7 +119,7 @@ func (s *Sync) Run(ctx context.Context) error {
 	return nil
 }
 
-// say logs what became of a round, and which buckets it did without.
+// say logs the result of a round, and the buckets that it skipped.
 func (s *Sync) say(failing *outage.Run, err error) {
 	if err == nil && len(s.aside) > 0 {
 		first := slices.Min(slices.Collect(maps.Keys(s.aside)))
@@ -136,7 +136,7 @@ func (s *Sync) say(failing *outage.Run, err error) {
 	}
 }
 
-// compare tells whether the ledger's accounts and counter-accounts agree.
+// compare logs the buckets whose accounts and counter-account differ, and sets the metric of the difference.
 func (s *Sync) compare(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, driftTimeout)
 	defer cancel()
@@ -155,13 +155,15 @@ func (s *Sync) compare(ctx context.Context) {
 	s.metrics.drift.Set(float64(drift))
 }
 
-// round looks at every bucket once and returns how many entries it took. What is set aside is no error.
+// round processes every bucket once and returns how many entries it wrote to the ledger. Buckets that are set aside do
+// not make it fail.
 func (s *Sync) round(ctx context.Context) (int, error) {
 	s.probe(ctx)
 	ctx, cancel := context.WithTimeout(ctx, roundTimeout)
 	defer cancel()
 	if time.Since(s.looked) >= lookEvery {
-		// What waits is known to Redis alone. Asked for first, the lag rises while Postgres does not answer, too.
+		// Only Redis knows how many operations wait. Reading that before Postgres lets the lag metric rise even while
+		// Postgres does not answer.
 		if _, err := s.waiting(ctx); err != nil {
 			return 0, err
 		}
@@ -188,7 +190,8 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 	return s.apply(ctx, busy)
 }
 
-// ours returns an error if the balances are another database's. A database without credits does not claim them.
+// ours returns an error if the balances belong to another database. A database that does not use credits does not claim
+// them.
 func (s *Sync) ours(ctx context.Context) error {
 	if len(s.rows) == 0 {
 		return nil
@@ -196,8 +199,8 @@ func (s *Sync) ours(ctx context.Context) error {
 	return s.owner.check(ctx, false)
 }
 
-// ask sends what add makes for each of n buckets, together, and returns for each bucket why that was not carried out. A
-// key of the wrong type is no error: it concerns its bucket only, for as long as somebody leaves it there.
+// ask runs the commands that add queues for each of n buckets, in one pipeline. It returns for each bucket the first
+// error. A key of the wrong type is not an error here: it only affects its own bucket, until an operator removes it.
 func (s *Sync) ask(ctx context.Context, n int, add func(p redis.Pipeliner, i int)) []error {
 	p := s.redis.Pipeline()
 	ends := make([]int, n)
@@ -220,8 +223,8 @@ func (s *Sync) ask(ctx context.Context, n int, add func(p redis.Pipeliner, i int
 	return errs
 }
 
-// setAside sets the buckets with an error aside. If that is all of them, it is the server that does not answer, or all
-// that there is to do is on one node: that is the round's error, and they stay.
+// setAside sets aside the buckets with an error. If all of them have one, either the server is down or all the work is
+// on one node. Then setAside returns the error, and no bucket is set aside.
 func (s *Sync) setAside(buckets []int16, errs []error) error {
 	if len(errs) > 0 && !slices.Contains(errs, nil) {
 		return errs[0]
@@ -234,8 +237,8 @@ func (s *Sync) setAside(buckets []int16, errs []error) error {
 	return nil
 }
 
-// probe takes back the buckets whose nodes answer again, and asks for the others about once a second, beside the
-// rounds: a node that hangs keeps nobody waiting.
+// probe returns buckets to the rounds when their nodes answer again. About once a second, it queries the buckets that
+// are set aside. The query runs concurrently with the rounds, so that an unresponsive node does not delay them.
 func (s *Sync) probe(ctx context.Context) {
 	select {
 	case back := <-s.probed:
@@ -244,7 +247,7 @@ func (s *Sync) probe(ctx context.Context) {
 			delete(s.aside, bkt)
 		}
 		if len(back) > 0 {
-			s.looked = time.Time{} // another server may have their place
+			s.looked = time.Time{} // another server may have taken over the node
 		}
 	default:
 	}
@@ -274,7 +277,7 @@ func (s *Sync) present() []LedgerBucket {
 
 func wrongType(err error) bool { return strings.HasPrefix(err.Error(), "WRONGTYPE") }
 
-// waiting returns the buckets whose streams have entries, and keeps the metrics, of what is not set aside.
+// waiting returns the buckets whose streams have entries, and updates the metrics. It skips buckets that are set aside.
 func (s *Sync) waiting(ctx context.Context) ([]int16, error) {
 	all := bucketsOf(s.present())
 	lens := make([]*redis.IntCmd, len(all))
@@ -316,7 +319,8 @@ func (s *Sync) waiting(ctx context.Context) ([]int16, error) {
 	return busy, nil
 }
 
-// apply takes a batch out of the buckets that nobody else works on, commits, and drops the entries from the streams.
+// apply reads a batch from those of the buckets that no other sync has locked, commits it to the ledger, and drops the
+// entries from the streams.
 func (s *Sync) apply(ctx context.Context, buckets []int16) (int, error) {
 	tx, err := s.pool.Begin(ctx)
 	if err != nil {
@@ -355,10 +359,10 @@ func (s *Sync) fail(name string) error {
 	return s.failpoint(name)
 }
 
-// intake is what a round read from the streams.
+// intake is what a round has read from the streams.
 type intake struct {
 	entries []*entry
-	// last is the last id read, per bucket.
+	// last is the last id read from each bucket.
 	last map[int16]string
 }
 
@@ -370,8 +374,8 @@ func bucketsOf(rows []LedgerBucket) []int16 {
 	return list
 }
 
-// read reads the heads of the streams. Entries that the ledger has already are dropped after every commit, so the head
-// is where the work is; one that is still there is recognized by the ledger.
+// read reads the first entries of the streams. Every commit is followed by dropping its entries, so the first entries
+// are usually new. The ledger recognizes any that it already has.
 func (s *Sync) read(ctx context.Context, rows []LedgerBucket) (*intake, error) {
 	per := int64(max(1, min(batchEntries, batchTotal/len(rows))))
 	cmds := make([]*redis.XMessageSliceCmd, len(rows))
@@ -393,8 +397,8 @@ func (s *Sync) read(ctx context.Context, rows []LedgerBucket) (*intake, error) {
 	return in, nil
 }
 
-// ack drops what the ledger has from the streams, and tells the accounts how far it is. Accounts that were frozen are
-// stopped first.
+// ack drops the committed entries from the streams, and records in the accounts which operations are in the ledger. It
+// freezes the accounts in Redis that the ledger froze.
 func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
 	of := map[int16][]*LedgerAccount{}
 	for user, a := range l.accounts {
@@ -416,7 +420,7 @@ func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
 	})
 	var loaded error
 	if slices.ContainsFunc(errs, functionMissing) {
-		// The entries stay in the stream, and are recognized when they are read again.
+		// The entries stay in the stream, and the ledger recognizes them when they are read again.
 		loaded = loadLibrary(ctx, s.redis)
 		for i, err := range errs {
 			if functionMissing(err) {
@@ -430,7 +434,7 @@ func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
 	return loaded
 }
 
-// after returns the smallest id behind id.
+// after returns the smallest id greater than id.
 func after(id string) string {
 	for i := len(id) - 1; i >= 0; i-- {
 		if id[i] == '-' {
@@ -446,7 +450,7 @@ func after(id string) string {
 	return id
 }
 
-// report counts what a committed batch did, and says what a human must look at.
+// report updates the metrics for a committed batch, and logs what an operator must examine.
 func (s *Sync) report(l *ledger) {
 	s.metrics.entries.WithLabelValues(entryApplied).Add(float64(len(l.batch.Entries)))
 	s.metrics.entries.WithLabelValues(entryDuplicate).Add(float64(l.duplicates))

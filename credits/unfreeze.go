@@ -14,27 +14,28 @@ import (
 	"posthaste/sql"
 )
 
-// Account is one account as ledger and Redis have it, for the people who look after it.
+// Account is one account in the ledger and in Redis, for operators.
 type Account struct {
 	UserID uuid.UUID `json:"user_id"`
-	// Frozen says why the ledger has stopped the account, RedisFrozen why Redis has; "" for an account in use.
+	// Frozen is why the account is stopped in the ledger, RedisFrozen why in Redis; "" if it is not.
 	Frozen      string `json:"frozen"`
 	RedisFrozen string `json:"redis_frozen"`
 	// Ledger is the balance in the ledger after operation Seq.
 	Ledger int64 `json:"ledger"`
 	Seq    int64 `json:"seq"`
-	// Redis is the balance in Redis after operation RedisSeq; nil if the account is not there.
+	// Redis is the balance in Redis after operation RedisSeq; nil if the account is not in Redis.
 	Redis    *int64 `json:"redis"`
 	RedisSeq *int64 `json:"redis_seq"`
 	// Waiting is how many of its operations are in the stream.
 	Waiting int64 `json:"waiting"`
-	// Difference explains why the balances do not agree; "" if they do, or will once what waits is in the ledger.
+	// Difference explains why the balances do not agree; "" if they agree, or will agree once the waiting operations
+	// are in the ledger.
 	Difference string `json:"difference"`
-	// Quarantined is how many stream entries were put aside, Quarantine the first of them.
+	// Quarantined is the number of stream entries in quarantine, Quarantine has the first of them.
 	Quarantined int64              `json:"quarantined"`
 	Quarantine  []QuarantinedEntry `json:"quarantine"`
 
-	// damaged: the ledger contradicts itself.
+	// damaged is set if the ledger contradicts itself.
 	damaged bool
 }
 
@@ -76,7 +77,7 @@ func Inspect(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, user 
 			return nil, fmt.Errorf("read the account from Redis: %w", err)
 		}
 	}
-	b.Frozen = "" // else that would be the difference
+	b.Frozen = "" // otherwise the frozen state would be reported as the difference
 	d, _, err := r.look(ctx, &b, cached[0])
 	if err != nil {
 		return nil, err
@@ -87,42 +88,42 @@ func Inspect(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, user 
 	return a, nil
 }
 
-// Settlement says which balance stands when an account is released whose balances do not agree.
+// Settlement selects the balance to keep when an account is released whose balances do not agree.
 type Settlement string
 
 // The settlements.
 const (
-	// SettleNone releases an account only if nothing has to be settled.
+	// SettleNone releases an account only if there is nothing to settle.
 	SettleNone Settlement = ""
-	// SettleLedger: the ledger's balance stands; what is in quarantine is given up.
+	// SettleLedger keeps the ledger's balance and gives up the operations in quarantine.
 	SettleLedger Settlement = "ledger"
-	// SettleRedis: the balance in Redis stands; the difference becomes an operation of its own.
+	// SettleRedis keeps the balance in Redis; the difference becomes an operation of its own.
 	SettleRedis Settlement = "redis"
 )
 
 // Errors of Unfreeze.
 var (
-	// ErrNotFrozen means that there is nothing to release.
+	// ErrNotFrozen means that the account is not frozen.
 	ErrNotFrozen = errors.New("the account is not frozen")
-	// ErrUnsettled means that the balances do not agree, or that operations in quarantine would be given up, and nobody
-	// said which balance stands.
+	// ErrUnsettled means that the balances do not agree, or that operations in quarantine would be given up, and the
+	// caller did not choose a balance.
 	ErrUnsettled = errors.New("the balances do not agree, or operations are in quarantine: choose which balance to " +
 		"keep")
-	// ErrNotInRedis means that the balance in Redis was to stand, and there is none.
+	// ErrNotInRedis means that the caller chose the balance in Redis, but Redis does not have the account.
 	ErrNotInRedis = errors.New("redis does not have the account: only the ledger's balance can be kept")
-	// ErrDamaged means that the ledger contradicts itself. Nothing but a human can fix that.
+	// ErrDamaged means that the ledger contradicts itself. Only an operator can fix that.
 	ErrDamaged = errors.New("the entries of the ledger do not add up to its balance: fix that first")
-	// ErrWaiting means that operations of the account, or of its bucket's sync, are under way.
+	// ErrWaiting means that operations of the account wait for the ledger, or that a sync is working on its bucket.
 	ErrWaiting = errors.New("operations of the account are on their way into the ledger: try again in a moment")
 )
 
-// Unfreeze releases a frozen account and returns it as it was before. Errors: ErrUnknownUser, ErrNotFrozen,
-// ErrUnsettled, ErrNotInRedis, ErrDamaged, ErrWaiting; those of Apply, after which the account is released by the
-// ledger's balance and the difference must be settled by an operation.
+// Unfreeze releases a frozen account and returns its state before the release. Errors: ErrUnknownUser, ErrNotFrozen,
+// ErrUnsettled, ErrNotInRedis, ErrDamaged, ErrWaiting, and those of Apply. After an error of Apply, the account is
+// released with the ledger's balance, and the difference must be settled by an operation.
 func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Account, error) {
 	var a *Account
 	err := pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
-		// No sync works on the bucket meanwhile.
+		// The lock keeps syncs from working on the bucket.
 		rows, err := lockBuckets(ctx, tx, []int16{Bucket(user)})
 		if err != nil {
 			return err
@@ -142,7 +143,8 @@ func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Acc
 	if err != nil {
 		return a, err
 	}
-	// Redis second: until then its account stays stopped, and the next request loads it from a ledger that is released.
+	// Redis comes second: until then the account stays frozen in Redis, and the next request loads it from the released
+	// account in the ledger.
 	if err := b.redis.Del(ctx, accountKey(user)).Err(); err != nil {
 		return a, fmt.Errorf("drop the account from Redis, so that it is loaded again: %w", err)
 	}
@@ -152,7 +154,7 @@ func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Acc
 	return a, b.settle(ctx, a)
 }
 
-// Releasable tells whether Unfreeze would release the account. Errors: ErrNotFrozen, ErrDamaged, ErrWaiting,
+// Releasable returns nil if Unfreeze would release the account. Errors: ErrNotFrozen, ErrDamaged, ErrWaiting,
 // ErrUnsettled, ErrNotInRedis.
 func (a *Account) Releasable(s Settlement) error {
 	switch {
@@ -163,7 +165,8 @@ func (a *Account) Releasable(s Settlement) error {
 	case a.Waiting > 0:
 		return ErrWaiting
 	case s == SettleNone && (a.Quarantined > 0 || a.Difference != "" || a.Redis != nil && *a.Redis != a.Ledger):
-		// Balances that agree prove nothing: after a rebuild Redis has nothing, or what the ledger told it.
+		// Equal balances prove nothing if operations are in quarantine: after a rebuild, Redis has no balance or one
+		// loaded from the ledger.
 		return ErrUnsettled
 	case s == SettleRedis && a.Redis == nil:
 		return ErrNotInRedis
@@ -171,7 +174,8 @@ func (a *Account) Releasable(s Settlement) error {
 	return nil
 }
 
-// settle makes an operation of the difference. Its id is made of what it settles, so that it cannot happen twice.
+// settle applies the difference as an operation. Its id depends only on the user and the ledger's sequence number, so
+// it cannot be applied twice.
 func (b *Bank) settle(ctx context.Context, a *Account) error {
 	sum := sha256.Sum256([]byte("settle " + a.UserID.String() + " " + strconv.FormatInt(a.Seq, 10)))
 	op := Op{

@@ -1,30 +1,30 @@
 #!lua name=posthaste_credits_v1
--- Credits, version 1. A published library never changes: another behaviour is another version with other names.
+-- Credits, version 1. A published library never changes: a change of behaviour is a new version with new names.
 --
 -- Keys of a bucket (all in one slot):
---   ep    hash    e epoch ('' = stopped), n operations ever, s highest n any caller has seen while it was stopped,
---                 t n at the begin of the epoch, l highest n of an older epoch that was counted as lost
+--   ep    hash    e epoch ('' = stopped), n number of the last operation, s highest n a caller sent before the stop,
+--                 t n at the start of the epoch, l highest n of an older epoch that was counted as lost
 --   s     stream  one entry per operation, refusals included, until it is in the ledger
---   a:U   hash    account: b balance, q last operation's number, e epoch, s synced q, f why it is frozen
+--   a:U   hash    account: b balance, q number of the last operation, e epoch, s last q in the ledger, f freeze reason
 --   i:H   string  outcome of an operation (H: hash of user and operation):
 --                 fp|code|amount|balance|seq|durability|stream id|epoch
 --   l:U   string  lock of a load, or 'absent'
 --
 -- Every function checks everything that can fail (types, arguments, numbers) before its first write, because Redis does
--- not undo what a failed script has written. Numbers are printed by %.0f: Lua would write 1e+15.
+-- not undo the writes of a failed script. Numbers are printed with %.0f: Lua would write 1e+15.
 
 local MAX = 999999999999999
 local SCAN = 1000
 
 local function text(n) return string.format('%.0f', n) end
 
--- stop ends the bucket's epoch: no process may change a balance until it was rebuilt from the ledger.
+-- stop ends the bucket's epoch: no process may change a balance until the bucket has been rebuilt from the ledger.
 local function stop(ep, floor, seen)
   redis.call('HSET', ep, 'e', '', 's', text(math.max(floor, tonumber(seen or '0'))))
 end
 
--- open tells whether the bucket is in the caller's epoch and complete, and returns n if it is. floor is an n that the
--- caller has seen: a smaller one now proves that Redis has lost operations.
+-- open returns n if the bucket is in the caller's epoch and complete, and nil otherwise. floor is an n that the caller
+-- has seen: a smaller n now proves that Redis has lost operations, and open stops the bucket.
 local function open(ep, epoch, floor)
   local h = redis.call('HMGET', ep, 'e', 'n', 's')
   local n, seen = tonumber(h[2] or '0'), tonumber(floor)
@@ -46,11 +46,12 @@ local function apply(keys, args, kind)
       string.match(prev, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)$')
     if not f then return {'CORRUPT'} end
     if f ~= fp then return {'MISMATCH'} end
-    -- What was given up when an older epoch ended did not happen, whatever is remembered of it. The ledger tells.
+    -- An operation that was given up when an older epoch ended did not happen, even if its outcome is still here. The
+    -- ledger decides.
     if e ~= epoch and ask ~= '2' then return {'ASK'} end
     if e == epoch then
-      -- WAIT and WAITAOF promise to wait for the last write of their connection, and a repeat has none yet. (Redis 7.0
-      -- happens to wait for everything before its last command; nothing promises that.)
+      -- WAIT and WAITAOF guarantee to wait for the last write of their connection. A repeated call has no write yet, so
+      -- it makes one. (Redis 7.0 happens to wait for everything before its last command, without guaranteeing it.)
       if dur ~= 'memory' then redis.call('PEXPIRE', idem, ttl) end
       return {'REPLAY', code, a, b, q, d, id, text(n)}
     end
@@ -77,13 +78,13 @@ local function apply(keys, args, kind)
   return {code, code, amt, b, q, dur, id, m}
 end
 
--- keys: account, outcome, stream, ep. args: amount, fp, user, op, epoch, floor, ttl ms, longest stream, durability, 1
--- = ask the ledger unless the outcome is known here, 2 = the ledger does not have the operation, 0 = neither;
--- reference.
+-- keys: account, outcome, stream, ep. args: amount, fp, user, op, epoch, floor, ttl ms, longest stream, durability; 1 =
+-- reply ASK unless the outcome is known here, 2 = the ledger does not have the operation, 0 = neither; reference.
 redis.register_function('cr_add_v1', function(k, a) return apply(k, a, 'add') end)
 redis.register_function('cr_deduct_v1', function(k, a) return apply(k, a, 'deduct') end)
 
--- cr_check closes the bucket if it has lost something, for callers that cannot. keys: ep. args: epoch, floor.
+-- cr_check closes the bucket if it has lost operations. It serves callers that use only read-only functions otherwise.
+-- keys: ep. args: epoch, floor.
 redis.register_function{function_name = 'cr_check_v1', flags = {'allow-oom'}, callback = function(k, a)
   if open(k[1], a[1], a[2]) then return {'OK'} end
   return {'EPOCH'}
@@ -99,8 +100,8 @@ redis.register_function{function_name = 'cr_get_v1', flags = {'no-writes'}, call
   return {'OK', h[1], h[2], h[3] or '0', h[4] or '', ep[2]}
 end}
 
--- cr_lock lets one process load an account. keys: account, ep, lock. args: epoch, floor, token, ms, 1 = do not believe
--- that there is no account.
+-- cr_lock lets one process load an account. keys: account, ep, lock. args: epoch, floor, token, ms, 1 = ignore a cached
+-- 'absent'.
 redis.register_function('cr_lock_v1', function(k, a)
   if not open(k[2], a[1], a[2]) then return {'EPOCH'} end
   if redis.call('HGET', k[1], 'e') == a[1] then return {'LOADED'} end
@@ -121,9 +122,10 @@ redis.register_function{function_name = 'cr_unlock_v1', flags = {'allow-oom'}, c
   return {'OK'}
 end}
 
--- cr_load installs an account as the ledger has it, if it is absent and the ledger has everything of it. keys: account,
--- ep, stream, lock. args: balance, seq, why frozen or '', epoch, floor, the ledger's mark, user, token, 0 or, if the
--- ledger has no account and none is to be made, the ms for which everybody may believe that.
+-- cr_load installs an account from the ledger, if it is absent and the ledger has all its operations. keys: account,
+-- ep, stream, lock. args: balance, seq, why frozen or '', epoch, floor, the ledger's mark, user, token, ms. ms is for
+-- how long to cache that the user has no account, if the ledger has none and the caller does not create one; otherwise
+-- 0.
 redis.register_function('cr_load_v1', function(k, a)
   local n, mark = open(k[2], a[4], a[5]), tonumber(a[6])
   if not n then return {'EPOCH'} end
@@ -133,8 +135,8 @@ redis.register_function('cr_load_v1', function(k, a)
     return {'EPOCH'}
   end
   if n > mark then
-    -- Each operation behind the mark must be seen, and be somebody else's. Fewer than n - mark: the ledger went on
-    -- after it was read.
+    -- Every operation after the mark must be in the stream, and must belong to another user. If there are fewer than n
+    -- - mark, entries have reached the ledger since it was read.
     if redis.call('XLEN', k[3]) > SCAN then return {'BEHIND'} end
     local found = 0
     for _, e in ipairs(redis.call('XRANGE', k[3], '-', '+')) do
@@ -172,8 +174,9 @@ redis.register_function{function_name = 'cr_freeze_v1', flags = {'allow-oom'}, c
   return {'OK'}
 end}
 
--- cr_ack drops what the ledger has. keys: stream, accounts. args: first id to keep, a seq per account. It runs when
--- memory is full too: it is what makes room. Another sync may have gone further since, and told so already.
+-- cr_ack drops the entries that are in the ledger. keys: stream, accounts. args: first id to keep, a seq per account.
+-- It also runs when memory is full, because it frees memory. A seq that is lower than the account's is ignored: another
+-- sync has already recorded a higher one.
 redis.register_function{function_name = 'cr_ack_v1', flags = {'allow-oom'}, callback = function(k, a)
   redis.call('XTRIM', k[1], 'MINID', a[1])
   for i = 2, #k do
@@ -204,7 +207,7 @@ redis.register_function{function_name = 'cr_stop_v1', flags = {'allow-oom'}, cal
   return {'OK'}
 end}
 
--- cr_open begins an epoch: from now on accounts are loaded from the ledger again. keys: ep, stream. args: epoch, n.
+-- cr_open starts an epoch: accounts of older epochs count as absent. keys: ep, stream. args: epoch, n.
 redis.register_function{function_name = 'cr_open_v1', flags = {'allow-oom'}, callback = function(k, a)
   local e = tonumber(redis.call('HGET', k[1], 'e') or '') or 0
   if e >= tonumber(a[1]) then return {'OLD'} end
@@ -214,8 +217,8 @@ redis.register_function{function_name = 'cr_open_v1', flags = {'allow-oom'}, cal
   return {'OK'}
 end}
 
--- cr_claim tells how many operations up to floor, of which the caller was told in an older epoch, were lost and are not
--- counted yet: whoever began the epoch did not know of them. keys: ep. args: epoch, floor.
+-- cr_claim returns how many operations were lost and not counted yet, up to floor, a number that the caller has seen in
+-- an older epoch. The process that raised the epoch did not know of them. keys: ep. args: epoch, floor.
 redis.register_function{function_name = 'cr_claim_v1', flags = {'allow-oom'}, callback = function(k, a)
   local h = redis.call('HMGET', k[1], 'e', 't', 'l')
   if h[1] ~= a[1] then return {'EPOCH'} end

@@ -1,5 +1,5 @@
--- Who compares a server with the ledger waits for this transaction (see epoch_settle.sql), which may have read a
--- stream already.
+-- A comparison of a server with the ledger waits for this transaction (see epoch_settle.sql), because the transaction
+-- may already have read a stream.
 WITH here AS MATERIALIZED (
     SELECT pg_catalog.pg_advisory_xact_lock_shared(pg_catalog.hashtextextended(
         'posthaste credits ' || 'credit_epoch'::pg_catalog.regclass::pg_catalog.oid::pg_catalog.text, 0)))

@@ -1,4 +1,4 @@
--- One statement, hence one moment: the counter-accounts against the accounts.
+-- The query is one statement, so that counter-accounts and accounts come from one snapshot.
 SELECT e.bucket, e.issued, coalesce(s.total, 0)::bigint
 FROM credit_epoch e
 LEFT JOIN (SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.uuid_send(user_id)), 0) AS bucket,
