@@ -86,7 +86,7 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 	return nil
 }
 
-// inOneShot bounds do like a command that only asks or sets: it is one step of a command that may wait for an answer.
+// inOneShot runs do with the time limit of a short command. It is one step of a command that may wait for the user.
 func inOneShot(ctx context.Context, do func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()

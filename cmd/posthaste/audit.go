@@ -13,7 +13,7 @@ import (
 	"posthaste/internal/ops"
 )
 
-// audited makes a change with its entries. Without a pool there is only the line of the log.
+// audited makes a change and writes its audit entries. Without a pool, it only logs them.
 func (e *env) audited(
 	ctx context.Context, pool *pgxpool.Pool, action string, args audit.Detail,
 	change func(ctx context.Context) (audit.Detail, error),
@@ -27,7 +27,7 @@ type auditCmd struct {
 	JSON  bool   `name:"json" help:"Print JSON."`
 }
 
-// Run lists who changed what.
+// Run lists the changes and their authors.
 func (c auditCmd) Run(ctx context.Context, e *env) error {
 	since, err := cli.ParseTime("since", c.Since, time.Time{})
 	if err != nil {

@@ -15,7 +15,7 @@ type benchCmd struct {
 	Orders  benchOrdersCmd  `cmd:"" help:"Measure POST /orders, with and without the guard, beside an empty handler and the bare transaction."`
 }
 
-// benchFlags are what every measurement takes.
+// benchFlags are the flags of every measurement.
 type benchFlags struct {
 	JSON     bool   `name:"json" help:"Print JSON instead of tables."`
 	Runs     int    `help:"Repetitions; in each, limits and results take turns." default:"3"`
@@ -35,7 +35,6 @@ type benchDrainCmd struct {
 	Load        string `help:"backlog (the events are there when the relay starts), stream (they are written while it runs) or both." enum:"backlog,stream,both" default:"both"`
 }
 
-// Run measures.
 func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
 	return bench.Drain{
 		Options: bench.Options(c.benchFlags), Events: c.Events, Size: c.Size, Transaction: c.Transaction, Mode: c.Mode,
@@ -49,7 +48,6 @@ type benchGrowthCmd struct {
 	Events int `help:"Events of one measurement of payloads and of streams." default:"20000"`
 }
 
-// Run measures.
 func (c benchGrowthCmd) Run(ctx context.Context, e *env) error {
 	return bench.Growth{Options: bench.Options(c.benchFlags), Max: c.Max, Events: c.Events}.Run(ctx, e.config, e.IO)
 }
@@ -60,7 +58,6 @@ type benchIdleCmd struct {
 	Mode     string        `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
 }
 
-// Run measures.
 func (c benchIdleCmd) Run(ctx context.Context, e *env) error {
 	return bench.Idle{Options: bench.Options(c.benchFlags), Duration: c.Duration, Mode: c.Mode}.Run(ctx, e.config, e.IO)
 }
@@ -73,7 +70,6 @@ type benchLatencyCmd struct {
 	Mode     string        `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
 }
 
-// Run measures.
 func (c benchLatencyCmd) Run(ctx context.Context, e *env) error {
 	return bench.Latency{
 		Options: bench.Options(c.benchFlags), Rates: c.Rate, Duration: c.Duration, Size: c.Size, Mode: c.Mode,
@@ -88,7 +84,6 @@ type benchOrdersCmd struct {
 	Repeat      int           `help:"Requests of a hundred that repeat an earlier key." default:"10"`
 }
 
-// Run measures.
 func (c benchOrdersCmd) Run(ctx context.Context, e *env) error {
 	return bench.Orders{
 		Options: bench.Options(c.benchFlags), Concurrency: c.Concurrency, Rate: c.Rate, Duration: c.Duration,

@@ -27,7 +27,7 @@ type creditsReconcileCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// Run compares the balances; differences are a failure.
+// Run compares the balances. It fails if there are differences.
 func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
 		client, _, err := e.config.CreditsClient(ctx)
@@ -35,7 +35,7 @@ func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		defer client.Close()
-		// Not bounded like the other commands: it looks at every account there is.
+		// The comparison reads every account, so the time limit of short commands does not apply.
 		r, err := credits.Reconcile(ctx, client, pool, reconcileProgress(e.Stderr))
 		if err != nil {
 			return err
@@ -78,7 +78,7 @@ func printReport(e *env, r *credits.Report) error {
 	return t.Flush()
 }
 
-// reconcileProgress tells how far a long reconciliation is.
+// reconcileProgress prints the progress of a long reconciliation.
 func reconcileProgress(w io.Writer) func(done, about int64) {
 	const every = 5 * time.Second
 	told := time.Now()
@@ -90,7 +90,7 @@ func reconcileProgress(w io.Writer) func(done, about int64) {
 	}
 }
 
-// withBank runs do with what changes balances.
+// withBank runs do with a Bank and its connections.
 func (e *env) withBank(ctx context.Context, user string, do func(ctx context.Context, b *credits.Bank,
 	c redis.UniversalClient, pool *pgxpool.Pool, id uuid.UUID) error,
 ) error {
@@ -140,7 +140,7 @@ type creditsUnfreezeCmd struct {
 	JSON   bool   `name:"json" help:"Print JSON: the account as it was, and whether it was released."`
 }
 
-// Run shows why an account is frozen, asks, and releases it.
+// Run shows why an account is frozen, asks the user to confirm, and releases the account.
 func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
 	return e.withBank(ctx, c.User, func(ctx context.Context, b *credits.Bank, client redis.UniversalClient,
@@ -157,7 +157,7 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 			if err = e.Confirm(asking, c.Yes, "Release it?"); err != nil {
 				return err
 			}
-			// The answer may have taken longer than ctx lasts.
+			// The user's answer may have taken longer than the time limit of ctx.
 			ctx, cancel := context.WithTimeout(asking, app.OneShotTimeout)
 			defer cancel()
 			args := audit.Detail{"user": user.String(), "settle": c.Settle}

@@ -25,7 +25,7 @@ type deadCmd struct {
 	Drop  deadDropCmd  `cmd:"" help:"Remove parked events for good."`
 }
 
-// withDead runs do with both, and with what the groups have given up already read.
+// withDead runs do with Postgres and Redis, after it has read the dead events of the groups.
 func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *ops.DeadIn) error) error {
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		client, err := e.config.RedisClient(ctx)
@@ -35,7 +35,7 @@ func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *ops.
 		defer client.Close()
 		d := &ops.DeadIn{Pool: pool, Client: client}
 		d.Groups, err = ops.GroupsDead(ctx, client, e.config.StreamPrefix)
-		// Without Redis the relay's own dead events can still be looked after.
+		// Without Redis, do still handles the relay's own dead events.
 		if derr := do(ctx, d); derr != nil {
 			return derr
 		}
@@ -118,17 +118,17 @@ func (c deadDropCmd) Run(ctx context.Context, e *env) error {
 	return e.onDead(ctx, audit.DeadDrop, c.ID, c.All, c.JSON, ops.DropDead())
 }
 
-// deadResult is what became of one dead event.
+// deadResult is the outcome for one dead event.
 type deadResult struct {
-	// ID is the event's, Source "relay" or the consumer group.
+	// ID is the event's id. Source is "relay" or the consumer group.
 	ID     string `json:"id"`
 	Source string `json:"source"`
-	// OK says that it was done; Error, why it was not.
+	// OK is set if the action succeeded. Otherwise Error has the reason.
 	OK    bool   `json:"ok"`
 	Error string `json:"error,omitempty"`
 }
 
-// bounded bounds what is done to one event.
+// bounded sets a time limit for the action on each event.
 func bounded(a ops.DeadAction) ops.DeadAction {
 	relay, group := a.Relay, a.Group
 	a.Relay = func(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
@@ -144,7 +144,7 @@ func bounded(a ops.DeadAction) ops.DeadAction {
 	return a
 }
 
-// onDead does a to the named dead events, or to all, wherever they are, and says what became of each.
+// onDead applies a to the named dead events, or to all, in the relay and in the groups. It prints the outcome for each.
 func (e *env) onDead(
 	ctx context.Context, action string, names []string, all, asJSON bool, a ops.DeadAction,
 ) error {
@@ -160,7 +160,7 @@ func (e *env) onDead(
 	}
 	asking := ctx
 	return e.withDead(ctx, func(_ context.Context, d *ops.DeadIn) error {
-		ctx := asking // not bounded as a whole, because there may be many; each of them is
+		ctx := asking // the limit is per event, because there may be many events
 		failed := false
 		results := []deadResult{}
 		var tally audit.Tally

@@ -25,8 +25,8 @@ type groupsCmd struct {
 	Drop groupsDropCmd `cmd:"" help:"Drop a consumer group that nobody reads any more, with everything that waits for it."`
 }
 
-// withGroups runs do with the groups of every stream that posthaste knows or that has its prefix. That posthaste cannot
-// reach Postgres is said, and no reason to do nothing: a Redis that fills up does not wait.
+// withGroups runs do with the groups of every stream that posthaste has recorded or that has its prefix. If Postgres is
+// unreachable, it prints that and continues with Redis alone: freeing memory in Redis must not wait for Postgres.
 func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *ops.GroupList) error) error {
 	var noted []outbox.Stream
 	err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
@@ -58,8 +58,8 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 	return cli.OneLine(errors.Join(do(ctx, g), err))
 }
 
-// auditedOrSaid makes a change in Redis that does not wait for a Postgres that cannot be reached: that it is in the log
-// only is said then. A Postgres that refuses the entry keeps it from being made.
+// auditedOrSaid makes a change in Redis and its audit entry. If Postgres is unreachable, it makes the change anyway,
+// logs it, and reports that the entry is missing. If Postgres refuses the entry, it does not make the change.
 func (e *env) auditedOrSaid(
 	ctx context.Context, action string, args audit.Detail, change func(ctx context.Context) (audit.Detail, error),
 ) error {
@@ -133,7 +133,7 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	return nil
 }
 
-// countOr writes a count, or what stands for an unknown one.
+// countOr returns a count as text, or unknown if the count is unknown.
 func countOr(n int64, unknown string) string {
 	if n < 0 {
 		return unknown
@@ -190,7 +190,7 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 		if len(streams) > 0 {
 			args["streams"] = streams
 		}
-		// The answer may have taken longer than ctx lasts.
+		// The user's answer may have taken longer than the time limit of ctx.
 		if err := e.auditedOrSaid(asking, audit.GroupsDrop, args, drop); err != nil {
 			return err
 		}
@@ -199,7 +199,7 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 				Stream  string   `json:"stream"`
 				Group   string   `json:"group"`
 				Pending int64    `json:"pending"`
-				Unread  int64    `json:"unread"` // -1 if Redis cannot tell
+				Unread  int64    `json:"unread"` // -1 if Redis does not know it
 				Dead    int      `json:"dead"`
 				Streams []string `json:"streams,omitempty"`
 			}{c.Stream, c.Group, group.Pending, group.Lag, len(dead), streams})
@@ -209,7 +209,7 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 	})
 }
 
-// streamsOf names the streams of a group of a type that has several.
+// streamsOf returns the streams of a group whose type has several.
 func streamsOf(g sink.Group) (names []string) {
 	for _, on := range g.Streams {
 		names = append(names, on.Stream)

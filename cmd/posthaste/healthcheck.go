@@ -21,8 +21,9 @@ type healthcheckCmd struct {
 	Key   string `help:"PEM file with its key." env:"POSTHASTE_HEALTHCHECK_KEY"`
 }
 
-// Run asks a process on this machine: by HTTPS, if the settings give its admin listener a certificate. That is not
-// verified, as in the probes of Kubernetes: nothing secret is sent, and it need not be one of 127.0.0.1.
+// Run queries a process on this machine. It uses HTTPS if the settings configure a certificate for its admin listener.
+// Like the probes of Kubernetes, it does not verify the certificate: it sends no secret, and the certificate need not
+// be valid for 127.0.0.1.
 func (c healthcheckCmd) Run(ctx context.Context, e *env) error {
 	addr, err := c.address(e.config)
 	if err != nil {
@@ -64,7 +65,7 @@ func (c healthcheckCmd) Run(ctx context.Context, e *env) error {
 	return nil
 }
 
-// address is where to ask.
+// address returns the address to query.
 func (c healthcheckCmd) address(config app.Config) (string, error) {
 	addr := c.Addr
 	if addr == "" {
@@ -78,12 +79,12 @@ func (c healthcheckCmd) address(config app.Config) (string, error) {
 		return "", cli.Usage(fmt.Sprintf("address %q: %v", addr, err))
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		host = "127.0.0.1" // it listens everywhere, here too
+		host = "127.0.0.1" // the process listens on all addresses
 	}
 	return net.JoinHostPort(host, port), nil
 }
 
-// files are those of the certificate to show.
+// files returns the client certificate to present.
 func (c healthcheckCmd) files(config app.Config) (*tlsfile.Files, error) {
 	if c.Cert == "" && c.Key == "" {
 		return config.AdminTLS, nil

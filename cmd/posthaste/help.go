@@ -7,8 +7,8 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// help prints the help of a command. Every command takes the settings; they are explained by those that run by them,
-// and only named by the others, behind their own flags.
+// help prints the help of a command. All commands accept the settings. Only relay and serve explain them; the help of
+// other commands lists their names after the command's own flags.
 func help(options kong.HelpOptions, ctx *kong.Context) error {
 	if cmd := ctx.Selected(); cmd != nil && (cmd.Name == "relay" || cmd.Name == "serve") {
 		return kong.DefaultHelpPrinter(options, ctx)
@@ -19,7 +19,7 @@ func help(options kong.HelpOptions, ctx *kong.Context) error {
 		if f.Name == "help" {
 			continue
 		}
-		f.Hidden = true // from the list of the flags; the process ends behind this page
+		f.Hidden = true // hides the flag from the list; the process ends after it has printed the help
 		last := &lines[len(lines)-1]
 		if len(*last)+len(" --"+f.Name) > width {
 			lines = append(lines, "")

@@ -19,8 +19,8 @@ type keygenCmd struct {
 	Expires string `help:"When the key ends: a date, or a time in RFC 3339. Default: never."`
 }
 
-// Run prints the line, which is no secret, where it can be appended to the file, and the key beside it. Nobody can
-// find out the key from the line.
+// Run prints two lines: on standard output the line for the file of API keys, and on standard error the key. The line
+// has only a hash of the key and is not secret.
 func (c keygenCmd) Run(_ context.Context, e *env) error {
 	key := "ph_" + rand.Text()
 	sum := sha256.Sum256([]byte(key))

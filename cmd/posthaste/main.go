@@ -18,13 +18,13 @@ import (
 	"posthaste/internal/ops"
 )
 
-// exit codes of the contract.
+// Exit codes. They are part of the contract.
 const (
 	exitFailure  = 1
 	exitBadUsage = 2
 )
 
-// commandLine is what the parser fills in.
+// commandLine is filled in by the parser.
 type commandLine struct {
 	app.Settings
 
@@ -56,7 +56,8 @@ type commandLine struct {
 	ProveConsumer proveConsumerCmd `cmd:"" hidden:"" help:"Consume for a campaign of posthaste prove."`
 }
 
-// quiet drops what the Redis client prints on its own: every error it meets is returned, and named in our words.
+// quiet discards the log of the Redis client. The client also returns each of these errors, and the commands report
+// them.
 type quiet struct{}
 
 // Printf implements the client's logger.
@@ -72,7 +73,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is the whole program but for the process around it.
+// run is the whole program, with arguments and streams as parameters.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	var line commandLine
 	exited := -1
@@ -136,7 +137,7 @@ func flagsOf(kctx *kong.Context) (names []string) {
 	return names
 }
 
-// faults takes a joined error apart.
+// faults returns the errors that a joined error consists of.
 func faults(err error) []error {
 	if j, ok := err.(interface{ Unwrap() []error }); ok {
 		return j.Unwrap()

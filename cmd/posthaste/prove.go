@@ -27,7 +27,7 @@ func (c proveCmd) Run(ctx context.Context, e *env) error {
 	return prove.Run(ctx, e.config, e.IO, prove.Options(c))
 }
 
-// proveConsumerCmd is what the children of a campaign run that consume.
+// proveConsumerCmd is the command of the consumer processes of a campaign.
 type proveConsumerCmd struct{}
 
 // Run consumes until a signal.

@@ -21,7 +21,7 @@ type replayCmd struct {
 	JSON    bool    `name:"json" help:"Print the result as JSON."`
 }
 
-// Run publishes history again.
+// Run republishes events from the history.
 func (c replayCmd) Run(ctx context.Context, e *env) error {
 	return replay.Run(ctx, e.config, e.IO, replay.Options(c))
 }

@@ -12,7 +12,7 @@ import (
 
 type serveCmd struct{}
 
-// Run serves until a signal. SIGHUP has the file of API keys read again.
+// Run serves until a signal. On SIGHUP it reads the file of API keys again.
 func (serveCmd) Run(ctx context.Context, e *env) error {
 	p, err := app.NewServe(ctx, e.config, e.config.Logger())
 	if err != nil {

@@ -42,14 +42,14 @@ func (c statusCmd) Run(ctx context.Context, e *env) error {
 	})
 }
 
-// view is the status, and what it means.
+// view is the status and its assessment.
 type view struct {
 	ops.Report
-	// trend is how the backlog changes; "" if it does not, or is not watched.
+	// trend describes how the backlog changes; "" if it does not change or is not watched.
 	trend string
 }
 
-// readStatus reads the status and judges it.
+// readStatus reads and assesses the status.
 func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) {
 	if err := sql.Register(ctx, pool, e.config.RelayName); err != nil {
 		return view{}, err
@@ -68,8 +68,8 @@ func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) 
 	return view{Report: snap.Report()}, nil
 }
 
-// redisReady says why Redis takes no events, as seen from here. Postgres does not know of it: until events are late,
-// everything there looks as usual.
+// redisReady returns why Redis takes no events from this machine. The check is necessary because Postgres has no record
+// of an unreachable Redis until events are late.
 func (e *env) redisReady(ctx context.Context) error {
 	client, err := e.config.RedisClient(ctx)
 	if err != nil {
@@ -147,7 +147,7 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 	return t.Flush()
 }
 
-// line is the status in one line, for logs.
+// line returns the status as one line, for logs.
 func (v view) line(now time.Time) string {
 	why := strings.Join(some(v.Verdict.Why, v.trend), ", ")
 	return fmt.Sprintf("%s %s: %s; mode=%s desired=%s epoch=%d backlog=%d oldest=%.1fs slot_behind=%d slot_holds=%d "+
@@ -156,7 +156,7 @@ func (v view) line(now time.Time) string {
 		max(v.Slot.ConfirmedLagBytes, 0), max(v.Slot.RetainedBytes, 0), v.Dead)
 }
 
-// trend watches a backlog, to say how fast a large one is swept and how long that will take.
+// trend estimates how fast a large backlog shrinks and how long that will take.
 type trend struct{ seen []reading }
 
 type reading struct {
@@ -164,10 +164,11 @@ type reading struct {
 	rows int64
 }
 
-// trendReadings is how many readings a trend is made of; one is smoother than the size of a batch.
+// trendReadings is the number of readings in a trend. A single reading varies with the size of a batch.
 const trendReadings = 10
 
-// note takes a reading and returns the trend in words: "" for a backlog that stays as it is, or is a moment's.
+// note adds a reading and returns the trend in words. It returns "" for a backlog that does not change or that lasts
+// only a moment.
 func (t *trend) note(at time.Time, rows int64) string {
 	t.seen = append(t.seen, reading{at, rows})
 	if len(t.seen) > trendReadings {
@@ -188,14 +189,14 @@ func (t *trend) note(at time.Time, rows int64) string {
 	return ""
 }
 
-// watchInterval is how often the watched status is read, and watchTimeout how long a reading may take.
+// watchInterval is how often a watched status is read; watchTimeout is the time limit of a reading.
 const (
 	watchInterval = time.Second
 	watchTimeout  = 3 * time.Second
 )
 
-// watch shows the status until ctx ends: on a terminal it is drawn over, elsewhere it is a line each time. A Postgres
-// that is gone is what one watches for, and no reason to end.
+// watch shows the status until ctx ends. On a terminal it redraws the status, elsewhere it prints a line for each
+// reading. If Postgres is down, it reports that and continues.
 func (c statusCmd) watch(ctx context.Context, e *env) error {
 	cfg, err := sql.PoolConfig(e.config.PostgresURL, e.config.Schema, "cli")
 	if err != nil {
@@ -226,7 +227,7 @@ func (c statusCmd) watch(ctx context.Context, e *env) error {
 		}
 		var second *outbox.SecondNameError
 		if errors.As(err, &second) {
-			return err // the question is wrong, and stays so
+			return err // a retry would fail in the same way
 		}
 		if err := c.show(e, v, cli.OneLine(err), terminal); err != nil {
 			return err
@@ -239,7 +240,7 @@ func (c statusCmd) watch(ctx context.Context, e *env) error {
 	}
 }
 
-// show prints one reading of a watch, or why there is none.
+// show prints one reading of a watch, or the error if there is no reading.
 func (c statusCmd) show(e *env, v view, err error, terminal bool) error {
 	now := time.Now()
 	if err != nil {

@@ -29,7 +29,8 @@ type streamsSpreadCmd struct {
 	JSON    bool `name:"json" help:"Print JSON."`
 }
 
-// Run changes how many streams a type has. Ctrl-C calls it off until the last moment: then nothing has changed.
+// Run changes how many streams a type has. Ctrl-C cancels the change until it is committed, and then nothing has
+// changed.
 func (c streamsSpreadCmd) Run(ctx context.Context, e *env) error {
 	unbounded := ctx
 	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
@@ -56,8 +57,8 @@ type streamsDropCmd struct {
 	JSON   bool   `name:"json" help:"Print JSON."`
 }
 
-// Run deletes a stream. That it is on purpose is noted first: a relay restores what is gone without a note. A stream
-// that is shared goes when the last of its databases says so.
+// Run deletes a stream. It records the deletion first, because a relay restores a stream that is missing without a
+// record. A shared stream is deleted when all of its databases have requested it.
 func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
@@ -75,7 +76,7 @@ func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 			humanize.Comma(n))); err != nil {
 			return err
 		}
-		// The answer may have taken longer than ctx lasts.
+		// The user's answer may have taken longer than the time limit of ctx.
 		ctx, cancel := context.WithTimeout(asking, app.OneShotTimeout)
 		defer cancel()
 		var waiting []string
@@ -116,7 +117,7 @@ type streamsLeaveCmd struct {
 	JSON   bool   `name:"json" help:"Print JSON."`
 }
 
-// Run takes a database out of the registers of this database's streams. Its entries stay.
+// Run removes a database from the registers of this database's streams. Its entries stay.
 func (c streamsLeaveCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {

@@ -46,7 +46,7 @@ func (c traceCmd) Run(ctx context.Context, e *env) error {
 		if errors.Is(err, ops.ErrUnknownID) {
 			return fmt.Errorf("%w (--user=USER)", err)
 		}
-		// Without Redis it is still told what Postgres knows.
+		// Without Redis, the trace still prints the steps that Postgres has recorded.
 		show := func() error { return printSteps(e.Stdout, steps) }
 		if c.JSON {
 			show = func() error { return e.JSON(steps) }

@@ -20,15 +20,15 @@ type uninstallCmd struct {
 	JSON   bool `name:"json" help:"Print JSON."`
 }
 
-// uninstalled is what uninstall removed; what was not there counts as removed.
+// uninstalled lists what uninstall removed. Objects that did not exist count as removed.
 type uninstalled struct {
-	Slot        bool `json:"slot"` // false: it is another database's, and stays
+	Slot        bool `json:"slot"` // false if it belongs to another database, and stays
 	Publication bool `json:"publication"`
 	Tables      bool `json:"tables"`
 }
 
-// Run removes what posthaste left in the database. It works on a schema of any version, and without one: a slot whose
-// tables are gone fills the disk as well.
+// Run removes posthaste's objects from the database. It works with a schema of any version, and without a schema: a
+// slot without tables also fills the disk.
 func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 	what := fmt.Sprintf("Drop slot %s and publication %s", e.config.Slot, app.Publication)
 	if c.Tables {
@@ -49,7 +49,7 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		return err
 	}
 	return e.config.WithDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		found, err := c.remains(ctx, pool) // again: the answer may have taken long
+		found, err := c.remains(ctx, pool) // read again, because the user's answer may have taken long
 		if err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 					"repeat this command")
 		}
 		noting := pool
-		if c.Tables || !found.schema { // the audit's table goes, too, or is not there
+		if c.Tables || !found.schema { // the table of the audit is dropped, or does not exist
 			noting = nil
 		}
 		args := audit.Detail{"slot": e.config.Slot, "publication": app.Publication, "tables": c.Tables}
@@ -87,17 +87,17 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 	})
 }
 
-// remains is what a database still has.
+// remains is what the database still has.
 type remains struct {
-	// schema: posthaste's tables are there.
+	// schema is set if posthaste's tables exist.
 	schema bool
-	// led: a relay leads.
+	// led is set if a relay leads.
 	led bool
-	// waiting events are not published, dead ones were given up.
+	// waiting is the number of unpublished events, dead the number of dead events.
 	waiting, dead int64
 }
 
-// lost names the events that are lost with the tables, "" for none.
+// lost describes the events that are lost with the tables; "" if no event is lost.
 func (r remains) lost() string {
 	if r.waiting == 0 && r.dead == 0 {
 		return ""
@@ -105,16 +105,16 @@ func (r remains) lost() string {
 	return fmt.Sprintf("%d events that are not published and %d dead ones", r.waiting, r.dead)
 }
 
-// remains reads what the database has. With --tables it refuses, unless forced, to drop what is in use or would be
-// lost.
+// remains reads what the database has. With --tables, it refuses to drop tables that are in use or have unpublished or
+// dead events, unless --force is set.
 func (c uninstallCmd) remains(ctx context.Context, pool *pgxpool.Pool) (r remains, err error) {
 	switch err := sql.CheckSchema(ctx, pool); {
 	case errors.Is(err, sql.ErrSchemaNewer) && c.Tables:
-		return r, err // it has tables that this version does not know
+		return r, err // the database has tables that this version does not know
 	case errors.Is(err, sql.ErrSchemaMissing), sql.SQLState(err) != "":
 		return r, nil
 	case err != nil && !errors.Is(err, sql.ErrSchemaNewer):
-		return r, err // of the connection
+		return r, err // an error of the connection
 	}
 	r.schema = true
 	pulse, err := sql.ReadPulse(ctx, pool)
