@@ -28,7 +28,7 @@ const (
 	childCount    = "POSTHASTE_CREDITS_COUNT"
 )
 
-// child is one API process: it deducts 1 many times at once and prints how often that worked.
+// child is one API process. It deducts 1 many times concurrently and prints how many deductions succeeded.
 func child(redisURL, pgURL, user string) int {
 	c, connections, err := patientClient(redisURL)
 	if err != nil {
@@ -49,7 +49,7 @@ func child(redisURL, pgURL, user string) int {
 	return 0
 }
 
-// hammer deducts 1 n times, 50 at once; the odd ones are sent twice with the same id.
+// hammer makes n deductions of 1, 50 concurrently. It sends every second one twice with the same id.
 func hammer(b *Bank, user uuid.UUID, n int) (ok int64, bad error) {
 	var done, next atomic.Int64
 	var mu sync.Mutex
@@ -118,7 +118,7 @@ func TestExactlyTheBalanceCanBeSpent(t *testing.T) {
 	wg.Wait()
 	wantEqual(t, "successes", total.Load(), int64(balance))
 	w2 := *w
-	w2.sync = w.newSync() // beside the running one
+	w2.sync = w.newSync() // concurrently with the running sync
 	w2.inStep(user, 0)
 	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE user_id = $1", user),
 		deducts+1)
@@ -148,7 +148,7 @@ func TestAmountsAreStrict(t *testing.T) {
 	wantEqual(t, "outcomes", w.redis.Client.Exists(t.Context(), keys[1]).Val(), 0)
 }
 
-// A key of the wrong type ends the call before it has written anything.
+// A key of the wrong type makes the call fail before it has written anything.
 func TestNoPartialWrites(t *testing.T) {
 	t.Parallel()
 	for _, broken := range []string{"account", "outcome", "stream", "epoch", "numbers"} {
@@ -176,7 +176,7 @@ func TestNoPartialWrites(t *testing.T) {
 	}
 }
 
-// snapshot is everything in Redis.
+// snapshot returns everything in Redis.
 func snapshot(tb testing.TB, w *world) string {
 	tb.Helper()
 	var b strings.Builder
@@ -188,8 +188,8 @@ func snapshot(tb testing.TB, w *world) string {
 	return b.String()
 }
 
-// The same id fails forever, although the balance would allow it now: from Redis, and when Redis has forgotten, from
-// the ledger.
+// A refused id stays refused, even if the balance would allow the operation later. Redis replays the refusal, and so
+// does the ledger after Redis has dropped it.
 func TestARefusalStaysARefusal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -216,7 +216,7 @@ func TestARefusalStaysARefusal(t *testing.T) {
 	w.inStep(user, 110)
 }
 
-// A key that Redis may have forgotten is looked up, whether it says its age or not.
+// If Redis may have dropped the outcome of a key, the ledger is read, whether or not the key contains its time.
 func TestAnOldKeyIsLookedUp(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -251,7 +251,7 @@ func TestLimits(t *testing.T) {
 	if _, err := w.bank.DurableBalance(t.Context(), nobody); !errors.Is(err, ErrUnknownUser) {
 		t.Errorf("durable balance of nobody: %v", err)
 	}
-	// An addition makes the account although everybody believes that there is none.
+	// An addition creates the account even while all processes cache that it does not exist.
 	w.must(newOp(nobody, Add, 7), OK)
 	w.inStep(nobody, 7)
 
@@ -269,7 +269,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Everybody waits for one read of the ledger, in each process.
+// All callers in a process share one read of the ledger.
 func TestAThousandMissesMakeOneRead(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -290,7 +290,7 @@ func TestAThousandMissesMakeOneRead(t *testing.T) {
 	for i := range 1000 {
 		wg.Go(func() {
 			op, err := newOp(user, Deduct, 1), errLoading
-			// each waits a moment only: a busy machine wants more
+			// each attempt waits only briefly, and a busy machine needs more
 			for try := 0; try < 50 && errors.Is(err, errLoading); try++ {
 				_, err = banks[i%2].Apply(context.Background(), op)
 			}
@@ -303,14 +303,14 @@ func TestAThousandMissesMakeOneRead(t *testing.T) {
 	wg.Wait()
 	wantEqual(t, "failed", failed.Load(), 0)
 	wantEqual(t, "reads of the ledger", counter(banks[0].metrics.loads)+counter(banks[1].metrics.loads), 1)
-	// The bucket's epoch, in each, and a few more if a load was waited for.
+	// Each process reads the bucket's epoch. If a load takes long, there are a few more reads.
 	if n := pool.Stat().AcquireCount(); n > 100 {
 		t.Errorf("%d queries for the state of one bucket", n)
 	}
 	w.inStep(user, 0)
 }
 
-// The account's key vanishes again and again while its operations are not in the ledger: nothing is spent twice.
+// The account's key disappears repeatedly while its operations are not yet in the ledger. No amount is spent twice.
 func TestTheAccountKeyIsDeleted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -364,7 +364,7 @@ func TestFunctionsComeBack(t *testing.T) {
 	w.settle()
 	w.redis.Client.FunctionFlush(t.Context())
 	w.inStep(user, 99)
-	// They are kept over a restart, with everything else.
+	// The functions survive a restart, like all other data.
 	if err := w.redis.Stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -378,7 +378,7 @@ func TestFunctionsComeBack(t *testing.T) {
 	w.inStep(user, 98)
 }
 
-// A reply that is lost is no second deduction.
+// A lost reply does not cause a second deduction.
 func TestALostReply(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -402,8 +402,8 @@ func TestALostReply(t *testing.T) {
 	w.inStep(user, 89)
 }
 
-// During a rolling deploy two versions of the library are on one server: each process calls its own functions,
-// whichever was loaded last, and they share accounts and outcomes.
+// During a rolling deployment, a server has two versions of the library. Each process calls the functions of its own
+// version, and both versions use the same accounts and outcomes.
 func TestTwoVersionsSideBySide(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -428,7 +428,8 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 	if r, err := w.redis.Client.Do(t.Context(), args...).StringSlice(); err != nil || r[0] != string(OK) {
 		t.Errorf("the next version: %v, %v", r, err)
 	}
-	// This version goes on, sees what the other did, and loads its own library again without touching the other's.
+	// This version continues, finds the outcome recorded by the other version, and reloads its own library without
+	// changing the other's.
 	if r := w.must(other, OK); !r.Replayed || r.Balance != 85 {
 		t.Errorf("got %+v, want a replay", r)
 	}

@@ -17,7 +17,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// inUse is a bank in use; its client awaits a reply for longer than the tests keep the server from answering.
+// inUse returns a bank with an open connection. Its client waits for a reply longer than the tests block the server.
 func (w *world) inUse(user uuid.UUID) *Bank {
 	w.tb.Helper()
 	b := w.newBank()
@@ -27,7 +27,7 @@ func (w *world) inUse(user uuid.UUID) *Bank {
 	return b
 }
 
-// under waits until so many pipelines are under way, and so many calls wait.
+// under waits until the given numbers of pipelines are running and of calls are queued.
 func (l *lane) under(tb testing.TB, pipelines, calls int) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
@@ -41,7 +41,7 @@ func (l *lane) under(tb testing.TB, pipelines, calls int) {
 	})
 }
 
-// Calls that are made at the same time share pipelines: many operations in few reads of the server.
+// Concurrent calls share pipelines: the server reads many operations at once.
 func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -68,7 +68,7 @@ func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 	var wg sync.WaitGroup
 	var ok atomic.Int64
 	for i := range callers {
-		if i <= lanes { // the first occupy the pipelines, one each
+		if i <= lanes { // the first calls occupy one pipeline each
 			l.under(t, i, 0)
 		}
 		wg.Go(func() {
@@ -92,7 +92,7 @@ func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 	w.inStep(user, 1000-callers)
 }
 
-// A connection that dies in the middle of a pipeline: each of its calls finds out by itself, under its own id.
+// A connection is lost during a pipeline. Each of its calls is resolved separately, by its own id.
 func TestAPipelineIsCutOff(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -117,7 +117,7 @@ func TestAPipelineIsCutOff(t *testing.T) {
 			} else if errs[i] != nil && !errors.Is(errs[i], ErrUnavailable) {
 				t.Errorf("%v", errs[i])
 			}
-			// Whatever was said: repeated, it is done, once.
+			// Whatever the first reply was, the repeated operation is carried out exactly once.
 			testenv.Eventually(t, 20*time.Second, func() error {
 				r, err := b.Apply(context.Background(), ops[i])
 				if err == nil && (r.Outcome != OK || errs[i] == nil && !r.Replayed) {
@@ -132,7 +132,8 @@ func TestAPipelineIsCutOff(t *testing.T) {
 	w.inStep(user, 10_000-spent)
 }
 
-// Who gives up while waiting has certainly done nothing; who gives up later cannot know.
+// A call that is given up while queued has certainly not been carried out. For a call given up later, the outcome is
+// unknown.
 func TestGivingUpInTheQueue(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -161,7 +162,7 @@ func TestGivingUpInTheQueue(t *testing.T) {
 		t.Errorf("a call that was never sent: %v", err)
 	}
 	l.mu.Lock()
-	l.running++ // as if another pipeline began now
+	l.running++ // simulates the start of another pipeline
 	l.mu.Unlock()
 	if batch := l.take(nil); len(batch) != 0 {
 		t.Error("the call would be sent all the same")
@@ -180,7 +181,7 @@ func TestGivingUpInTheQueue(t *testing.T) {
 		0)
 }
 
-// An operation's id is its user's: another user in the same bucket may have the same one.
+// An operation's id belongs to its user: another user in the same bucket may use the same id.
 func TestTwoUsersWithOneID(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -197,8 +198,8 @@ func TestTwoUsersWithOneID(t *testing.T) {
 	}
 }
 
-// With its memory full Redis refuses every operation before anything is written, and still lets go of what the ledger
-// has: that is how it gets out of it.
+// With its memory full, Redis refuses every operation before it writes anything. It still drops the entries that are in
+// the ledger, and thereby frees memory.
 func TestMemoryIsFull(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -220,7 +221,7 @@ func TestMemoryIsFull(t *testing.T) {
 	w.inStep(user, 79)
 }
 
-// A call that may have been carried out is not answered by what the next one was told.
+// If a call may have been carried out, a refusal of the next call is not its outcome.
 func TestARefusalAfterDoubtIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -229,7 +230,7 @@ func TestARefusalAfterDoubtIsNoAnswer(t *testing.T) {
 	b, proxy := w.proxied(user, func(o *redis.Options, proxy *testenv.Proxy) {
 		dial := o.Dialer
 		o.Dialer = func(_ context.Context, network, addr string) (net.Conn, error) {
-			// The first connection was given up: the repeat finds a server that knows nothing.
+			// The first connection is lost, and the repeated call finds an empty server.
 			if armed.CompareAndSwap(true, false) {
 				w.redis.Client.FlushAll(context.Background())
 				proxy.Remove("lost")
@@ -247,13 +248,13 @@ func TestARefusalAfterDoubtIsNoAnswer(t *testing.T) {
 	}
 }
 
-// A server that refuses new connections says so to nobody's command in particular: every call of the pipeline is told
-// that nothing was done.
+// If a server refuses a new connection, its error belongs to no single command. Every call of the pipeline returns that
+// nothing was done.
 func TestAServerRefusesConnections(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(100)
-	admin := w.redis.Client.Conn() // asked for nothing while it stays
+	admin := w.redis.Client.Conn() // stays idle
 	defer admin.Close()
 	set := func(rules ...any) {
 		if err := admin.Do(t.Context(), append([]any{"ACL", "SETUSER", "default"}, rules...)...).Err(); err != nil {
@@ -264,7 +265,7 @@ func TestAServerRefusesConnections(t *testing.T) {
 	b := w.newBank(func(o *Options) {
 		o.Redis, o.Connections = w.connected("redis://:first@" + w.redis.Addr() + "/0")
 	})
-	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil { // the look at the settings is fresh now
+	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 1)); err != nil { // renews the check of the settings
 		t.Fatal(err)
 	}
 	set("resetpass", ">second")

@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// fill makes n accounts.
+// fill creates n accounts.
 func (w *world) fill(n int) []uuid.UUID {
 	w.tb.Helper()
 	users := make([]uuid.UUID, n)
@@ -30,7 +30,7 @@ func (w *world) fill(n int) []uuid.UUID {
 	return users
 }
 
-// write puts n deductions into the streams, in pipelines, as many processes would.
+// write adds n deductions to the streams, in pipelines, as many processes would.
 func (w *world) write(users []uuid.UUID, n int) {
 	w.tb.Helper()
 	const each = 500
@@ -53,7 +53,7 @@ func (w *world) write(users []uuid.UUID, n int) {
 	}
 }
 
-// BenchmarkSync is the rate at which one sync takes operations of 2,000 users into the ledger, with their events.
+// BenchmarkSync measures the rate at which one sync writes operations of 2,000 users, with their events, to the ledger.
 func BenchmarkSync(b *testing.B) {
 	w := newWorld(b)
 	users := w.fill(2000)
@@ -71,7 +71,7 @@ func BenchmarkSync(b *testing.B) {
 	}
 }
 
-// BenchmarkFunction compares pipelined deductions with the smallest function there is, and one by one through the Bank.
+// BenchmarkFunction compares pipelined deductions with a minimal function, and with single deductions through the Bank.
 func BenchmarkFunction(b *testing.B) {
 	bare := "#!lua name=bare\nredis.register_function('bare', function(k, a) return {'OK'} end)"
 	b.Run("bare", func(b *testing.B) {
@@ -117,7 +117,7 @@ func BenchmarkFunction(b *testing.B) {
 	})
 }
 
-// used is the memory of the server's data, in bytes.
+// used returns the memory that the server's data needs, in bytes.
 func (w *world) used() int64 {
 	w.tb.Helper()
 	n, err := strconv.ParseInt(infoField(w.redis.Client.Info(w.tb.Context(), "memory").Val(), "used_memory"), 10, 64)

@@ -18,7 +18,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// cluster is three masters that share the slots, and a client of all of them with the settings of world.client.
+// cluster starts three masters that share the slots. newClient returns a client of the cluster with the settings of
+// world.client.
 func cluster(t *testing.T,
 	start func(testing.TB, ...string) *testenv.RedisServer) (nodes []*testenv.RedisServer,
 	newClient func() (redis.UniversalClient, *Connections),
@@ -61,7 +62,7 @@ func cluster(t *testing.T,
 	}
 }
 
-// nodeOf is the master that has a user's keys, before any slot moves.
+// nodeOf returns the index of the master that has a user's keys before any slot moves.
 func nodeOf(t *testing.T, nodes []*testenv.RedisServer, user uuid.UUID) int {
 	t.Helper()
 	slot, err := nodes[0].Client.ClusterKeySlot(t.Context(), accountKey(user)).Result()
@@ -75,8 +76,8 @@ func nodeOf(t *testing.T, nodes []*testenv.RedisServer, user uuid.UUID) int {
 	return i
 }
 
-// The whole of it on a cluster of three, of Redis and of Valkey: functions on every master, loads, the sync,
-// reconciliation, exactly the balance spent; then one master loses its data, and only its buckets are rebuilt.
+// All features on a cluster of three masters, of Redis and of Valkey: functions on every master, loads, the sync,
+// reconciliation, and exact balances. Then one master loses its data, and only its buckets are rebuilt.
 func TestOnACluster(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(testing.TB, ...string) *testenv.RedisServer{
@@ -93,7 +94,7 @@ func TestOnACluster(t *testing.T) {
 			c, _ := newClient()
 			w.sync = NewSync(SyncOptions{Redis: c, Pool: db.Pool, Logger: log})
 			users := make([]uuid.UUID, 12)
-			for i := range users { // four on each master: chance would leave one without any too often
+			for i := range users { // four on each master; random users would often leave a master without any
 				for users[i] = uuid.New(); nodeOf(t, nodes, users[i]) != i%len(nodes); {
 					users[i] = uuid.New()
 				}
@@ -113,10 +114,10 @@ func TestOnACluster(t *testing.T) {
 				for j := range 100 {
 					wg.Go(func() {
 						op := newOp(users[i], Deduct, 1)
-						for k := range 2 { // and once more, in another process
+						for k := range 2 { // the second time in another process
 							var r Result
 							var err error
-							// A busy machine lets some wait for longer than an operation is given.
+							// On a busy machine, some operations wait longer than their time limit.
 							for range 50 {
 								r, err = banks[(j+k)%3].Apply(context.Background(), op)
 								if !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrUnknown) {
@@ -166,7 +167,8 @@ func TestOnACluster(t *testing.T) {
 	}
 }
 
-// A slot moves to another master while operations go on: none is refused for it after that, none is done twice.
+// A slot moves to another master while operations continue. Afterwards no operation fails because of the move, and none
+// was carried out twice.
 func TestABucketMovesInTheCluster(t *testing.T) {
 	t.Parallel()
 	t.Run("memory", func(t *testing.T) { t.Parallel(); aBucketMoves(t, testenv.Redis, Durability{}) })
@@ -247,8 +249,8 @@ func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.Redis
 		}
 		do(from, args...)
 	}
-	// New operations wait until the slot has moved: Redis makes no key beside others then. A repeat is led to its
-	// record.
+	// New operations wait until the slot has moved, because Redis refuses to create keys in a moving slot if other keys
+	// of the command exist. A repeated operation is redirected to its record.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		r, err := w.bank.Apply(t.Context(), before)
 		if err == nil && !r.Replayed {
@@ -265,8 +267,8 @@ func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.Redis
 	w.inStep(user, 1_000_000-done.Load())
 }
 
-// A master that is down or hangs takes its own balances along, and no others: neither the operations, nor what the
-// ledger gets of them.
+// A master that is down or does not respond affects only the balances on it: operations on other masters continue, and
+// so does writing them to the ledger.
 func TestAMasterOfTheClusterIsDown(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]struct {
@@ -317,7 +319,7 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 			for i := range users {
 				in(i, 1)
 			}
-			down := c.Master(t, c.Slot(t, ownerKey)) // where it is written whose the balances are
+			down := c.Master(t, c.Slot(t, ownerKey)) // the node with the owner key
 			if err := edit.down(c.Nodes[down]); err != nil {
 				t.Fatal(err)
 			}
@@ -325,9 +327,9 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 				if i == down {
 					continue
 				}
-				for seq := range int64(3) { // each may wait for a look at the node that is down
+				for seq := range int64(3) { // each may wait for a check of the node that is down
 					testenv.Eventually(t, 20*time.Second, func() error {
-						w.bank.fit.Store(nil) // it would be asked again in a few seconds
+						w.bank.fit.Store(nil) // forces a new check, which otherwise happens every few seconds
 						_, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1))
 						return err
 					})
@@ -357,7 +359,7 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 	}
 }
 
-// What was lost of a bucket is counted although another one's node is down.
+// Losses of a bucket are counted while the node of another bucket is down.
 func TestLossesAreCountedBesideAMasterThatIsDown(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")

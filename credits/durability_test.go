@@ -12,7 +12,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// Every level says in its answer what it has waited for, and does not answer success before.
+// Each level reports success only after its wait, and the reply names the level.
 func TestDurabilityReplicas(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -28,19 +28,19 @@ func TestDurabilityReplicas(t *testing.T) {
 	b := w.newBank(func(o *Options) { o.Durability = Durability{Replicas: 1} })
 	user := w.funded(100)
 	var r Result
-	testenv.Eventually(t, 20*time.Second, func() error { // the first synchronization takes its time
+	testenv.Eventually(t, 20*time.Second, func() error { // the first synchronization is slow
 		var err error
 		r, err = b.Apply(t.Context(), newOp(user, Add, 1))
 		return err
 	})
 	wantEqual(t, "durability", r.Durability, durReplicated)
-	// The link hangs: the operation is done, and not on the replica.
+	// The link hangs: the operation is carried out, but is not on the replica.
 	proxy.Toxic(`{"name":"hang","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	op := newOp(user, Deduct, 10)
 	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("without the replica: %v, want ErrUnknown", err)
 	}
-	// A repeat waits too, from another process as well: it must not find an answer just because it has nothing to
+	// A repeated operation also waits, even in another process. It must not return just because it has nothing to
 	// write.
 	other := w.newBank(func(o *Options) { o.Durability = Durability{Replicas: 1} })
 	if _, err := other.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
@@ -59,7 +59,8 @@ func TestDurabilityReplicas(t *testing.T) {
 	}
 }
 
-// What was acknowledged as fsynced survives kill -9; without WAITAOF or without the file nothing is accepted at all.
+// An operation acknowledged as fsynced survives kill -9. Without WAITAOF or without the append-only file, every
+// operation is refused.
 func TestDurabilityAOF(t *testing.T) {
 	t.Parallel()
 	w := &world{tb: t, db: testenv.Postgres(t), redis: testenv.Valkey(t)}
@@ -75,7 +76,7 @@ func TestDurabilityAOF(t *testing.T) {
 		if err := w.redis.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		got := w.durable(newOp(user, Deduct, 1000), Insufficient) // the floor would refuse if anything were lost
+		got := w.durable(newOp(user, Deduct, 1000), Insufficient) // a loss would make the floor refuse this
 		wantEqual(t, "balance", got.Balance, r.Balance)
 	}
 	w.inStep(user, 95)
@@ -95,7 +96,7 @@ func TestDurabilityAOF(t *testing.T) {
 	}
 }
 
-// With durability none, what Redis forgets at a crash is given up, counted, and nothing else happens.
+// Without durability, operations that Redis loses in a crash are given up and counted. There are no other effects.
 func TestDurabilityNone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "appendonly no")

@@ -20,8 +20,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// pair is a primary with a replica behind a link that can be cut, and clients that follow where the primary is said to
-// be.
+// pair is a primary with a replica behind a link that can be cut. Its clients connect to the current primary.
 type pair struct {
 	*world
 	replica *testenv.RedisServer
@@ -36,7 +35,7 @@ func newPair(t *testing.T) *pair {
 	host, port, _ := strings.Cut(p.link.Addr(), ":")
 	p.replica = testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1",
 		"repl-timeout 60")
-	testenv.Eventually(t, time.Minute, func() error { // the primary lets five seconds pass before it sends anything
+	testenv.Eventually(t, time.Minute, func() error { // the primary waits five seconds before it sends anything
 		if infoField(p.replica.Client.Info(t.Context(), "replication").Val(), "master_link_status") != "up" {
 			return errors.New("no replica")
 		}
@@ -49,7 +48,7 @@ func newPair(t *testing.T) *pair {
 	return p
 }
 
-// following is a client with the settings of NewClient that dials wherever the primary is.
+// following returns a client with the settings of NewClient that dials the current primary.
 func (p *pair) following() (*redis.Client, *Connections) {
 	made, connections := p.connected(p.redis.URL())
 	own := again(made)
@@ -68,7 +67,7 @@ func (p *pair) process(d Durability) *Bank {
 	})
 }
 
-// caughtUp waits until the replica has everything.
+// caughtUp waits until the replica has all writes.
 func (p *pair) caughtUp() {
 	p.tb.Helper()
 	testenv.Eventually(p.tb, 20*time.Second, func() error {
@@ -81,7 +80,7 @@ func (p *pair) caughtUp() {
 	})
 }
 
-// failOver makes the replica the primary, and the primary vanish.
+// failOver promotes the replica and stops the primary.
 func (p *pair) failOver() {
 	p.tb.Helper()
 	if err := p.replica.Client.Do(p.tb.Context(), "REPLICAOF", "NO", "ONE").Err(); err != nil {
@@ -94,11 +93,12 @@ func (p *pair) failOver() {
 	}
 }
 
-// A replica takes over that lacks what was acknowledged: nobody goes on from it, whether the process has seen more or
-// only the ledger has, and what neither the replica nor the ledger has is counted.
+// A replica takes over that lacks acknowledged operations. No process continues from it, whether the process itself has
+// seen later operations or only the ledger has them. Operations that neither the replica nor the ledger has are
+// counted.
 func TestAStaleReplicaTakesOver(t *testing.T) {
 	t.Parallel()
-	for _, fresh := range []bool{false, true} { // a process that has seen the operations, or one that has just started
+	for _, fresh := range []bool{false, true} { // whether the process has just started or has seen the operations
 		t.Run(fmt.Sprintf("fresh=%v", fresh), func(t *testing.T) {
 			t.Parallel()
 			p := newPair(t)
@@ -116,7 +116,7 @@ func TestAStaleReplicaTakesOver(t *testing.T) {
 			if fresh {
 				p.bank = p.process(Durability{})
 			}
-			testenv.Eventually(t, 20*time.Second, func() error { // the first attempts meet the old connections
+			testenv.Eventually(t, 20*time.Second, func() error { // the first attempts use the old connections
 				_, err := p.bank.Apply(t.Context(), newOp(user, Deduct, 1))
 				if err == nil {
 					t.Fatal("an operation on the stale balance")
@@ -129,7 +129,7 @@ func TestAStaleReplicaTakesOver(t *testing.T) {
 			p.settle()
 			lost := int64(3)
 			if fresh {
-				lost = 0 // nobody who lives has seen them
+				lost = 0 // no running process has seen them
 			}
 			wantEqual(t, "lost operations", counter(p.sync.metrics.lost), lost)
 			wantEqual(t, "rebuilt buckets", counter(p.sync.metrics.bumps), 1)
@@ -141,7 +141,7 @@ func TestAStaleReplicaTakesOver(t *testing.T) {
 	}
 }
 
-// With replicas=1 whatever was answered is on the replica that takes over.
+// With replicas=1, every acknowledged operation is on the replica that takes over.
 func TestAReplicaThatWasWaitedForTakesOver(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
@@ -155,12 +155,13 @@ func TestAReplicaThatWasWaitedForTakesOver(t *testing.T) {
 	}
 	p.link.Down()
 	op := newOp(user, Deduct, 50)
-	p.refused(op, ErrUnknown) // done, and not on the replica
+	p.refused(op, ErrUnknown) // done, but not on the replica
 	p.failOver()
 	var r Result
 	testenv.Eventually(t, 20*time.Second, func() error {
 		var err error
-		// Without a second replica nothing more can be promised; the balance tells what is there.
+		// Without a second replica, later operations cannot reach the durability. The balance shows which operations
+		// survived.
 		r, err = p.process(Durability{}).Apply(t.Context(), newOp(user, Add, 1))
 		return err
 	})
@@ -169,16 +170,16 @@ func TestAReplicaThatWasWaitedForTakesOver(t *testing.T) {
 	p.inStep(user, 100-acked+1)
 }
 
-// A replica takes over that lacks what only the ledger and a process that is gone have seen. A process whose knowledge
-// of the ledger is old gives no number away that the ledger has: its first call already meets a closed bucket.
+// A replica takes over that lacks operations. Only the ledger and a process that has ended have seen them. A process
+// with old marks does not reuse an operation number of the ledger: its first call already finds the bucket closed.
 func TestOldKnowledgeOnAStaleReplica(t *testing.T) {
 	t.Parallel()
 	p, user, other := newSplit(t)
 	p.must(newOp(user, Deduct, 10), OK)
-	p.settle() // the ledger has 89, the replica and other do not know
+	p.settle() // the ledger has 89; the replica and other do not know that
 	p.failOver()
 	var wg sync.WaitGroup
-	for range 20 { // many connections at once
+	for range 20 { // many concurrent connections
 		wg.Go(func() { p.closedFor(other, user) })
 	}
 	wg.Wait()
@@ -190,7 +191,7 @@ func TestOldKnowledgeOnAStaleReplica(t *testing.T) {
 	wantEqual(t, "frozen", p.ledger(user).Frozen, "")
 }
 
-// The same while what was taken out of the old server's streams is on its way into the ledger: that is waited for.
+// The same while entries from the old server's streams are being written to the ledger. The process waits for that.
 func TestWhatIsOnItsWayIntoTheLedgerIsInIt(t *testing.T) {
 	t.Parallel()
 	p, user, other := newSplit(t)
@@ -205,7 +206,7 @@ func TestWhatIsOnItsWayIntoTheLedgerIsInIt(t *testing.T) {
 	}
 	go func() {
 		defer close(done)
-		_, _ = p.sync.round(context.Background()) // drops what it took from a server that is gone
+		_, _ = p.sync.round(context.Background()) // drops entries that came from the old server
 	}()
 	<-at
 	p.failOver()
@@ -222,12 +223,12 @@ func TestWhatIsOnItsWayIntoTheLedgerIsInIt(t *testing.T) {
 	wantEqual(t, "frozen", p.ledger(user).Frozen, "")
 }
 
-// A replica takes over from before a bucket was rebuilt: it is in the epoch that old knowledge agrees with, which is
-// over.
+// A replica takes over whose data are older than a rebuild of the bucket. It is in the old epoch, and so is a process
+// with old marks.
 func TestAnOlderEpochOnAStaleReplica(t *testing.T) {
 	t.Parallel()
 	p, user, other := newSplit(t)
-	p.redis.Client.HSet(t.Context(), epochKey(Bucket(user)), "n", "0") // which is a loss
+	p.redis.Client.HSet(t.Context(), epochKey(Bucket(user)), "n", "0") // counts as a loss
 	p.settle()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		_, err := p.bank.Apply(t.Context(), newOp(user, Deduct, 10))
@@ -242,8 +243,8 @@ func TestAnOlderEpochOnAStaleReplica(t *testing.T) {
 	wantEqual(t, "frozen", p.ledger(user).Frozen, "")
 }
 
-// newSplit returns a pair whose link is down. A user has 99: the replica knows, and so does a process that is never
-// told of marks by itself, so that what it knows stays old.
+// newSplit returns a pair whose link is down. A user has 99. The replica has that state, and so has the other process,
+// which does not refresh its marks.
 func newSplit(t *testing.T) (p *pair, user uuid.UUID, other *Bank) {
 	t.Helper()
 	p = newPair(t)
@@ -265,7 +266,7 @@ func (p *pair) durableIn(b *Bank, op Op) {
 	}
 }
 
-// refusedBy tries an operation in another process, in vain.
+// refusedBy checks that another process refuses an operation.
 func (p *pair) refusedBy(b *Bank, op Op) {
 	p.tb.Helper()
 	if r, err := b.Apply(p.tb.Context(), op); err == nil {
@@ -273,10 +274,10 @@ func (p *pair) refusedBy(b *Bank, op Op) {
 	}
 }
 
-// closedFor waits until a process finds the user's bucket closed, having done nothing before.
+// closedFor waits until a process finds the user's bucket closed. The process must not have done anything before.
 func (p *pair) closedFor(b *Bank, user uuid.UUID) {
 	p.tb.Helper()
-	testenv.Eventually(p.tb, 20*time.Second, func() error { // the first attempts meet the old connections
+	testenv.Eventually(p.tb, 20*time.Second, func() error { // the first attempts use the old connections
 		r, err := b.Apply(p.tb.Context(), newOp(user, Deduct, 1))
 		if err == nil {
 			p.tb.Errorf("an operation on the stale balance: %+v", r)
@@ -287,7 +288,7 @@ func (p *pair) closedFor(b *Bank, user uuid.UUID) {
 	})
 }
 
-// Sentinels have no balances: a process that starts when there are some finds their primary through them.
+// Sentinels have no balances. A process that starts finds the primary through them.
 func TestThroughSentinel(t *testing.T) {
 	t.Parallel()
 	s := testenv.Sentinel(t, 1)
@@ -321,7 +322,7 @@ func TestThroughSentinel(t *testing.T) {
 	})
 }
 
-// One bucket whose keys hold something else is nobody else's trouble when a server is met.
+// When a process connects to a server, a bucket whose keys have the wrong type does not affect other buckets.
 func TestABadBucketIsNobodyElsesTrouble(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -335,8 +336,8 @@ func TestABadBucketIsNobodyElsesTrouble(t *testing.T) {
 	p.durableIn(w.newBank(), newOp(user, Deduct, 1))
 }
 
-// The same without Postgres: nothing is done on a server that is new, and whether it lacks anything cannot be known;
-// one that was met before is used, over new connections, too.
+// The same without Postgres. No operation is sent to a new server, because the process cannot find out whether it lacks
+// any. A server that was compared before remains in use, also over new connections.
 func TestANewServerWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// newV7Op is a deduction whose id and key are UUIDv7, as clients are told to make them.
+// newV7Op returns a deduction whose id and key are UUIDv7, as the documentation recommends to clients.
 func newV7Op(user uuid.UUID) Op {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -27,8 +27,8 @@ func newV7Op(user uuid.UUID) Op {
 	return op
 }
 
-// bareRate is what the server does of the function itself: prepared arguments, in pipelines over as many connections as
-// carry it furthest.
+// bareRate measures the rate of the function itself: prepared arguments, in pipelines, over the best number of
+// connections.
 func (w *world) bareRate(c *redis.Client, ops []Op, conns, depth int) float64 {
 	w.tb.Helper()
 	prepared := make([][]any, len(ops))
@@ -70,7 +70,7 @@ func (w *world) bareRate(c *redis.Client, ops []Op, conns, depth int) float64 {
 	return float64(len(ops)) / time.Since(start).Seconds()
 }
 
-// bankRate is what callers of Apply get, as many at once as an API has requests in flight under load.
+// bankRate measures the rate of Apply, with as many concurrent callers as an API has requests under load.
 func (w *world) bankRate(ops []Op, callers int) float64 {
 	w.tb.Helper()
 	var next atomic.Int64
@@ -103,11 +103,11 @@ func median(list []float64) float64 {
 	return list[len(list)/2]
 }
 
-// attempts is how often a bound on time is tried: a neighbour on the machine can only make it look worse, and stays for
-// a minute sometimes.
+// attempts is how often a time limit is tested. Other work on the machine can only worsen a result, sometimes for a
+// minute.
 const attempts = 10
 
-// load is the machine's, for the report: other work on it makes every figure a floor.
+// load returns the load of the machine, for the report. Other work makes every rate lower than it could be.
 func load() string {
 	b, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -116,9 +116,9 @@ func load() string {
 	return string(b[:len(b)-1])
 }
 
-// Apply called concurrently, against the bare function over pipelined connections: the same server, accounts and number
-// of operations. A run alternates between them in slices, so that other work on the machine meets both; the bound is on
-// the median of five runs.
+// Concurrent calls of Apply, compared with the bare function over pipelined connections, on the same server with the
+// same number of accounts and operations. A run alternates between them in slices, so that other work on the machine
+// affects both. The limit applies to the median of five runs.
 func TestFullDeductRate(t *testing.T) {
 	const perSlice, slices = 2000, 5
 	w := newWorld(t)
@@ -156,8 +156,8 @@ func TestFullDeductRate(t *testing.T) {
 	}
 }
 
-// The sync beside writers that deduct 5,000 times a second: it keeps up if the ledger, with an event per operation, has
-// everything almost as soon as the last one is done.
+// The sync runs concurrently with 5,000 deductions per second. It keeps up if the ledger has all of them, with an event
+// each, almost as soon as the last one is done.
 func TestFullSyncKeepsUp(t *testing.T) {
 	const perSecond, seconds = 5000, 10
 	behind := time.Hour
@@ -170,7 +170,7 @@ func TestFullSyncKeepsUp(t *testing.T) {
 		start := time.Now()
 		worst := 0.0
 		for i := range perSecond * seconds / 500 {
-			<-time.After(time.Until(start.Add(time.Duration(i) * time.Second * 500 / perSecond))) // the writers' pace
+			<-time.After(time.Until(start.Add(time.Duration(i) * time.Second * 500 / perSecond))) // paces the writers
 			list := make([]Op, 500)
 			for j := range list {
 				list[j] = newV7Op(users[(i*500+j)%len(users)])
@@ -200,7 +200,7 @@ func TestFullSyncKeepsUp(t *testing.T) {
 	}
 }
 
-// What an account, an outcome that is remembered and an operation on its way to the ledger take in Redis.
+// The memory that an account, a recorded outcome and a stream entry need in Redis.
 func TestFullMemory(t *testing.T) {
 	const accounts = 20_000
 	w := newWorld(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// linearCall is an operation of a history, linearReply what it was answered.
+// linearCall is an operation of a history, linearReply its reply.
 type linearCall struct {
 	kind   Kind // "" reads the balance
 	amount int64
@@ -24,7 +24,7 @@ type linearReply struct {
 	balance int64
 }
 
-// account is the sequential account that a history must be explained by: its state is the balance.
+// account is the sequential model that must explain a history. Its state is the balance.
 var account = porcupine.Model{
 	Init: func() any { return int64(0) },
 	Step: func(state, input, output any) (bool, any) {
@@ -42,8 +42,8 @@ var account = porcupine.Model{
 	},
 }
 
-// What several processes see of one account, while its key vanishes and the functions are flushed, is what one account
-// would have shown that does one thing after the other.
+// Several processes use one account while its key is deleted and the functions are flushed. Their replies are those of
+// one account that executes one operation at a time.
 func TestLinearizable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -95,7 +95,7 @@ func TestLinearizable(t *testing.T) {
 	}
 }
 
-// perform sends in, as often as it takes to have an answer.
+// perform repeats the call until it has a reply.
 func perform(b *Bank, user uuid.UUID, in linearCall) (linearReply, error) {
 	ctx := context.Background()
 	op := newOp(user, in.kind, in.amount)

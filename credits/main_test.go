@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Main(m))
 }
 
-// world is a bank and a sync on servers of their own.
+// world is a bank and a sync on their own servers.
 type world struct {
 	tb    testing.TB
 	db    *testenv.Database
@@ -42,15 +42,15 @@ func newWorld(tb testing.TB, config ...string) *world {
 	return w
 }
 
-// client has the settings of NewClient but for the time it waits: a machine that stands still for a second is not what
-// is tested, but where a test says so (see proxied).
+// client has the settings of NewClient, except for longer timeouts: a machine that pauses for a second must not fail a
+// test. Tests of the timeouts use proxied.
 func (w *world) client(url string) *redis.Client {
 	w.tb.Helper()
 	c, _ := w.connected(url)
 	return c
 }
 
-// connected is client, with its connections.
+// connected returns a client and its connections.
 func (w *world) connected(url string) (*redis.Client, *Connections) {
 	w.tb.Helper()
 	c, connections, err := patientClient(url)
@@ -67,19 +67,19 @@ func patientClient(url string) (*redis.Client, *Connections, error) {
 		return nil, nil, err
 	}
 	o := again(c)
-	o.Dialer = nil // it has the other one's timeout
+	o.Dialer = nil // its timeout is that of c
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 30*time.Second, 30*time.Second, 30*time.Second
 	return redis.NewClient(o), connections, c.Close()
 }
 
-// again are c's options for another client.
+// again returns c's options for another client.
 func again(c redis.UniversalClient) *redis.Options {
 	o := *c.(*redis.Client).Options()
-	o.MaxRetries = -1 // which c has made a zero, and that would mean three
+	o.MaxRetries = -1 // c stores -1 as 0, and 0 would mean three retries
 	return &o
 }
 
-// newBank is another process on the same servers.
+// newBank returns a bank as in another process on the same servers.
 func (w *world) newBank(edit ...func(*Options)) *Bank {
 	w.tb.Helper()
 	o := Options{Pool: w.db.Pool, Logger: testenv.Logger(w.tb)}
@@ -92,8 +92,8 @@ func (w *world) newBank(edit ...func(*Options)) *Bank {
 	return New(o)
 }
 
-// proxied is a bank that reaches Redis through a proxy, with the timeouts of NewClient, and has deducted 1 from user,
-// so that it is connected. edit may change how it dials.
+// proxied returns a bank that reaches Redis through a proxy, with the timeouts of NewClient. The bank has deducted 1
+// from user, so that it is connected. edit may change how it dials.
 func (w *world) proxied(user uuid.UUID, edit ...func(*redis.Options, *testenv.Proxy)) (*Bank, *testenv.Proxy) {
 	w.tb.Helper()
 	proxy := testenv.NewProxy(w.tb, w.redis.Addr())
@@ -137,7 +137,7 @@ func (w *world) settle() {
 		if err != nil || n > 0 {
 			return errors.Join(err, errors.New("there may be more"))
 		}
-		// Another sync may hold the buckets, and so be the one that this must wait for.
+		// Another sync may hold the buckets, and then this sync must wait for it.
 		busy, err := w.sync.waiting(context.Background())
 		if err == nil && len(busy) > 0 {
 			err = errors.New("there is more")
@@ -155,7 +155,7 @@ func newOp(user uuid.UUID, kind Kind, amount int64) Op {
 	return op
 }
 
-// must applies an operation that has to be carried out with an outcome.
+// must applies an operation and requires the outcome.
 func (w *world) must(op Op, want Outcome) Result {
 	w.tb.Helper()
 	r, err := w.bank.Apply(w.tb.Context(), op)
@@ -165,8 +165,8 @@ func (w *world) must(op Op, want Outcome) Result {
 	return r
 }
 
-// durable is must for a bank that waits for disks or replicas. That ends after half a second, which a busy machine may
-// need: the operation is repeated then, as a client would.
+// durable is must for a bank that waits for disks or replicas. The wait times out after half a second, which can happen
+// on a busy machine. Then it repeats the operation, as a client would.
 func (w *world) durable(op Op, want Outcome) (r Result) {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 30*time.Second, func() (err error) {
@@ -179,7 +179,7 @@ func (w *world) durable(op Op, want Outcome) (r Result) {
 	return r
 }
 
-// refused applies an operation that has to end with an error.
+// refused applies an operation and requires the error.
 func (w *world) refused(op Op, want error) {
 	w.tb.Helper()
 	if r, err := w.bank.Apply(w.tb.Context(), op); !errors.Is(err, want) {
@@ -194,7 +194,7 @@ func (w *world) funded(amount int64) uuid.UUID {
 	return user
 }
 
-// account is the raw hash of the account.
+// account returns the account's hash in Redis.
 func (w *world) account(user uuid.UUID) map[string]string {
 	w.tb.Helper()
 	m, err := w.redis.Client.HGetAll(w.tb.Context(), accountKey(user)).Result()
@@ -216,7 +216,8 @@ func (w *world) ledger(user uuid.UUID) LedgerAccount {
 	return *a
 }
 
-// inStep is the oracle: Σ entries = ledger balance = Redis balance, numbers without gaps, an event per success.
+// inStep checks that the sum of the entries, the ledger's balance and the balance in Redis are equal, that numbers have
+// no gaps, and that every success has an event.
 func (w *world) inStep(user uuid.UUID, balance int64) {
 	w.tb.Helper()
 	w.settle()

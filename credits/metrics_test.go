@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Everything is there at zero before anything has happened, so that the first rise is seen as one.
+// All series exist with value zero at the start, so that their first increase is visible.
 func TestMetricsBeginAtZero(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
@@ -39,7 +39,7 @@ func TestMetricsBeginAtZero(t *testing.T) {
 	}
 }
 
-// The drift is what somebody changed behind the program's back.
+// The drift metric shows changes that were made by hand in the ledger.
 func TestDrift(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

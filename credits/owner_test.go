@@ -11,7 +11,7 @@ import (
 	"posthaste/sql"
 )
 
-// Two databases on one Redis: the second neither changes the first's balances nor takes its operations.
+// Two databases use one Redis: the second one neither changes the first one's balances nor reads its operations.
 func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -23,7 +23,7 @@ func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 		}
 	}
 	user := w.funded(100)
-	// What a copy of the database would be: it has used credits, and the same user.
+	// The second database resembles a copy: it has used credits and has the same user.
 	second.db.Exec(t, "INSERT INTO credit_epoch (bucket) VALUES ($1)", Bucket(user))
 	_, err := second.bank.Apply(t.Context(), newOp(user, Deduct, 1))
 	if !errors.Is(err, ErrUnavailable) || !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), ForeignRemedy) {
@@ -47,8 +47,8 @@ func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 	}
 }
 
-// Who serves may have no right to look who it is, or no Postgres: that does not close the credits of the right
-// database.
+// A process may have no right to read its database's source, or no Postgres. The credits of the right database stay
+// available.
 func TestTheOwnerThatCannotLook(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -60,7 +60,7 @@ func TestTheOwnerThatCannotLook(t *testing.T) {
 		t.Fatalf("owner %q, %v", owner, err)
 	}
 	w.db.Exec(t, "ALTER TABLE relay_state RENAME TO hidden")
-	// The sync writes what it takes for its own: it wants to know.
+	// The sync writes to the ledger, so it requires the source.
 	if _, err := w.newSync().round(t.Context()); !errors.Is(err, errOwnerUnknown) {
 		t.Errorf("the sync of nobody knows whom: %v", err)
 	}
@@ -69,7 +69,8 @@ func TestTheOwnerThatCannotLook(t *testing.T) {
 	}
 }
 
-// A copy on another server does not know who it is until its relay has told it, and takes nothing that has an owner.
+// A copy on another server has no source until its relay has set one. Until then it uses no balances that have an
+// owner.
 func TestTheBalancesOfTheOriginal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

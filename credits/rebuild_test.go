@@ -15,7 +15,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// Redis forgets everything: nobody changes a balance before the ledger has rebuilt it, and what was lost is counted.
+// Redis loses everything. No process changes a balance before it has been rebuilt from the ledger, and the lost
+// operations are counted.
 func TestFlushAll(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -35,7 +36,7 @@ func TestFlushAll(t *testing.T) {
 	w.inStep(user, 90)
 	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 3)
 	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
-	// What the ledger has is not done again, although Redis does not know it and the key is young.
+	// An operation in the ledger is not carried out again, although Redis does not have it and the key is young.
 	if r := w.must(synced, OK); !r.Replayed || r.Balance != 90 {
 		t.Errorf("got %+v, want a replay", r)
 	}
@@ -43,7 +44,7 @@ func TestFlushAll(t *testing.T) {
 	w.inStep(user, 0)
 }
 
-// Everything is lost before the ledger had any of it.
+// Redis loses everything before any of it was in the ledger.
 func TestFlushAllAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -57,7 +58,7 @@ func TestFlushAllAtOnce(t *testing.T) {
 	w.inStep(user, 50)
 }
 
-// The sync alone notices, too, whatever is missing: the epoch, the count, the stream's end, or the whole bucket.
+// The sync alone detects every kind of loss: of the epoch, the count, the end of the stream, or the whole bucket.
 func TestTheSyncNoticesALoss(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(context.Context, *redis.Client, int16){
@@ -78,7 +79,7 @@ func TestTheSyncNoticesALoss(t *testing.T) {
 			wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
 			balance := int64(90)
 			if name == "epoch" || name == "count" {
-				balance = 70 // the stream was there, and was taken in first
+				balance = 70 // the stream existed and was written to the ledger first
 			}
 			testenv.Eventually(t, 20*time.Second, func() error {
 				_, err := w.bank.Apply(t.Context(), newOp(user, Deduct, 1000))
@@ -89,8 +90,8 @@ func TestTheSyncNoticesALoss(t *testing.T) {
 	}
 }
 
-// The sync notices a loss, and rebuilds, before the processes that were told of more are asked again: they count the
-// rest, each operation once.
+// The sync detects a loss and rebuilds before processes that have seen later operations make a call. They count the
+// remaining losses, each operation once.
 func TestALossThatOnlyIdleProcessesKnow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -117,8 +118,8 @@ func TestALossThatOnlyIdleProcessesKnow(t *testing.T) {
 	w.inStep(user, 95)
 }
 
-// An old snapshot comes back under load. Every process that has seen more than it refuses at once; nothing is overspent
-// compared with what the ledger has, and the lost operations are counted exactly.
+// An old snapshot is restored under load. Every process that has seen later operations refuses at once. No balance is
+// overspent compared with the ledger, and the lost operations are counted exactly.
 func TestAnOldSnapshotIsRestored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "appendonly no", "dbfilename dump.rdb")
@@ -138,7 +139,7 @@ func TestAnOldSnapshotIsRestored(t *testing.T) {
 	}
 	w.settle() // the ledger has 750
 	for range 7 {
-		w.must(newOp(user, Deduct, 10), OK) // neither the ledger nor the snapshot has them
+		w.must(newOp(user, Deduct, 10), OK) // in neither the ledger nor the snapshot
 	}
 	if err := w.redis.Kill(); err != nil {
 		t.Fatal(err)
@@ -193,7 +194,7 @@ func TestAnOldSnapshotIsRestored(t *testing.T) {
 	wantEqual(t, "frozen", w.ledger(user).Frozen, "")
 }
 
-// A crash in the middle of a rebuild: the bucket stays closed until another one has finished it.
+// A rebuild fails halfway: the bucket stays closed until another rebuild has finished.
 func TestACrashOfTheRebuild(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -214,7 +215,7 @@ func TestACrashOfTheRebuild(t *testing.T) {
 	w.inStep(user, 100)
 }
 
-// Postgres was restored to a time before the last rebuild: Redis is in an epoch that the ledger does not know.
+// Postgres was restored to a time before the last rebuild: Redis is in an epoch that the ledger does not have.
 func TestTheLedgerForgotAnEpoch(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -232,8 +233,8 @@ func TestTheLedgerForgotAnEpoch(t *testing.T) {
 	w.inStep(user, 89)
 }
 
-// An operation that was lost and given up did not happen, although Redis still remembers its outcome: a repeat carries
-// it out. One that is in the ledger is replayed.
+// A lost operation that was given up did not happen, although Redis still has its outcome: a repeated call carries it
+// out. An operation that is in the ledger is replayed.
 func TestAnOutcomeOfAnOlderEpoch(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -260,20 +261,20 @@ func TestAnOutcomeOfAnOlderEpoch(t *testing.T) {
 	w.inStep(user, 70)
 }
 
-// The ledger is asked, and then the epoch ends: by the next one, what was asked for may be in the ledger.
+// The epoch ends after the ledger was read. By the next epoch, the operation may be in the ledger.
 func TestTheEpochEndsAfterTheLedgerWasAsked(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(100)
 	op := newOp(user, Deduct, 10)
-	op.MintedAt = time.Time{} // so that it is asked for
+	op.MintedAt = time.Time{} // makes the bank read the ledger
 	a := attempt{b: w.bank, op: &op, bucket: Bucket(user)}
 	v, err := w.bank.view(t.Context(), a.bucket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	a.askedIn = v.epoch
-	w.must(op, OK) // another attempt under the same key
+	w.must(op, OK) // another attempt with the same key
 	w.settle()
 	w.flush()
 	w.refused(newOp(user, Deduct, 1), ErrRecovering)

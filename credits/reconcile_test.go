@@ -68,14 +68,14 @@ func TestReconcile(t *testing.T) {
 	}
 	wantEqual(t, "differences", len(r.Differences), 7)
 	wantEqual(t, "the new account", got[fresh], "")
-	// The sum was moved by one: the counter-account shows it too.
+	// The sum was changed by one, so the counter-account differs too.
 	if len(r.Buckets) != 1 || r.Buckets[0].Bucket != Bucket(users[causeSum]) ||
 		r.Buckets[0].Accounts-r.Buckets[0].Issued != 1 {
 		t.Errorf("buckets %+v", r.Buckets)
 	}
 }
 
-// Keys that somebody has overwritten are a difference like any other, and hide nobody else's.
+// Keys that were overwritten by hand are reported as differences, and do not hide other differences.
 func TestReconcileKeysOfAnotherType(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -100,8 +100,8 @@ func TestReconcileKeysOfAnotherType(t *testing.T) {
 	}
 }
 
-// An account that is deleted from the ledger with all of its entries leaves nothing that could contradict itself, but
-// for the other side of the books.
+// If an account is deleted from the ledger with all its entries, nothing contradicts itself. Only the counter-account
+// shows it.
 func TestAVanishedAccountIsMissed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -121,7 +121,8 @@ func TestAVanishedAccountIsMissed(t *testing.T) {
 	}
 }
 
-// A frozen account is released only when somebody has said which balance stands, and then works again, in step.
+// A frozen account is released only after the operator has chosen a balance. Then the account works again, and its
+// balances agree.
 func TestUnfreeze(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -168,8 +169,8 @@ func TestUnfreeze(t *testing.T) {
 	}
 }
 
-// Redis lost the account, or has it from the ledger again: the operation in quarantine is in neither balance, and is
-// not given up without a word.
+// Redis lost the account, or loaded it from the ledger again. The quarantined operation is in neither balance, so it
+// must not be given up without the operator's decision.
 func TestUnfreezeAfterARebuild(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -188,14 +189,14 @@ func TestUnfreezeAfterARebuild(t *testing.T) {
 	}
 	unfreeze(SettleNone, ErrUnsettled)
 	unfreeze(SettleRedis, ErrNotInRedis)
-	w.refused(newOp(user, Deduct, 1), ErrFrozen) // which loads it
+	w.refused(newOp(user, Deduct, 1), ErrFrozen) // loads the account
 	wantEqual(t, "balance in redis", w.account(user)["b"], "100")
 	unfreeze(SettleNone, ErrUnsettled)
 	unfreeze(SettleLedger, nil)
 	w.inStep(user, 100)
 }
 
-// An account that changes all the time, and whose stream the sync empties meanwhile, is in order all the same.
+// An account that changes constantly while the sync empties its stream is reported as correct.
 func TestReconcileBesideABusyAccount(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -208,7 +209,7 @@ func TestReconcileBesideABusyAccount(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				_, _ = w.bank.Apply(context.Background(), newOp(user, Deduct, 1)) // refused when too many wait
+				_, _ = w.bank.Apply(context.Background(), newOp(user, Deduct, 1)) // refused if too many operations wait
 			}
 		})
 	}

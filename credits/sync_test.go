@@ -19,7 +19,8 @@ import (
 
 var errCrash = errors.New("crashed")
 
-// A crash between commit and acknowledgement, or before the commit, loses nothing and applies nothing twice.
+// If a sync crashes before the commit, or between commit and acknowledgement, nothing is lost and nothing is applied
+// twice.
 func TestACrashOfTheSync(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{"before_commit", "after_commit"} {
@@ -47,7 +48,7 @@ func TestACrashOfTheSync(t *testing.T) {
 	}
 }
 
-// Several processes sync at once, while others write.
+// Several processes sync concurrently, while others write.
 func TestManySyncs(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -78,7 +79,7 @@ func TestManySyncs(t *testing.T) {
 	}
 }
 
-// A sync that is slow to say what it did does not take back what another one has said since.
+// A slow acknowledgement does not undo the later one of another sync.
 func TestALateAcknowledgement(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -117,7 +118,7 @@ func (w *world) tamper(user uuid.UUID, edit func(entries []map[string]any) []map
 	}
 }
 
-// What contradicts the ledger freezes its user and nobody else in the bucket, and is kept.
+// An entry that contradicts the ledger freezes its own user but no other in the bucket, and is kept.
 func TestContradictionsFreezeOneUser(t *testing.T) {
 	t.Parallel()
 	type entries = []map[string]any
@@ -195,13 +196,13 @@ func TestContradictionsFreezeOneUser(t *testing.T) {
 	}
 }
 
-// An entry that belongs to nobody is put aside, and the bucket goes on.
+// An entry without a user is quarantined, and the bucket continues.
 func TestAnEntryOfNobody(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	user := w.funded(5)
 	key := streamKey(Bucket(user))
-	// Too long for a row of the quarantine, and too random to be compressed.
+	// The entry is too long for a row of the quarantine, and too random to be compressed.
 	long := make([]byte, 9000)
 	_, _ = rand.Read(long)
 	values := []map[string]any{
@@ -221,7 +222,7 @@ func TestAnEntryOfNobody(t *testing.T) {
 		4)
 }
 
-// Ids of a stream can be made by hand, and those that Redis makes never fall behind them.
+// Stream ids may be set by hand, and ids that Redis generates afterwards are always greater.
 func TestAnEntryWithAnIdOfItsOwn(t *testing.T) {
 	t.Parallel()
 	for _, id := range []string{"1-18446744073709551615", "9000000000000000000-0"} {
@@ -244,8 +245,8 @@ func TestAnEntryWithAnIdOfItsOwn(t *testing.T) {
 	}
 }
 
-// An account whose row was set back, or deleted, contradicts its own entries as soon as it is used. Nobody else waits
-// for it.
+// If an account's row was set back or deleted, the next operation contradicts the account's entries. Other accounts are
+// not affected.
 func TestARowOfTheLedgerIsSetBack(t *testing.T) {
 	t.Parallel()
 	for name, back := range map[string]string{
@@ -269,7 +270,7 @@ func TestARowOfTheLedgerIsSetBack(t *testing.T) {
 	}
 }
 
-// A bucket whose keys were overwritten by somebody cannot be used. The others can.
+// A bucket whose keys were overwritten cannot be used. The other buckets can.
 func TestABucketOfAnotherType(t *testing.T) {
 	t.Parallel()
 	for name, key := range map[string]func(int16) string{"epoch": epochKey, "stream": streamKey} {
@@ -295,7 +296,8 @@ func TestABucketOfAnotherType(t *testing.T) {
 	}
 }
 
-// While Postgres does not answer, operations go on and wait in Redis; how many, and how long, is known all the same.
+// While Postgres does not answer, operations continue and wait in Redis. The metrics still show how many wait, and for
+// how long.
 func TestTheLagRisesWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -310,7 +312,7 @@ func TestTheLagRisesWithoutPostgres(t *testing.T) {
 	if _, err := w.sync.round(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	pool.Close() // of the sync alone
+	pool.Close() // closes only the pool of the sync
 	w.must(newOp(user, Deduct, 10), OK)
 	testenv.Eventually(t, 20*time.Second, func() error {
 		w.sync.looked = time.Time{}
@@ -324,7 +326,7 @@ func TestTheLagRisesWithoutPostgres(t *testing.T) {
 	})
 }
 
-// The functions alone refuse to load an account over what the ledger does not have yet.
+// The functions alone prevent loading an account while the stream has entries of it that the ledger lacks.
 func TestLoadNeverOverwritesTheStream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

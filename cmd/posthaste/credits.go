@@ -140,7 +140,7 @@ type creditsUnfreezeCmd struct {
 	JSON   bool   `name:"json" help:"Print JSON: the account as it was, and whether it was released."`
 }
 
-// Run shows why an account is frozen, asks the user to confirm, and releases the account.
+// Run shows why an account is frozen, requests confirmation, and releases the account.
 func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 	asking := ctx
 	return e.withBank(ctx, c.User, func(ctx context.Context, b *credits.Bank, client redis.UniversalClient,
