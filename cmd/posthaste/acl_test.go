@@ -17,7 +17,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// aclRules are the rules of the users in docs/operations.md, without the shell's quotes.
+// aclRules returns the rules of the users in docs/operations.md, without the shell's quotes.
 func aclRules(t *testing.T) map[string][]any {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(testenv.Root(t), "docs", "operations.md"))
@@ -36,7 +36,7 @@ func aclRules(t *testing.T) map[string][]any {
 	return users
 }
 
-// what each user of docs/operations.md could do harm with, had it more than its process needs.
+// aclRefused has harmful commands for each user of docs/operations.md that the user must not be able to run.
 var aclRefused = map[string][]string{
 	"posthaste_api": {
 		"xadd outbox.order * id 1", "del outbox.order", "hset {outbox.order}:gate n 1", "function load x",
@@ -56,18 +56,19 @@ var aclRefused = map[string][]string{
 	},
 }
 
-// refusedLoad is what serve is told when it loads the functions of the credits, which it leaves to the relay then.
+// refusedLoad is the error that serve gets when it tries to load the functions of the credits. The relay loads them
+// instead.
 const refusedLoad = "NOPERM this user has no permissions to run the 'function|load' command"
 
-// aclNeeded is what the test below does not come to.
+// aclNeeded has commands that the test below does not run.
 var aclNeeded = map[string][]string{
 	"posthaste_relay":    {"xdel dead.outbox.order 1-0", "config get proto-max-bulk-len"},
 	"posthaste_operator": {"xdel dead.outbox.order 1-0", "xadd outbox.order * id 1"},
 }
 
-// With the rights that docs/operations.md gives to the users of Redis, every process works and says that nothing is
-// wrong: orders, their replays, events in a group, credits and their events, history published again, groups, trimming.
-// No user has what only others need.
+// With the Redis rights in docs/operations.md, every process works and reports no fault: orders, their replays, events
+// in a group, credits and their events, history published again, groups, trimming. No user has a right that only other
+// users need.
 func TestRedisUsersWithTheRightsOfThePage(t *testing.T) {
 	t.Parallel()
 	t.Run("one server", func(t *testing.T) {
@@ -82,7 +83,7 @@ func TestRedisUsersWithTheRightsOfThePage(t *testing.T) {
 	})
 }
 
-// usersWithTheRightsOfThePage is the test on nodes, which are all servers of the world's Redis.
+// usersWithTheRightsOfThePage runs the test. nodes are all servers of the world's Redis.
 func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	t := w.t
 	t.Helper()
@@ -112,7 +113,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 				t.Errorf("%s may %s", user, command)
 			}
 		}
-		// What is asked only after trouble: the connection of a read that was given up is ended.
+		// After a read that was given up, the process ends the read's connection with these commands.
 		for _, command := range append(aclNeeded[user], "client info", "client kill id 1 addr 127.0.0.1:1") {
 			if !may(user, command) {
 				t.Errorf("%s may not %s", user, command)
@@ -136,7 +137,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	ordered := w.spawn("consume", "--group=o", "--ordered", "--stream=outbox.order")
 	relay.waitReady(t, http.StatusOK, "")
 	user := uuid.NewString()
-	// As on a new primary, before anybody has used the credits: serve cannot load them, the relay does.
+	// The functions are missing, as on a new primary. serve may not load them; the relay does.
 	for _, n := range nodes {
 		if err := n.FunctionFlush(ctx).Err(); err != nil {
 			t.Fatal(err)
@@ -145,7 +146,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	post := func(path, key, body string, want int) { t.Helper(); w.post(api, path, key, body, want) }
 	order := fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user)
 	key := uuid.NewString()
-	for range 2 { // the second is answered from Redis
+	for range 2 { // Redis answers the second one
 		post("/orders", key, order, http.StatusCreated)
 	}
 	post("/add/"+user, uuid.NewString(), `{"amount":10}`, http.StatusOK)
@@ -161,7 +162,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 		}
 		return nil
 	})
-	w.oracle.WaitEmpty(t, 20*time.Second) // what is not settled is not in the history
+	w.oracle.WaitEmpty(t, 20*time.Second) // the history has only settled events
 	as("posthaste_operator")
 	for _, command := range [][]string{
 		{"replay", "--all", "--to=outbox.side"},
@@ -176,7 +177,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 			t.Errorf("posthaste %s: exit %d: %s%s", strings.Join(command, " "), r.code, r.out, r.errOut)
 		}
 	}
-	// A group that has lost entries notices, and says so once.
+	// A group that has lost entries reports it once.
 	for range 3 {
 		post("/orders", uuid.NewString(), order, http.StatusCreated)
 	}
@@ -192,7 +193,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	late := w.spawn("consume", "--group=late", "--stream=outbox.order")
 	late.waitLogged("events lost")
 	as("posthaste_operator")
-	// What people see of Redis.
+	// These pages show data from Redis.
 	for _, c := range []*child{relay, api} {
 		for _, path := range []string{"/relay", "/relay/dead", "/console/api/state", "/console/api/dead"} {
 			var page any
@@ -226,7 +227,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 		for _, r := range refused {
 			switch r.Username + " " + r.Object {
 			case "posthaste_api function|load":
-			case "posthaste_operator config|get": // doctor cannot tell how often Redis syncs
+			case "posthaste_operator config|get": // doctor cannot read how often Redis syncs
 			default:
 				t.Errorf("%s is refused %s", r.Username, r.Object)
 			}

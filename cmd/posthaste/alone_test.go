@@ -8,8 +8,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// A relay migrates an empty database to an outbox alone, and relays. No process and no command misses the tables of the
-// shop; they come with a later migration.
+// A relay migrates an empty database to an outbox without the shop, and publishes. All processes and commands work
+// without the shop's tables, which a later migration adds.
 func TestAnOutboxAlone(t *testing.T) {
 	t.Parallel()
 	w := worldOf(t, testenv.Empty(t), testenv.Redis(t))
@@ -52,7 +52,7 @@ func TestAnOutboxAlone(t *testing.T) {
 	}
 }
 
-// A relay that is to migrate waits for Postgres.
+// A relay started with --migrate waits for Postgres.
 func TestARelayMigratesWhenPostgresIsThere(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
@@ -70,7 +70,7 @@ func TestARelayMigratesWhenPostgresIsThere(t *testing.T) {
 	w.waitMode("cdc", 30*time.Second)
 }
 
-// A session that is no relay and holds the leader's lock does not keep relays from leading for long.
+// If a session that is not a relay holds the leader's lock, relays are soon able to lead anyway.
 func TestAStrandedLeadersLock(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

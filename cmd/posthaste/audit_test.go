@@ -16,14 +16,14 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// silent are the commands that change nothing of what an operator looks after.
+// silent are the commands that change nothing that needs an audit entry.
 var silent = []string{
 	"migrate", "serve", "relay", "consume", "status", "dead list", "phantoms", "audit", "groups list", "trace",
 	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "version", "bench drain",
 	"bench latency", "bench orders", "bench idle", "bench growth", "demo", "prove", "prove-consumer", "gen-docs",
 }
 
-// Every command that changes something leaves one attempt in the table, with its outcome, and one line of log.
+// Every command that changes something writes one attempt with its outcome to the table, and one line to the log.
 func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -77,7 +77,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 		}
 	}
 	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 0)")
-	order := slices.Sorted(maps.Keys(changing)) // uninstall is the last
+	order := slices.Sorted(maps.Keys(changing)) // uninstall must be the last
 	for _, name := range order {
 		args := append(strings.Fields(name), changing[name]()...)
 		before := time.Now()
@@ -103,7 +103,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 	if n := testenv.Value[int](t, w.db, rows); n != 2*len(changing) {
 		t.Errorf("%d rows, want two for each of %d commands", n, len(changing))
 	}
-	// What changes nothing leaves nothing.
+	// Commands that change nothing write no entry.
 	w.once("mode")
 	w.once("replay", "--all", "--dry-run")
 	w.once("dead", "list")
@@ -133,7 +133,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 	}
 }
 
-// A group is dropped also while Postgres cannot be reached, and not silently.
+// A group can be dropped while Postgres is unreachable, and the command reports that.
 func TestAGroupIsDroppedWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -18,7 +18,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// neighbours puts an event and a key on the world's servers that are none of a benchmark's business.
+// neighbours adds an event and a key to the world's servers. A benchmark must not touch them.
 func (w *world) neighbours() {
 	w.t.Helper()
 	w.db.Exec(w.t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'order', `+
@@ -26,7 +26,7 @@ func (w *world) neighbours() {
 	w.redis.Client.Set(w.t.Context(), "neighbour", "not ours", 0)
 }
 
-// untouched fails unless the neighbours are there, and nothing that a benchmark has announced.
+// untouched fails unless the neighbours still exist and the objects that the benchmark announced are gone.
 func (w *world) untouched(errOut string) {
 	w.t.Helper()
 	m := regexp.MustCompile(`posthaste_bench_[0-9a-f]{8}_`).FindString(errOut)
@@ -37,7 +37,7 @@ func (w *world) untouched(errOut string) {
 		SELECT datname::text FROM pg_database UNION ALL SELECT slot_name::text FROM pg_replication_slots) AS all_of `+
 		`(name) WHERE starts_with(name, $1)`, m)
 	var keys []string
-	testenv.Eventually(w.t, 40*time.Second, func() error { // a relay's sign of life ends by itself
+	testenv.Eventually(w.t, 40*time.Second, func() error { // the heartbeat key of a relay expires
 		if keys = w.redis.Client.Keys(w.t.Context(), "*").Val(); slices.ContainsFunc(keys, func(key string) bool {
 			return strings.HasSuffix(key, ":alive")
 		}) {

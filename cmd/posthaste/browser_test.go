@@ -25,8 +25,8 @@ import (
 	"posthaste/outbox"
 )
 
-// The browser tests themselves are api/admin/console/browser/console.test.mjs. This test gives them a pipeline of real
-// processes and a way to break and fix it, and runs them. `make test-browser` is how to start it.
+// The browser tests are in api/admin/console/browser/console.test.mjs. This test starts real processes for them, and a
+// control server that breaks and repairs the pipeline, and runs them. Start it with `make test-browser`.
 func TestConsoleInABrowser(t *testing.T) {
 	w := newWorld(t)
 	b := &browserWorld{w: w, user: uuid.NewString()}
@@ -46,7 +46,7 @@ func TestConsoleInABrowser(t *testing.T) {
 		"CONTROL="+control.URL, "TOKEN=open-sesame", "READ_TOKEN=look")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	// That signal is sent when the thread that forked ends.
+	// The signal is sent when the thread that started the process ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {
@@ -54,7 +54,8 @@ func TestConsoleInABrowser(t *testing.T) {
 	}
 }
 
-// browserWorld is what the browser tests can do to the pipeline: a POST to the control server's path does it.
+// browserWorld has the changes that the browser tests can make to the pipeline by a POST to a path of the control
+// server.
 type browserWorld struct {
 	w                     *world
 	relay, guarded, serve *child
@@ -121,7 +122,7 @@ func (b *browserWorld) routes() http.Handler {
 func (b *browserWorld) orders(ctx context.Context) ([]string, error) {
 	var ids []string
 	for range 3 {
-		// The page must not show the amount: one that no id, address or time on it has by chance.
+		// The page must not show the amount. It is a number that no id, address or time on the page contains by chance.
 		body := fmt.Appendf(nil, `{"user_id":%q,"amount":314159265,"currency":"USD"}`, b.user)
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.serve.http+"/orders", bytes.NewReader(body))
 		if err != nil {

@@ -12,8 +12,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// TestChaos does to two relays, Redis and Postgres whatever the other tests do one at a time, in random order, under
-// load with several streams. POSTHASTE_TEST_SEED repeats a run's choices (not its timing).
+// TestChaos applies the faults of the other tests to two relays, Redis and Postgres in random order, under load with
+// several streams. POSTHASTE_TEST_SEED repeats a run's choices (not its timing).
 func TestChaos(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -56,7 +56,7 @@ type chaos struct {
 	relays [2]*child
 }
 
-// fault does one thing and says what.
+// fault applies one fault and returns its description.
 func (c *chaos) fault() string {
 	i := c.rand.IntN(len(c.relays))
 	switch c.rand.IntN(9) {
@@ -114,7 +114,7 @@ func (c *chaos) fault() string {
 	}
 }
 
-// mode asks for a mode in the database, whoever leads.
+// mode sets the desired mode in the database, whichever relay leads.
 func (c *chaos) mode(mode string) {
 	testenv.Eventually(c.t, 20*time.Second, func() error {
 		_, err := c.w.db.Pool.Exec(c.t.Context(), "UPDATE relay_state SET desired_mode = $1", mode)

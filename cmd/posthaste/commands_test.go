@@ -32,7 +32,7 @@ func TestCommands(t *testing.T) {
 	says(w.once("version"), 0, "posthaste ")
 	says(w.once("doctor"), 0, "ok    postgres", "ok    redis", "warn  max_slot_wal_keep_size", "->",
 		": the relay can run\n")
-	// A port of its own: one that anybody may take would be taken again, now and then, before it is asked in vain.
+	// The port is reserved: a free port might be taken by another process before the command tries it.
 	port, hold, err := local.ReservePort()
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func TestCommands(t *testing.T) {
 	w.once("status").oneLine(t, 1, "posthaste migrate")
 }
 
-// sameStatus compares what status --json prints with what GET /relay answers.
+// sameStatus compares the output of status --json with the response of GET /relay.
 func (w *world) sameStatus(r *child) {
 	w.t.Helper()
 	var printed, answered map[string]any
@@ -95,7 +95,7 @@ func (w *world) sameStatus(r *child) {
 	}
 }
 
-// Names of slots are the whole server's: uninstalling from one database leaves the slot of another alone.
+// Slot names are shared by all databases of a server. Uninstalling from one database keeps the slot of another.
 func TestUninstallLeavesTheSlotOfAnotherDatabase(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -61,8 +61,8 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 	}
 }
 
-// Two consume processes in one group, killed in turn under load: every event is printed at least once, and nothing is
-// pending at the end.
+// Two consume processes in one group are killed alternately under load. Every event is printed at least once, and
+// nothing is pending at the end.
 func TestConsumersKilledUnderLoad(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -103,7 +103,7 @@ func TestConsumersKilledUnderLoad(t *testing.T) {
 	})
 }
 
-// printedBy collects the ids of the events that a consume process has printed.
+// printedBy adds the ids of the events that a consume process has printed to a set.
 func printedBy(c *child, into map[string]bool) {
 	lines := bufio.NewScanner(strings.NewReader(c.output()))
 	lines.Buffer(nil, 1<<20)

@@ -20,7 +20,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// Balances through the whole program: three APIs, a relay that is killed on the way, events on the stream, and the
+// Credits in the whole program: three APIs, a relay that is killed in between, events in the stream, and the
 // reconciliation at the end.
 func TestCreditsEndToEnd(t *testing.T) {
 	t.Parallel()
@@ -43,7 +43,7 @@ func TestCreditsEndToEnd(t *testing.T) {
 		_, err = io.Copy(io.Discard, res.Body)
 		return res.StatusCode, err
 	}
-	// A client repeats what it is told to try again: a machine that stands still for a second does not answer in time.
+	// The client repeats requests as instructed, because a machine that pauses for a second does not answer in time.
 	post := func(api *child, path string, amount int) (int, error) {
 		id, err := uuid.NewV7()
 		if err != nil {
@@ -117,8 +117,8 @@ func TestCreditsEndToEnd(t *testing.T) {
 	testUnfreezeCommand(t, w, user)
 }
 
-// Redis forgets everything behind paid orders, in the ledger and settled: their events come back from the log, balances
-// from the ledger, and neither way takes what the other has done for something new.
+// Redis loses everything after orders were paid and settled. The events are restored from the log and the balances from
+// the ledger. Neither restoration takes the result of the other for new events or operations.
 func TestPaidOrdersAreRestored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -189,10 +189,10 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 		do(t, w.redis.Client, "flushall")
 		agree(10, 930)
 	}
-	order(first) // is known
+	order(first) // the order was placed before
 	agree(10, 930)
 	order(newKey())
-	testenv.Eventually(t, 60*time.Second, func() error { // the notes of payments were there all the time
+	testenv.Eventually(t, 60*time.Second, func() error { // Postgres has kept the records of the payments
 		var open int
 		err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM order_payments WHERE due IS NOT NULL").Scan(&open)
 		if err != nil || open > 0 {

@@ -16,8 +16,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// postgresProgram returns a command for a program of Postgres that connects to d. URLs of d have parameters that only
-// pgx accepts.
+// postgresProgram returns a command for a program of Postgres that connects to d. It removes the parameters of d's URL
+// that only pgx accepts.
 func postgresProgram(t *testing.T, d *testenv.Database, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	bin, err := local.PostgresBin(t.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
@@ -62,11 +62,11 @@ func restore(t *testing.T, d *testenv.Database, script []byte, options ...string
 	return errOut.String()
 }
 
-// A new server is migrated, the data of a dump are restored to it, and it adopts the streams. Nothing is published
-// twice, and nothing is lost: neither the settled events nor those that were pending when the dump was made.
+// A new server is migrated, the data of a dump are restored to it, and it adopts the streams. No event is published
+// twice, and none is lost: neither the settled events nor those that were pending when the dump was made.
 func TestDataOfADumpAreRestored(t *testing.T) {
 	t.Parallel()
-	// The rows that a migration writes are in the dump, too.
+	// The dump also has the rows that a migration writes.
 	excluded := []string{"--exclude-table-data=*.outbox_part", "--exclude-table-data=*.posthaste_migrations"}
 	for name, args := range map[string][]string{"without the rows of the migration": excluded, "all": nil} {
 		t.Run(name, func(t *testing.T) {

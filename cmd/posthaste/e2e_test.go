@@ -20,8 +20,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// The binary under test is this test binary: with POSTHASTE_TEST_MAIN set it is the program itself, so that crash tests
-// can run and kill it.
+// The test binary is also the program: with POSTHASTE_TEST_MAIN set, it runs main. Crash tests start and kill it that
+// way.
 func TestMain(m *testing.M) {
 	if os.Getenv("POSTHASTE_TEST_MAIN") != "" {
 		main()
@@ -30,18 +30,18 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Main(m))
 }
 
-// full reports whether the counts of the issue are wanted instead of small ones.
+// full reports whether the tests run with full counts instead of small ones.
 func full() bool { return os.Getenv("POSTHASTE_TEST_FULL") != "" }
 
-// world is a database and a Redis with what a test does to them.
+// world is a database and a Redis server, with helpers.
 type world struct {
 	t      *testing.T
 	db     *testenv.Database
 	redis  *testenv.RedisServer
 	oracle testenv.Oracle
-	pgURL  string // what the processes are told; may lead through a proxy
+	pgURL  string // the URL for the processes; it may lead through a proxy
 	rdURL  string
-	env    []string // added to the environment of what is spawned
+	env    []string // added to the environment of the processes
 }
 
 func newWorld(t *testing.T, redisConfig ...string) *world {
@@ -57,7 +57,7 @@ func worldOf(t *testing.T, db *testenv.Database, redis *testenv.RedisServer) *wo
 	}
 }
 
-// settings are the command line's defaults with the world's addresses.
+// args returns the flags with the world's addresses.
 func (w *world) args(extra ...string) []string {
 	return append([]string{
 		"--postgres-url=" + w.pgURL, "--redis-url=" + w.rdURL, "--relay-name=" + w.db.Relay, "--admin-addr=127.0.0.1:0",
@@ -74,11 +74,11 @@ type child struct {
 	http  string
 	mu    sync.Mutex
 	log   bytes.Buffer
-	ready chan struct{} // is closed when it has said where it listens
+	ready chan struct{} // closed when the process has logged its addresses
 	done  chan struct{}
 }
 
-// spawn runs a command of the program as a process of its own and waits until it has said where it listens.
+// spawn starts a command of the program as a process and waits until it has logged its addresses.
 func (w *world) spawn(command string, extra ...string) *child {
 	w.t.Helper()
 	exe, err := os.Executable()
@@ -88,7 +88,7 @@ func (w *world) spawn(command string, extra ...string) *child {
 	return w.spawnAs(exe, w.env, command, extra...)
 }
 
-// spawnAs is spawn for another build of the program, and its environment.
+// spawnAs is spawn for another build of the program and additional environment variables.
 func (w *world) spawnAs(exe string, env []string, command string, extra ...string) *child {
 	w.t.Helper()
 	c := w.fork(exe, env, command, extra...)
@@ -108,12 +108,12 @@ func (c *child) started() {
 	}
 }
 
-// fork is spawnAs for who does not wait.
+// fork is spawnAs without the wait.
 func (w *world) fork(exe string, env []string, command string, extra ...string) *child {
 	w.t.Helper()
 	c := &child{t: w.t, ready: make(chan struct{}), done: make(chan struct{})}
 	c.cmd = exec.Command(exe, append([]string{command}, w.args(extra...)...)...) //nolint:noctx // ended by the test
-	// Without the option a race build sleeps for a second at every exit.
+	// Without this option, a race build sleeps for a second at every exit.
 	c.cmd.Env = append(append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"), env...)
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	r, pw, err := os.Pipe()
@@ -123,7 +123,8 @@ func (w *world) fork(exe string, env []string, command string, extra ...string) 
 	c.cmd.Stderr, c.cmd.Stdout = pw, pw
 	started := make(chan error)
 	go func() {
-		// The parent-death signal is sent when the thread that forked dies, so it is kept as long as the child.
+		// The parent-death signal is sent when the thread that started the child ends. So this thread must live as long
+		// as the child.
 		runtime.LockOSThread()
 		started <- c.cmd.Start()
 		_ = c.cmd.Wait()
@@ -138,7 +139,7 @@ func (w *world) fork(exe string, env []string, command string, extra ...string) 
 	return c
 }
 
-// read keeps the child's log and finds its addresses in it.
+// read keeps the child's log and extracts its addresses.
 func (c *child) read(r *os.File) {
 	defer r.Close()
 	announced := false
@@ -167,8 +168,8 @@ func (c *child) output() string {
 // logged reports whether the log has a line with the text.
 func (c *child) logged(text string) bool { return strings.Contains(c.output(), text) }
 
-// waitLogged waits until the log has a line with the text. What a process says comes through a pipe, and may come after
-// what it has done is seen elsewhere.
+// waitLogged waits until the log has a line with the text. The log comes through a pipe, so the effect of an action may
+// be visible before its line.
 func (c *child) waitLogged(text string) {
 	c.t.Helper()
 	testenv.Eventually(c.t, 20*time.Second, func() error {
@@ -197,7 +198,7 @@ func (c *child) kill() {
 	}
 }
 
-// stop asks the child to stop and returns its exit code.
+// stop sends SIGTERM to the child and returns its exit code.
 func (c *child) stop() int {
 	c.t.Helper()
 	c.signal(syscall.SIGTERM)
@@ -209,7 +210,7 @@ func (c *child) stop() int {
 	return c.cmd.ProcessState.ExitCode()
 }
 
-// get asks the admin listener and decodes the answer.
+// get sends a request to the admin listener and decodes the response.
 func (c *child) get(path string, into any) (int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -228,7 +229,7 @@ func (c *child) get(path string, into any) (int, error) {
 	return resp.StatusCode, json.NewDecoder(resp.Body).Decode(into)
 }
 
-// setMode switches through the admin listener.
+// setMode sets the mode through the admin listener.
 func (c *child) setMode(mode string) {
 	c.t.Helper()
 	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPut, c.admin+"/relay/mode",

@@ -62,7 +62,7 @@ func TestLeaderKilledStandbyTakesOver(t *testing.T) {
 	w.oracle.Check(t, load, 20*time.Second)
 }
 
-// waitCommitted waits until the load has committed so many events.
+// waitCommitted waits until the load has committed want events.
 func (w *world) waitCommitted(load *testenv.Load, want int) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 30*time.Second, func() error {
@@ -73,7 +73,7 @@ func (w *world) waitCommitted(load *testenv.Load, want int) {
 	})
 }
 
-// ready asks /readyz for 200 and a role.
+// ready checks that /readyz answers 200 with the role.
 func ready(c *child, role string) error {
 	var h struct {
 		Role    string
@@ -136,7 +136,7 @@ func TestFrozenLeaderIsReplacedAndPublishesNothingWhenItWakes(t *testing.T) {
 	w.waitMode("cdc", 20*time.Second)
 	first.signal(syscall.SIGCONT)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(first, "standby") })
-	// What it saw when it led would stand beside what the new leader sees.
+	// Otherwise the former leader's readings would be reported in addition to those of the new leader.
 	testenv.Eventually(t, 20*time.Second, func() error { return first.shows(observed, false) })
 	load.Stop()
 	w.oracle.Check(t, load, 20*time.Second)
@@ -212,8 +212,8 @@ func TestPostgresStoppedImmediate(t *testing.T) {
 	w.oracle.Check(t, load, 30*time.Second)
 }
 
-// The disk of the WAL is full, under load: Postgres crashes, and crashes again when it is back. Readiness says so. When
-// there is room, everything goes on.
+// The disk of the WAL is full under load. Postgres crashes, and crashes again after a restart. Readiness reports it.
+// When there is room again, publishing continues.
 func TestTheDiskOfTheWALIsFull(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -231,7 +231,7 @@ func TestTheDiskOfTheWALIsFull(t *testing.T) {
 		}
 		crashes := 0
 		testenv.Eventually(t, time.Minute, func() error {
-			// Soon it needs another segment.
+			// A large message makes Postgres need another segment soon.
 			_, err := w.db.Pool.Exec(t.Context(), "SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000))")
 			status, rerr := r.get("/readyz", nil)
 			if err != nil {
@@ -265,7 +265,7 @@ func TestSlotDropped(t *testing.T) {
 	r := w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
-	// While it runs.
+	// While the relay runs.
 	w.dropSlot()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if !r.logged("the stream ended") {
@@ -274,14 +274,15 @@ func TestSlotDropped(t *testing.T) {
 		return nil
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		// Not what pg_replication_slots says: a slot that is still being made is active too, and goes with its maker.
+		// pg_replication_slots does not show this: a slot that is still being created is also active, and disappears
+		// with its session.
 		if strings.Count(r.output(), `"stream opened"`) < 2 {
 			return fmt.Errorf("the slot is not streamed again")
 		}
 		return nil
 	})
 	present(t, r, `outbox_slot_created_total{reason="new"} 1`, `outbox_slot_created_total{reason="missing"} 1`)
-	// While it is down.
+	// While the relay is down.
 	if code := r.stop(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
@@ -292,7 +293,7 @@ func TestSlotDropped(t *testing.T) {
 	w.oracle.Check(t, load, 20*time.Second)
 }
 
-// dropSlot drops the relay's slot under it.
+// dropSlot drops the slot that the relay uses.
 func (w *world) dropSlot() {
 	w.t.Helper()
 	slot := "posthaste_" + w.db.Relay
@@ -306,14 +307,14 @@ func (w *world) dropSlot() {
 	})
 }
 
-// What Redis forgets while nobody leads is told as well, and an ordinary restart is not taken for it.
+// If Redis loses data while no relay leads, the loss is reported. An ordinary restart is not reported as a loss.
 func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	restart := func(wanted float64) {
 		t.Helper()
 		r := w.spawn("relay")
-		// the mode in the database may be that of the one before, if it was stopped too slowly
+		// the mode in the database may still be the former leader's, if it stopped slowly
 		r.waitLogged(`"stream opened"`)
 		w.waitMode("cdc", 20*time.Second)
 		testenv.Eventually(t, 20*time.Second, func() error {
@@ -334,7 +335,7 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 			t.Errorf("exit code %d after SIGTERM", code)
 		}
 	}
-	// The first relay died before it made the gate.
+	// The first relay ended before it created the gate.
 	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 1)")
 	restart(0)
 	restart(0)
@@ -359,11 +360,11 @@ func TestFlushallInMidStream(t *testing.T) {
 	for _, mode := range []string{"cdc", "poll"} {
 		if mode == "poll" {
 			r.setMode("poll")
-			// Not what the database says: on its way back to the stream it sweeps, too. The adoption between the two
-			// makes the gate anew, and nobody would miss what is flushed in it.
+			// The mode in the database is not sufficient, because the relay also sweeps on its way back to the stream.
+			// The adoption before that creates the gate again, and would hide a loss during it.
 			r.waitLogged(`"from":"adopt","to":"poll"`)
 		}
-		w.waitCommitted(load, load.Committed()+300) // in mid-stream, not before it
+		w.waitCommitted(load, load.Committed()+300) // while it is streaming
 		before := gaps()
 		if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
 			t.Fatal(err)
@@ -384,8 +385,8 @@ func TestFlushallInMidStream(t *testing.T) {
 	w.oracle.Check(t, load, 20*time.Second)
 }
 
-// A slot is seen while it is still being made, which an open transaction makes long. It is a new one all the same, and
-// none that somebody has dropped.
+// A slot is visible while it is being created, and an open transaction makes that take long. Such a slot must be
+// treated as new, and not as dropped and created by an operator.
 func TestSlotThatIsLongInTheMakingIsNew(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)

@@ -24,8 +24,8 @@ func (w *world) adopt() {
 	}
 }
 
-// refused waits until the relay names the foreign stream, and checks that doctor, status and console say the same, and
-// that it has kept its events.
+// refused waits until the relay names the foreign stream. It checks that doctor, status and console report the same,
+// and that the relay has kept its events.
 func (w *world) refused(r *child, load *testenv.Load) {
 	w.t.Helper()
 	r.waitReady(w.t, http.StatusServiceUnavailable, "foreign_stream")
@@ -62,7 +62,7 @@ func (w *world) refused(r *child, load *testenv.Load) {
 	}
 }
 
-// calm checks that nothing is reported of what posthaste adopt has decided.
+// calm checks that nothing is reported about streams for which posthaste adopt was run.
 func (w *world) calm() {
 	w.t.Helper()
 	if n := w.unrepaired() + testenv.Value[int](w.t, w.db,
@@ -86,7 +86,7 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	first.waitCommitted(load1, load1.Committed()+300)
 	load1.Stop()
 	first.oracle.Check(t, load1, 20*time.Second)
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(r1, "leader") }) // the first relay was not harmed
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r1, "leader") }) // not affected
 	r1.stop()
 	second.oracle.Others = []*testenv.Load{load1}
 	second.adopt()
@@ -94,11 +94,11 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	second.oracle.Check(t, load2, 30*time.Second)
 	second.waitMode("cdc", 30*time.Second)
 	second.calm()
-	// The first is the foreigner now, and says so.
+	// The first database is the foreign one now, and reports that.
 	load3 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Total: 60, Tag: "third-"})
 	load3.Wait()
 	first.refused(first.spawn("relay"), load3)
-	// the second relay was not harmed
+	// the second relay was not affected
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r2, "leader") })
 }
 
@@ -129,8 +129,8 @@ func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
 	w.delivers()
 }
 
-// A dump of a database that is restored on another server has its rows, this one's identity among them; the server's
-// number tells them apart.
+// If a dump is restored on another server, the copy has all rows of the original, including its identity. The system
+// identifier of the server distinguishes the two.
 func TestCopyOnAnotherServer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -155,7 +155,7 @@ func TestCopyOnAnotherServer(t *testing.T) {
 	w.delivers()
 }
 
-// A copy on the same server is another database, also while its original is at work.
+// A copy on the same server is another database, even while its original is in use.
 func TestACopyOnTheSameServer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -176,7 +176,7 @@ func TestACopyOnTheSameServer(t *testing.T) {
 		dropDatabase(t, via, d.Name, d.Relay)
 	})
 	c := worldOf(t, &d, w.redis)
-	c.desire("poll") // the name of the slot is the original's
+	c.desire("poll") // the slot with this name belongs to the original
 	r = w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
 	epoch := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state")
@@ -209,7 +209,7 @@ func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
 		r.stop()
 		backup := w.db.Name + "_backup"
 		w.copyDatabase(via, w.db.Name, backup)
-		// The time that will be forgotten: epochs rise, part claims rise, events are delivered.
+		// This is the time that the restore loses: epochs and part claims rise, and events are delivered.
 		for range 3 {
 			r = w.relayIn(mode)
 			w.delivers()
@@ -220,7 +220,7 @@ func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
 		dropDatabase(t, via, w.db.Name, w.db.Relay)
 		w.copyDatabase(via, backup, w.db.Name)
 		via.Exec(t, "DROP DATABASE "+backup)
-		// A backup of the server's files, unlike such a copy, has the database with its number.
+		// Unlike such a copy, a backup of the server's files has the database with its original number.
 		w.db.Exec(t, `UPDATE relay_state SET database_oid =
 			(SELECT oid FROM pg_database WHERE datname = current_database())`)
 		before := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state")
@@ -239,7 +239,7 @@ func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
 	})
 }
 
-// copyDatabase makes a database as a copy of another, which nobody may be connected to.
+// copyDatabase creates a copy of a database. No session may be connected to the original.
 func (w *world) copyDatabase(via *testenv.Database, from, to string) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
@@ -258,7 +258,8 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 	w.db.Exec(t, "ALTER PUBLICATION posthaste DROP TABLE outbox")
 	at := time.Now()
 	testenv.Eventually(t, 40*time.Second, func() error {
-		// A session that is behind the change is told of it by the announcement of the table, or else the audit tells.
+		// The change of the table is announced to a session that has not yet decoded it. Otherwise, the audit detects
+		// the missed rows.
 		if !r.logged(`"reason":"missed"`) && !r.logged(`"reason":"publication"`) {
 			return fmt.Errorf("nobody noticed")
 		}
@@ -280,7 +281,8 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 }
 
-// What is committed while the publication leaves it out is published before what is streamed once it is whole again.
+// Rows committed while the publication excludes the table are published before those streamed after it includes the
+// table again.
 func TestAPublicationThatIsWholeAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -326,7 +328,7 @@ func TestAPublicationThatIsWholeAgain(t *testing.T) {
 	}
 }
 
-// What no publication streams as an event comes late, and that is said.
+// A row that no publication streams as an event is published late, and that is reported.
 func TestARowOfAChildTable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -350,7 +352,7 @@ func TestSomebodyElseAdvancesTheSlot(t *testing.T) {
 	}
 	for i := range rounds {
 		switches := strings.Count(r.output(), `"to":"cdc"`)
-		// The relay comes back within milliseconds: whoever is quicker has the slot.
+		// The relay reconnects within milliseconds, so either session may get the slot first.
 		testenv.Eventually(t, 20*time.Second, func() error {
 			_, err := w.db.Pool.Exec(t.Context(),
 				"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active",
@@ -372,7 +374,7 @@ func TestSomebodyElseAdvancesTheSlot(t *testing.T) {
 	w.oracle.Check(t, load, 30*time.Second)
 }
 
-// wide gives a database's pool more connections than commits are held back on.
+// wide gives a database's pool more connections than the number of commits that are blocked.
 func wide(t *testing.T, d *testenv.Database) *testenv.Database {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), d.URL+"&pool_max_conns=24")
@@ -389,7 +391,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 	for _, during := range []string{"streaming", "toggle", "hand-over"} {
 		w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
 		if during != "streaming" {
-			// The relay's own commits would be held back as well, and with them every change of mode until the end.
+			// Otherwise the relay's own commits would also be blocked, and so would every change of mode.
 			w.pgURL += "&synchronous_commit=local"
 		}
 		r := w.relayIn("cdc", "--drain-timeout=1s")
@@ -410,7 +412,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 		})
 		switch during {
 		case "toggle":
-			// What was streamed and could not be settled must not be swept again once it can be seen.
+			// Events that were streamed but could not be settled must not be swept again when they become visible.
 			w.entriesAtLeast(len(w.oracle.Others)*120 + 6)
 			r.setMode("poll")
 			w.waitMode("poll", 20*time.Second)
@@ -423,8 +425,8 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 			})
 		case "hand-over":
 			r = w.spawn("relay")
-			// First, because cdc may still be the mode of the one before: its drain timeout was short. The hand-over
-			// has seen that commits are held back.
+			// The log comes first, because the mode may still be the former leader's cdc: its drain timeout was short.
+			// At the hand-over, the relay has noticed that commits are blocked.
 			r.waitLogged("streaming without the short cut")
 			w.waitMode("cdc", 20*time.Second)
 		default:
@@ -449,8 +451,8 @@ func (w *world) entriesAtLeast(n int) {
 	})
 }
 
-// A walsender that sends nothing although the WAL grows: on Postgres 17 and later because a standby named in
-// synchronized_standby_slots is dead, before that (and for the same effect) because its process stands still.
+// A walsender sends nothing although the WAL grows. On Postgres 17 and later, a standby named in
+// synchronized_standby_slots is down. On earlier versions, the test stops the walsender process for the same effect.
 func TestStreamThatStandsStillIsNoticed(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
@@ -477,7 +479,8 @@ func TestStreamThatStandsStillIsNoticed(t *testing.T) {
 	w.oracle.Check(t, load, 20*time.Second)
 }
 
-// freezeStream makes the stream stand still and returns the reasons by which that may be noticed, and the way back.
+// freezeStream blocks the stream. It returns the reasons by which the relay may notice that, and a function that
+// unblocks it.
 func (w *world) freezeStream() (reasons []string, release func()) {
 	w.t.Helper()
 	if testenv.Value[int](w.t, w.db, "SELECT current_setting('server_version_num')::int") >= 170000 {

@@ -10,14 +10,14 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// These bound memory and time, so they run one after the other, on an otherwise idle machine, without the race
+// These tests limit memory and time. They run one after the other, on an otherwise idle machine, without the race
 // detector: make test-full.
 
-// residentBound is the promise: a relay's resident memory, whatever comes at once.
+// residentBound is the limit of a relay's resident memory, however many events arrive at once.
 const residentBound = 256 << 20
 
-// bulkIn sends n events of one transaction through a relay and measures its memory. A sweeping relay finds them as a
-// backlog, a streaming one is there before them.
+// bulkIn sends n events of one transaction through a relay and measures its memory. A sweeping relay starts after the
+// events are written, a streaming relay before.
 func bulkIn(t *testing.T, mode string, n, pad int) {
 	t.Helper()
 	w := newWorld(t)
@@ -67,7 +67,8 @@ func TestFullIdleOutboxBesideABusyTable(t *testing.T) {
 	}
 }
 
-// Redis is emptied under a relay that has settled a million events: they are in their stream again, in bounded memory.
+// Redis is emptied under a relay that has settled a million events. The relay restores them to their stream, with
+// limited memory.
 func TestFullAMillionEventsAreRestored(t *testing.T) {
 	const events = 1_000_000
 	w := newWorld(t)
@@ -94,7 +95,7 @@ func TestFullAMillionEventsAreRestored(t *testing.T) {
 		t.Errorf("resident memory reached %d bytes", peak)
 	}
 	w.oracle.Check(t, load, time.Minute)
-	// A relay that is killed now, and finds everything, reads it all, and publishes nothing.
+	// The relay is killed while nothing is missing. The next one reads everything and publishes nothing.
 	r.kill()
 	do(t, w.redis.Client, "del", w.gate("outbox.order"))
 	began = time.Now()

@@ -19,7 +19,8 @@ import (
 	"posthaste/sink"
 )
 
-// Aggregate ids, groups' names and handlers' errors are anybody's: they break no line and steer no terminal.
+// Aggregate ids, names of groups and errors of handlers may have any content. They must not break lines or send control
+// sequences to the terminal.
 func TestTablesTakeNoOrders(t *testing.T) {
 	t.Parallel()
 	const hostile = "a\x1b[2J\r\nb\tc\u202ed\x9b0m"
@@ -35,7 +36,7 @@ func TestTablesTakeNoOrders(t *testing.T) {
 	}
 }
 
-// groupLine is what groups list --json prints of a group.
+// groupLine is the output of groups list --json for a group.
 type groupLine struct {
 	Stream, Group          string
 	Pending, Lag, Lost     int64
@@ -81,7 +82,7 @@ func TestGroupsListAndDrop(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Entries of two hours ago, so that nobody has read them for that long.
+	// The entries are two hours old, so that they count as unread for that long.
 	for i := range 3 {
 		id := fmt.Sprintf("%d-0", time.Now().Add(-2*time.Hour).UnixMilli()+int64(i))
 		if err := client.XAdd(ctx, &redis.XAddArgs{
@@ -138,7 +139,7 @@ func TestGroupsListAndDrop(t *testing.T) {
 		fmt.Sprintf("0 pending, %d unread and 0 dead", n)) {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
-	// What mailer has read and not acknowledged stays.
+	// Entries that mailer has read but not acknowledged stay.
 	if have, err := client.XLen(ctx, "outbox.order").Result(); err != nil || have != n {
 		t.Errorf("%d entries (%v), want %d", have, err, n)
 	}
@@ -157,8 +158,9 @@ func TestGroupsListAndDrop(t *testing.T) {
 	}
 }
 
-// A group of a type that has several streams is one, those of before included, and a type that is called like one of
-// them is another. What is done to the group by the type's name is done on all of them; by a stream's, on that one.
+// A group of a type with several streams is listed once, including its streams of earlier numbers of streams. A type
+// with the name of one of these streams is separate. A command with the type's name applies to all the streams; a
+// command with a stream's name only to that stream.
 func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -203,7 +205,7 @@ func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
 	if !regexp.MustCompile(`(?m)^outbox\.order  +mailer .* 40 .* 5$`).MatchString(table) {
 		t.Errorf("groups list:\n%s", table)
 	}
-	testenv.Eventually(t, 20*time.Second, func() error { // what dashboards tell types by
+	testenv.Eventually(t, 20*time.Second, func() error { // dashboards distinguish types by this
 		page, err := r.metrics()
 		for _, pair := range [][2]string{
 			{"order", "order"}, {"order.0", "order"}, {"order.3", "order"}, {"order.9", "order.9"},
@@ -215,7 +217,8 @@ func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
 		}
 		return err
 	})
-	// A Redis that fills up does not wait for Postgres: a relay has noted there which types are spread.
+	// When Redis is nearly full, the command must not wait for Postgres, where a relay has recorded which types are
+	// spread.
 	there := w.pgURL
 	w.pgURL = "postgres://127.0.0.1:1/none"
 	var alone []groupLine
@@ -249,7 +252,7 @@ func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
 	drop("outbox.order").oneLine(t, 1, `"outbox.order" has no consumer group "mailer"; it has: beside`)
 }
 
-// With a group go its dead events, which nobody could retry any more; those of other groups stay.
+// Dropping a group also drops its dead events, because no group could retry them. Dead events of other groups stay.
 func TestGroupsDropTakesTheDeadAlong(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -282,7 +285,7 @@ func TestGroupsDropTakesTheDeadAlong(t *testing.T) {
 	}
 }
 
-// Redis fills up while Postgres is away: the command does what it can.
+// Redis is nearly full while Postgres is down. The command works as far as Redis alone allows.
 func TestGroupsWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

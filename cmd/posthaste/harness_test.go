@@ -20,7 +20,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// result is what a command that came to its end said.
+// result is the output and exit code of a command that has ended.
 type result struct {
 	code        int
 	out, errOut string
@@ -53,7 +53,7 @@ func runAs(t *testing.T, exe string, args ...string) result {
 	return result{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
 }
 
-// once runs a command with the world's settings to its end. Flags given here win over them.
+// once runs a command with the world's settings to its end. Flags given here override the settings.
 func (w *world) once(args ...string) result {
 	w.t.Helper()
 	n := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "--") })
@@ -63,7 +63,7 @@ func (w *world) once(args ...string) result {
 	return runToEnd(w.t, slices.Concat(args[:n], w.args("--log-level=error"), args[n:])...)
 }
 
-// oneLine fails unless the result is the exit code and one line of error that has the text.
+// oneLine fails unless the exit code is code and the error output is one line that contains text.
 func (r result) oneLine(t *testing.T, code int, text string) {
 	t.Helper()
 	if r.code != code || strings.Count(r.errOut, "\n") != 1 || !strings.HasPrefix(r.errOut, "posthaste: ") ||
@@ -72,7 +72,7 @@ func (r result) oneLine(t *testing.T, code int, text string) {
 	}
 }
 
-// program is a process that answers on standard output.
+// program is a process whose output the test reads.
 type program struct {
 	cmd  *exec.Cmd
 	mu   sync.Mutex
@@ -92,7 +92,7 @@ func (p *program) text() string {
 	return p.out.String()
 }
 
-// waitText waits until the program has said something.
+// waitText waits until the program has printed text.
 func (p *program) waitText(t *testing.T, text string) {
 	t.Helper()
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -103,20 +103,20 @@ func (p *program) waitText(t *testing.T, text string) {
 	})
 }
 
-// launch starts a command without waiting for anything.
+// launch starts a command without waiting for it.
 func (w *world) launch(args ...string) *program {
 	w.t.Helper()
 	return w.begin(&program{}, nil, args)
 }
 
-// start starts a command with its output in one place.
+// start starts a command with standard output and standard error in one buffer.
 func (w *world) start(args ...string) *program {
 	w.t.Helper()
 	p := &program{}
 	return w.begin(p, p, args)
 }
 
-// begin starts a command as p, which takes its output; what it says beside that goes to errOut, or nowhere.
+// begin starts a command as p. Its standard output goes to p, and its standard error to errOut, or nowhere.
 func (w *world) begin(p *program, errOut io.Writer, args []string) *program {
 	w.t.Helper()
 	exe, err := os.Executable()
@@ -157,7 +157,7 @@ func (c *child) waitReady(t *testing.T, status int, text string) {
 	})
 }
 
-// metrics asks the admin listener.
+// metrics reads /metrics from the admin listener.
 func (c *child) metrics() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -175,7 +175,7 @@ func (c *child) metrics() (string, error) {
 	return b.String(), err
 }
 
-// shows tells whether /metrics has, or has not, a series that begins with prefix.
+// shows returns an error unless /metrics has, or does not have, a series that begins with prefix.
 func (c *child) shows(prefix string, want bool) error {
 	text, err := c.metrics()
 	if err == nil && strings.Contains(text, "\n"+prefix) != want {
@@ -208,7 +208,7 @@ func hostOf(t *testing.T, raw string) string {
 	return u.Host
 }
 
-// desire sets the desired mode as an operator does, with or without a relay.
+// desire sets the desired mode by the command, with or without a running relay.
 func (w *world) desire(mode string) {
 	w.t.Helper()
 	if r := w.once("mode", mode); r.code != 0 {
@@ -227,7 +227,7 @@ func inModes(t *testing.T, do func(t *testing.T, mode string)) {
 	}
 }
 
-// relayIn starts a relay in the mode and waits until it is in it.
+// relayIn starts a relay in the mode and waits until it is in the mode.
 func (w *world) relayIn(mode string, extra ...string) *child {
 	w.t.Helper()
 	if mode == "poll" {
@@ -238,7 +238,7 @@ func (w *world) relayIn(mode string, extra ...string) *child {
 	return r
 }
 
-// delivers checks that events flow.
+// delivers checks that events are published.
 func (w *world) delivers() {
 	w.t.Helper()
 	load := testenv.StartLoad(w.t, w.db, testenv.LoadOptions{
@@ -250,7 +250,7 @@ func (w *world) delivers() {
 	w.oracle.Others = append(w.oracle.Others, load)
 }
 
-// wait lasts d; it is for what must stay so, not for what must become so.
+// wait waits for d. Use it to check that a state lasts, not that it is reached.
 func wait(t *testing.T, d time.Duration) {
 	t.Helper()
 	select {

@@ -22,7 +22,7 @@ func waitReady(t *testing.T, c *child, want int, within time.Duration) {
 	})
 }
 
-// fix changes a table that the relay is using, which may take more than one try: the two can deadlock.
+// fix changes a table that the relay is using. The two can deadlock, so it may need several attempts.
 func (w *world) fix(ddl string) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
@@ -31,11 +31,12 @@ func (w *world) fix(ddl string) {
 	})
 }
 
-// A published event whose gate is lost before it is settled is published again, although no other event comes along.
+// A gate is lost after an event was published and before it is settled. The event is published again, even if no other
+// event follows.
 func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.spawn("relay", "--redis-durability=replicas=1") // there is none: nothing is settled
+	r := w.spawn("relay", "--redis-durability=replicas=1") // there is no replica, so nothing is settled
 	w.waitMode("cdc", 20*time.Second)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 12})
 	load.Wait()
@@ -53,10 +54,10 @@ func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
 		t.Fatal(err)
 	}
 	entries(12)
-	waitReady(t, r, 503, 20*time.Second) // the durability asked for is not there, and that is said
+	waitReady(t, r, 503, 20*time.Second) // the configured durability is not reached, and that is reported
 }
 
-// Postgres refuses what comes after publishing: readiness says so in both modes, and recovers.
+// Postgres refuses the statements after publishing. Readiness reports that in both modes, and recovers.
 func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"auto", "poll"} {
@@ -78,13 +79,13 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 			waitReady(t, r, 200, 20*time.Second)
 			if mode == "auto" {
 				r.waitLogged("published events cannot be settled")
-				r.waitLogged("settling again") // said after readiness knows
+				r.waitLogged("settling again") // logged after readiness has changed
 			}
 		})
 	}
 }
 
-// An event that can neither be published nor parked holds up the stream; that must not look ready.
+// An event that can neither be published nor parked blocks the stream. The relay must not report itself as ready.
 func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -104,7 +105,7 @@ func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
 	waitReady(t, r, 200, 20*time.Second)
 }
 
-// A server without a walsender to spare: events are swept, auto is degraded, cdc is not ready.
+// A server has no free walsender: events are swept, auto is degraded, cdc is not ready.
 func TestStreamThatCannotStartIsSaid(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t, "max_wal_senders=0")
@@ -127,7 +128,7 @@ func TestStreamThatCannotStartIsSaid(t *testing.T) {
 	testenv.Eventually(t, 30*time.Second, degraded)
 }
 
-// Redis comes back and one of two sweeping relays has nothing to publish: it is ready all the same.
+// After a failure of Redis, one of two sweeping relays has nothing to publish. It becomes ready anyway.
 func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -156,7 +157,7 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	}
 }
 
-// The table cannot be looked at any more, which nobody notices while nothing is written: readiness says so.
+// The table cannot be audited any more. No statement fails while nothing is written, but readiness reports it.
 func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -175,8 +176,8 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 	w.delivers()
 }
 
-// Postgres does not answer, at the start and later: from the first to the last answer the relay is not ready. It is no
-// standby that could lead.
+// Postgres does not answer, at the start and later. From the first to the last failure, the relay is not ready, because
+// it is not a standby that could lead.
 func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -185,7 +186,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	lost := func() {
 		proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 	}
-	// A session that ends once more has tried to reach Postgres.
+	// A session that ends has tried to reach Postgres.
 	const ended = "relay session ended"
 	unready := func(r *child) {
 		t.Helper()

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A command's help is about the command. The settings, which all commands take, fill pages.
+// A command's help explains the command's own flags. The settings, which all commands accept, would fill pages.
 func TestHelpIsAboutTheCommand(t *testing.T) {
 	t.Parallel()
 	const explained, named = "--window-bytes=", "--window-bytes"

@@ -14,7 +14,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// What keygen prints can be used as it is, in a process that runs, and a hangup does not end that process.
+// A running process accepts a key printed by keygen after SIGHUP. The signal does not end the process.
 func TestKeygenMakesKeysThatARunningAPITakes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -11,16 +11,16 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// A leader parks an event that Redis refuses, and is cut off: its statement lies in a socket. Its successor finds Redis
-// well and publishes the event. When the statement arrives, it parks nothing: an event is in its stream or dead, never
-// both.
+// A leader parks an event that Redis refuses. It loses its connection while its statement is in a socket. Its successor
+// finds Redis healthy and publishes the event. When the statement arrives, it parks nothing: an event is in its stream
+// or dead, never both.
 func TestALateParkParksNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	h := testenv.NewHold(t, hostOf(t, w.db.URL))
 	direct := w.pgURL
 	w.pgURL = strings.Replace(direct, hostOf(t, direct), h.Addr(), 1)
-	const nobody = "--redis-durability=replicas=1" // there is none: nothing is settled
+	const nobody = "--redis-durability=replicas=1" // there is no replica, so nothing is settled
 	leader := w.spawn("relay", nobody)
 	w.waitMode("cdc", 20*time.Second)
 	first := w.insert("bad", "a", 1)
@@ -67,7 +67,7 @@ func TestALateParkParksNothing(t *testing.T) {
 		}
 		return nil
 	})
-	leader.kill() // it would lead again, and settle nothing
+	leader.kill() // otherwise it would lead again, and settle nothing
 	successor.kill()
 	w.spawn("relay")
 	w.oracle.WaitEmpty(t, 20*time.Second)
@@ -85,8 +85,8 @@ func TestALateParkParksNothing(t *testing.T) {
 	}
 }
 
-// Row security is enabled, and hides the rows of the table from a relay that does not own it. The views show them:
-// events are published in both modes, and doctor names what the relay cannot do.
+// Row security hides the rows of the table from a relay that does not own it. The views show them: events are published
+// in both modes, and doctor names the actions that the relay cannot do.
 func TestRowSecurityIsNotAnEmptyTable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

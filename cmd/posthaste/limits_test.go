@@ -25,8 +25,8 @@ func TestOneLargeTransaction(t *testing.T) {
 	})
 }
 
-// The window bounds what is published and not settled, but for the rest of a transaction, of which no event is kept
-// once it is published.
+// The window limits the events that are published and not settled. The exception is the rest of a transaction, of which
+// no event is kept in memory after it is published.
 func TestTheWindowBoundsWhatIsInFlight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -35,7 +35,7 @@ func TestTheWindowBoundsWhatIsInFlight(t *testing.T) {
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 3000})
 	load.Wait()
 	w.oracle.Check(t, load, 60*time.Second)
-	if n := peak(); n < 50 || n > 102 { // three to a transaction
+	if n := peak(); n < 50 || n > 102 { // three events per transaction
 		t.Errorf("%v events in flight, the window is 100", n)
 	}
 }
@@ -53,14 +53,14 @@ func TestLargeEventsAreBoundedByBytes(t *testing.T) {
 			w.oracle.Check(t, testenv.Bulk(t, w.db, events, 1<<20), 60*time.Second)
 			return
 		}
-		// An event of 1 MiB is counted with some 300 bytes more, so seven fit.
+		// An event of 1 MiB counts with about 300 additional bytes, so seven fit.
 		if n := w.bulkWhilePaused(r, events); n > 7 {
 			t.Errorf("%v events of 1 MiB in flight, the window is 8 MiB", n)
 		}
 	})
 }
 
-// bulkWhilePaused writes events of 1 MiB, and Redis takes none for a while. It returns how many were in flight then.
+// bulkWhilePaused writes events of 1 MiB while Redis takes none. It returns how many were in flight.
 func (w *world) bulkWhilePaused(r *child, events int) float64 {
 	w.t.Helper()
 	client := func(args ...any) {
@@ -86,7 +86,7 @@ func (w *world) bulkWhilePaused(r *child, events int) float64 {
 	return n
 }
 
-// peakGauge samples a gauge of the child as fast as it answers, until the returned function is called.
+// peakGauge samples a gauge of the child as fast as the child responds, until the returned function is called.
 func (c *child) peakGauge(t *testing.T, name string) func() float64 {
 	t.Helper()
 	stop, done := make(chan struct{}), make(chan float64, 1)
@@ -108,7 +108,7 @@ func (c *child) peakGauge(t *testing.T, name string) func() float64 {
 	return func() float64 { close(stop); return <-done }
 }
 
-// retained samples, every 100 ms, the WAL that the slot holds back, until the returned function is called.
+// retained samples, every 100 ms, the WAL that the slot retains, until the returned function is called.
 func (w *world) retained() func() (peak int64) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(w.t.Context())
@@ -137,8 +137,8 @@ func (w *world) retained() func() (peak int64) {
 	return func() int64 { cancel(); return <-done }
 }
 
-// churn writes WAL that has nothing to do with the outbox, at a rate in bytes per second, until the test ends. It
-// counts what it has written.
+// churn writes WAL unrelated to the outbox, at a rate in bytes per second, until the test ends. It counts the bytes
+// written.
 func churn(t *testing.T, url string, rate int) *atomic.Int64 {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -173,12 +173,13 @@ func churn(t *testing.T, url string, rate int) *atomic.Int64 {
 	return written
 }
 
-// settleSlack is what may be written in one settle interval, here a second, beyond the budget: the relay looks at the
-// slot four times a second and needs the rest to leave the stream and to move or drop the slot. The tests write at most
-// 12 MB/s of events, and the WAL of an event with its index entry and page headers is about a quarter more.
+// settleSlack is how much may be written beyond the budget in one settle interval, here a second. The relay checks the
+// slot four times a second, and needs the rest of the interval to leave the stream and to move or drop the slot. The
+// tests write at most 12 MB/s of events. The WAL of an event with its index entry and page headers is about a quarter
+// larger.
 const settleSlack = 16 << 20
 
-// walBudget writes total bytes of events while Redis is down and holds the slot against the budget.
+// walBudget writes total bytes of events while Redis is down, and checks the slot against the budget.
 func walBudget(t *testing.T, budget, total int) {
 	t.Helper()
 	server := testenv.NewServer(t)
@@ -222,13 +223,13 @@ func TestWALBudgetWithRedisDown(t *testing.T) {
 	walBudget(t, 16<<20, 36_000_000)
 }
 
-// idleBeside lets other tables write while the outbox is idle and the relay in the mode, and holds the slot against
+// idleBeside writes to other tables while the outbox is idle and the relay is in the mode, and checks the slot against
 // bound.
 func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration, bound int64) {
 	t.Helper()
 	server := testenv.NewServer(t)
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
-	w.relayIn("cdc", "--log-level=info") // in poll mode too, so that there is a slot
+	w.relayIn("cdc", "--log-level=info") // also in poll mode, so that the slot exists
 	if mode == "poll" {
 		w.desire("poll")
 		w.waitMode("poll", 20*time.Second)
@@ -252,8 +253,8 @@ func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration, boun
 
 func TestIdleOutboxBesideABusyTable(t *testing.T) {
 	t.Parallel()
-	// The bound leaves the other tables three seconds more than the relay needs: other tests run beside, at full counts
-	// too.
+	// The limit allows the other tables three seconds more than the relay needs, because other tests run concurrently,
+	// also with full counts.
 	inModes(t, func(t *testing.T, mode string) { idleBeside(t, mode, 8<<20, 5*time.Second, 45<<20) })
 }
 
@@ -269,7 +270,7 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	// It must have written something: the decoder knows of no other transactions.
+	// The transaction must have written something: the decoder sees no other transactions.
 	if _, err := tx.Exec(t.Context(), "CREATE TABLE held ()"); err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +283,7 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 		}
 		return nil
 	})
-	// Without the slot the events go on.
+	// Events are published without the slot.
 	want := load.Committed() + 200
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()

@@ -16,13 +16,13 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// losses is what posthaste status --json tells of what is lost.
+// losses is the part of posthaste status --json about lost events.
 type losses []struct {
 	Stream, Remedy string
 	Events         int64
 }
 
-// losses asks for what is lost, once that is counted.
+// losses reads the lost events, after the relay has counted them.
 func (w *world) losses() losses {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
@@ -39,8 +39,8 @@ func (w *world) losses() losses {
 	return st.Losses
 }
 
-// missing counts the load's events that are settled and not in the stream. It looks at the stream last: what is settled
-// in between is not missing.
+// missing counts the load's events that are settled and not in the stream. It reads the stream last: events settled in
+// between are not missing.
 func (w *world) missing() (n int64) {
 	w.t.Helper()
 	settled := testenv.Value[[]string](w.t, w.db, "SELECT array_agg(id::text) FROM outbox_history")
@@ -56,13 +56,14 @@ func (w *world) missing() (n int64) {
 	return n
 }
 
-// settled counts what is settled.
+// settled returns the number of settled events.
 func (w *world) settled() int64 {
 	w.t.Helper()
 	return testenv.Value[int64](w.t, w.db, "SELECT count(*) FROM outbox_history")
 }
 
-// waitSettled waits until n events are settled: what is not settled is published again when Redis has forgotten it.
+// waitSettled waits until n events are settled. Events that are not settled would be published again after a loss in
+// Redis, without counting as lost.
 func (w *world) waitSettled(n int64) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 60*time.Second, func() error {
@@ -73,7 +74,7 @@ func (w *world) waitSettled(n int64) {
 	})
 }
 
-// waitWhole waits until nothing that is settled is missing.
+// waitWhole waits until no settled event is missing.
 func (w *world) waitWhole() {
 	w.t.Helper()
 	testenv.Eventually(w.t, 30*time.Second, func() error {
@@ -95,13 +96,13 @@ func (w *world) waitEntries(n int64) {
 	})
 }
 
-// unrepaired counts the notes of what is to be repaired yet.
+// unrepaired counts the recorded repairs that are not done yet.
 func (w *world) unrepaired() int {
 	w.t.Helper()
 	return testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_repair WHERE done_at IS NULL")
 }
 
-// noticed checks that what is lost is told: exactly, and how to bring it back, which is then done.
+// noticed checks that the relay reports the exact number of lost events with a remedy, and runs the remedy.
 func (w *world) noticed(r *child, least int64) {
 	w.t.Helper()
 	want := w.missing()
@@ -145,8 +146,8 @@ func (w *world) noticed(r *child, least int64) {
 	}
 }
 
-// restored checks that nothing is missing, that at least so many events were published again, and that nobody is told
-// of a loss.
+// restored checks that nothing is missing, that at least least events were published again, and that no loss is
+// reported.
 func (w *world) restored(least int64) {
 	w.t.Helper()
 	again := testenv.Value[int64](w.t, w.db,
@@ -160,8 +161,8 @@ func (w *world) restored(least int64) {
 	w.t.Logf("%d events were restored", again)
 }
 
-// Redis with its default of one sync a second, on a slow disk: it acknowledges what it has not written, and is killed.
-// That is published again, in both modes, before anything newer.
+// Redis with its default of one sync a second runs on a slow disk. It acknowledges writes that are not yet on disk, and
+// is killed. The lost events are published again, in both modes, before any newer event.
 func TestRedisKilledInTheMiddleOfASync(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -172,7 +173,7 @@ func TestRedisKilledInTheMiddleOfASync(t *testing.T) {
 			return testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_repair WHERE restored > 0")
 		}
 		for n := 0; n < 3 || n < 20 && restored() < 2; n++ {
-			w.waitCommitted(load, load.Committed()+700) // a sync is under way, nine times in ten
+			w.waitCommitted(load, load.Committed()+700) // a sync is running in nine of ten cases
 			w.redis.Restart(t)
 		}
 		load.Stop()
@@ -181,7 +182,7 @@ func TestRedisKilledInTheMiddleOfASync(t *testing.T) {
 	})
 }
 
-// A disk that is quick enough loses nothing, and nothing is said to be lost: a restart alone is none of it.
+// With a fast disk, a restart of Redis loses nothing, and no loss is reported.
 func TestARestartOfRedisIsNoLoss(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -205,8 +206,8 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 	})
 }
 
-// Redis is restarted, or a stream deleted that a consumer makes anew, while there is nothing to publish: that is
-// noticed without an event.
+// Redis is restarted, or a stream is deleted and a consumer creates it again, while there is nothing to publish. The
+// relay notices without an event.
 func TestALossIsNoticedWithoutAnEvent(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -229,7 +230,7 @@ func TestALossIsNoticedWithoutAnEvent(t *testing.T) {
 		if n := w.redis.Client.XInfoGroups(t.Context(), "outbox.order").Val()[0].Lag; n != 120 {
 			t.Errorf("the group has %d events to read, want 120", n)
 		}
-		w.desire("poll") // adopting again restores nothing again
+		w.desire("poll") // another adoption restores nothing again
 		w.waitMode("poll", 20*time.Second)
 		w.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
 		w.waitMode(mode, 20*time.Second)
@@ -238,8 +239,8 @@ func TestALossIsNoticedWithoutAnEvent(t *testing.T) {
 	})
 }
 
-// A replica that was behind takes over: what it had not received is gone, which no gate says while a part is claimed
-// anew for each batch.
+// A replica that was behind takes over and lacks the latest entries. No gate shows that if a part is claimed again for
+// each batch.
 func TestALaggingReplicaTakesOver(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -251,7 +252,7 @@ func TestALaggingReplicaTakesOver(t *testing.T) {
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 		w.waitCommitted(load, 500)
 		caughtUp(t, replica.Client)
-		do(t, replica.Client, "replicaof", "127.0.0.1", "1") // cut off
+		do(t, replica.Client, "replicaof", "127.0.0.1", "1") // disconnects the replica
 		w.waitSettled(replica.Client.XLen(t.Context(), "outbox.order").Val() + 200)
 		if err := w.redis.Kill(); err != nil {
 			t.Fatal(err)
@@ -266,7 +267,8 @@ func TestALaggingReplicaTakesOver(t *testing.T) {
 	})
 }
 
-// Two instances sweep when Redis is restarted: neither publishes there before the leader has looked.
+// Two instances sweep when Redis is restarted. Neither publishes there before the leader has compared the streams with
+// the log.
 func TestTwoRelaysSweepOverARestartOfRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -288,7 +290,7 @@ func TestTwoRelaysSweepOverARestartOfRedis(t *testing.T) {
 	}
 }
 
-// caughtUp waits until a replica has everything.
+// caughtUp waits until a replica has all writes.
 func caughtUp(tb testing.TB, client *redis.Client) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
@@ -307,17 +309,17 @@ func do(tb testing.TB, client *redis.Client, args ...any) {
 	}
 }
 
-// registerOf is the key of a stream's register.
+// registerOf returns the key of a stream's register.
 func registerOf(stream string) string { return "{" + stream + "}:gate" }
 
-// gate is the key of the gate that the world's database has for a stream.
+// gate returns the key of the gate of the world's database for a stream.
 func (w *world) gate(stream string) string {
 	w.t.Helper()
 	return registerOf(stream) + ":" + testenv.Value[string](w.t, w.db, "SELECT source::text FROM relay_state")
 }
 
-// A stream, its gate, its register, or the whole of Redis is deleted under a relay. All of it that was settled is
-// published again, and nothing twice.
+// A stream, its gate, its register, or all data in Redis are deleted under a relay. All settled events are published
+// again, and none twice.
 func TestWhatIsDeletedIsRestored(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -341,7 +343,7 @@ func TestWhatIsDeletedIsRestored(t *testing.T) {
 	})
 }
 
-// Redis is emptied again, and again, while what it had lost is being restored.
+// Redis is emptied repeatedly, while the previous loss is being restored.
 func TestALossInTheMiddleOfARestoration(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -358,7 +360,8 @@ func TestALossInTheMiddleOfARestoration(t *testing.T) {
 	waitReady(t, r, http.StatusOK, 20*time.Second)
 }
 
-// Another kind of key is in the place of a stream: nothing can be restored there, which is told, and holds up nobody.
+// A stream's key is replaced with a key of another type. Nothing can be restored there; that is reported, and other
+// streams continue.
 func TestWhatCannotBeRestoredHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -383,8 +386,8 @@ func TestWhatCannotBeRestoredHoldsUpNobody(t *testing.T) {
 	waitReady(t, r, http.StatusOK, 20*time.Second)
 }
 
-// The gate alone is put back to what it was, while a relay runs and while none does: what it does not know is in the
-// stream, and is not published again.
+// Only the gate is set back to an earlier state, with and without a running relay. The events that the gate lacks are
+// in the stream, and are not published again.
 func TestAnOldGateIsNoticed(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -411,7 +414,7 @@ func TestAnOldGateIsNoticed(t *testing.T) {
 	})
 }
 
-// With --restore=off, what is lost is counted, and told with the command that brings it back.
+// With --restore=off, lost events are counted and reported, with the command that restores them.
 func TestWithoutRestoringALossIsTold(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -435,9 +438,10 @@ func TestWithoutRestoringALossIsTold(t *testing.T) {
 	})
 }
 
-// forget cuts the last third off what a server that has stopped has on its disk: anywhere, or, if it is to be restarted
-// again, behind a transaction. Redis leaves the beginning of one that it has cut in its file, and the commands in it
-// come back with a later restart, as if they had been the next transaction's.
+// forget cuts off the last third of the append-only file of a stopped server. The cut may be anywhere. But if again is
+// set, because the server will be restarted more than once, the cut is at the end of a transaction: Redis leaves the
+// beginning of a cut transaction in its file, and after a later restart those commands would become part of the next
+// transaction.
 func forget(tb testing.TB, r *testenv.RedisServer, again bool) {
 	tb.Helper()
 	files, err := filepath.Glob(filepath.Join(r.Dir, "appendonlydir", "*.incr.aof"))
@@ -458,8 +462,8 @@ func forget(tb testing.TB, r *testenv.RedisServer, again bool) {
 	}
 }
 
-// Redis forgets while no relay runs, and then again, what was restored among it: the next leader restores it before it
-// publishes anything, however often it is killed at that.
+// Redis loses data while no relay runs, and later loses more, including restored events. The next leader restores them
+// before it publishes anything, even if it is killed repeatedly while restoring.
 func TestALossWhileNobodyLeads(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -480,7 +484,7 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 			if has := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); has > had-100 {
 				t.Fatalf("of %d entries there are %d: nothing to restore", had, has)
 			}
-			for n := range int64(4) { // killed somewhere
+			for n := range int64(4) { // killed at an arbitrary point
 				there := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
 				r = w.spawn("relay", "--stream-maxlen=0")
 				r.waitLogged("comparing a stream")
@@ -500,6 +504,6 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 		}
 		load.Stop()
 		w.oracle.Check(t, load, 60*time.Second)
-		w.restored(0) // who was killed has not noted all that it restored
+		w.restored(0) // a killed relay has not recorded all that it restored
 	})
 }

@@ -27,17 +27,18 @@ import (
 	"posthaste/sql"
 )
 
-// TestMonitoring: Prometheus scrapes every process of a system under load while its modes toggle. Every query of every
-// panel, annotation and of docs/metrics.md has an answer, every rule is healthy, and exemplars lead to traces.
+// TestMonitoring lets Prometheus scrape every process of a system under load while its modes change. Every query of
+// every panel, every annotation and docs/metrics.md returns a value, every rule is healthy, and exemplars lead to
+// traces.
 func TestMonitoring(t *testing.T) {
 	t.Parallel()
 	db := testenv.NewServer(t, "max_slot_wal_keep_size=1GB").Database(t)
-	// With a durability, so that what waits for it is measured too.
+	// A durability is configured, so that the wait for it is measured too.
 	w := worldOf(t, db, testenv.Valkey(t, "appendonly yes", "maxmemory 256mb", "maxmemory-policy noeviction"))
 	w.env = append(w.env, "POSTHASTE_REDIS_DURABILITY=aof")
 	relays := []*child{w.spawn("relay"), w.spawn("relay")}
 	api, consume := w.spawn("serve"), w.spawn("consume", "--group=shop")
-	w.waitMode("cdc", 30*time.Second) // before that there may be no relay whose mode could be set
+	w.waitMode("cdc", 30*time.Second) // before that, there may be no relay whose mode could be set
 	p := startPrometheus(t, map[string][]*child{
 		"posthaste-relay": relays, "posthaste-api": {api}, "posthaste-consumer": {consume},
 	})
@@ -85,7 +86,7 @@ func TestMonitoring(t *testing.T) {
 	testenv.Eventually(t, 30*time.Second, p.rules)
 }
 
-// customer orders, repeats itself while the first answer is on its way, reads, and moves credits.
+// customer places an order, repeats the request before the first response, reads the order, and moves credits.
 func customer(ctx context.Context, base string) {
 	user := uuid.NewString()
 	order := fmt.Sprintf(`{"user_id":%q,"amount":100,"currency":"USD"}`, user)
@@ -96,7 +97,7 @@ func customer(ctx context.Context, base string) {
 			wg.Go(func() { request(ctx, http.MethodPost, base+"/orders", key, order) })
 		}
 		wg.Wait()
-		request(ctx, http.MethodPost, base+"/orders", key, strings.Replace(order, "100", "101", 1)) // the key is taken
+		request(ctx, http.MethodPost, base+"/orders", key, strings.Replace(order, "100", "101", 1)) // a used key
 		request(ctx, http.MethodGet, base+"/orders?user_id="+user, "", "")
 		request(ctx, http.MethodPost, base+"/add/"+user, uuid.NewString(), `{"amount":2}`)
 		request(ctx, http.MethodPost, base+"/deduct/"+user, uuid.NewString(), `{"amount":1}`)
@@ -105,7 +106,7 @@ func customer(ctx context.Context, base string) {
 	}
 }
 
-// request asks, as part of a sampled trace; what it is answered shows in the metrics.
+// request sends a request as part of a sampled trace. Its outcome appears in the metrics.
 func request(ctx context.Context, method, url, key, body string) {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
@@ -129,10 +130,11 @@ func rest(ctx context.Context, d time.Duration) {
 	}
 }
 
-// grafanaVars stand for what Grafana puts in: every job and instance, and windows that fit a scrape every second.
+// grafanaVars replaces the variables of Grafana: with every job and instance, and with windows that suit a scrape every
+// second.
 var grafanaVars = strings.NewReplacer("$job", ".+", "$instance", ".+", "$__rate_interval", "10s", "$__range", "1m")
 
-// queriesOf returns every query that somebody may ask, with where it stands.
+// queriesOf returns every documented query, with its location as key.
 func queriesOf(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -175,10 +177,11 @@ func queriesOf(t *testing.T) map[string]string {
 	return all
 }
 
-// scraper is a Prometheus that looks every second.
+// scraper is a Prometheus that scrapes every second.
 type scraper struct{ url string }
 
-// startPrometheus starts one that scrapes the processes by their job, and evaluates the rules of grafana/prometheus.
+// startPrometheus starts a Prometheus that scrapes the processes by their job, and evaluates the rules of
+// grafana/prometheus.
 func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 	t.Helper()
 	bin, err := exec.LookPath("prometheus")
@@ -216,7 +219,7 @@ func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started, ended := make(chan error), make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // as long as the child: its signal comes when the thread that forked it ends
+		runtime.LockOSThread() // the thread must live as long as the child: its end sends the child a signal
 		started <- cmd.Start()
 		_ = cmd.Wait()
 		close(ended)
@@ -239,7 +242,7 @@ func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 	return s
 }
 
-// ask calls the API and decodes what it answers as data.
+// ask calls the API and decodes the data of the response.
 func (s *scraper) ask(path string, form url.Values, data any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -265,7 +268,7 @@ func (s *scraper) ask(path string, form url.Values, data any) error {
 	return nil
 }
 
-// answers reports whether a query has a value now.
+// answers returns an error unless a query has a value now.
 func (s *scraper) answers(expr string) error {
 	var data struct {
 		Result []struct {
@@ -284,7 +287,7 @@ func (s *scraper) answers(expr string) error {
 	return fmt.Errorf("%d series, and no value", len(data.Result))
 }
 
-// exemplar reports whether the histogram's buckets lead to a trace.
+// exemplar returns an error unless the histogram's buckets lead to a trace.
 func (s *scraper) exemplar(name string) error {
 	now := time.Now()
 	var data []struct {
@@ -307,7 +310,7 @@ func (s *scraper) exemplar(name string) error {
 	return fmt.Errorf("%s has no exemplar with a trace", name)
 }
 
-// rules reports whether every rule has been evaluated without a fault.
+// rules returns an error unless every rule was evaluated successfully.
 func (s *scraper) rules() error {
 	var data struct {
 		Groups []struct {

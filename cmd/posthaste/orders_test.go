@@ -18,15 +18,15 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// placed is an answer to POST /orders.
+// placed is a response to POST /orders.
 type placed struct {
 	status int
 	body   []byte
 	trace  string
 }
 
-// placeOrder posts one order under a key of its own, and repeats it when it is told to, as a client does: of many
-// orders at once some wait too long for a connection where the machine is slow.
+// placeOrder posts one order with its own key. Like a client, it repeats the request if the response permits that: with
+// many concurrent orders on a slow machine, some wait too long for a connection.
 func placeOrder(ctx context.Context, base string, amount int) (placed, error) {
 	body := fmt.Sprintf(`{"user_id":%q,"amount":%d,"currency":"USD"}`, uuid.NewString(), amount)
 	trace := fmt.Sprintf("00-%s-00f067aa0ba902b7-01", strings.ReplaceAll(uuid.NewString(), "-", ""))
@@ -148,7 +148,7 @@ func rawEntries(t *testing.T, w *world, stream string) []map[string]string {
 
 var eventTime = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`)
 
-// checkOrderEvent holds an entry's fields against the contract and the answer the client got.
+// checkOrderEvent compares an entry's fields with the contract and with the client's response.
 func checkOrderEvent(t *testing.T, w *world, m map[string]string, a placed) {
 	t.Helper()
 	if len(m) != 7 {
@@ -164,7 +164,7 @@ func checkOrderEvent(t *testing.T, w *world, m map[string]string, a placed) {
 	if err != nil || !eventTime.MatchString(m["time"]) || time.Since(at).Abs() > 10*time.Minute {
 		t.Errorf("time %q", m["time"])
 	}
-	// The span is the server's, the trace is the client's.
+	// The span is the server's, and the trace is the client's.
 	if !strings.HasPrefix(m["traceparent"], a.trace[:36]) {
 		t.Errorf("traceparent %q, the client's was %q", m["traceparent"], a.trace)
 	}

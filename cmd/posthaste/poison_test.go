@@ -117,7 +117,7 @@ func TestPoisonBlocksItsAggregate(t *testing.T) {
 		if err := w.redis.Client.Del(t.Context(), "outbox.bad").Err(); err != nil {
 			t.Fatal(err)
 		}
-		// The stream would take them now; the aggregate waits all the same, others do not.
+		// The stream would accept the events now. The aggregate still waits; other aggregates do not.
 		ids = append(ids, w.insert("bad", "a", 2), w.insert("bad", "a", 3))
 		free := w.insert("bad", "b", 1)
 		w.waitIDs("outbox.bad", free)
@@ -132,8 +132,8 @@ func TestPoisonBlocksItsAggregate(t *testing.T) {
 	})
 }
 
-// A stream takes no event any more: the last id there may be is used. The others' events are published, readiness names
-// it, and when it is mended it gets what it has missed, in order.
+// A stream accepts no event, because its last id is the maximum. The events of other streams are published, and
+// readiness names the stream. After it is repaired, it gets the missing events in order.
 func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -146,7 +146,8 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 			}
 		}
 		setID("18446744073709551615-18446744073709551615")
-		// In every part of the table. A sweep goes on with others as far as a page reaches: these are in one.
+		// The rows are in every part of the table. A sweep continues with other streams within a page, and these rows
+		// fit in one page.
 		w.db.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
 			SELECT type, 'a' || n, type || '.changed', '{}'
 			FROM generate_series(1, 120) n, (VALUES ('full'), ('order')) t(type)`)
@@ -162,7 +163,7 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 			return nil
 		})
 		total := int64(120)
-		if mode == "cdc" { // also what comes later
+		if mode == "cdc" { // also for later events
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: int(total)})
 			load.Wait()
 			total += int64(load.Committed())
@@ -180,7 +181,7 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 			}
 			return nil
 		})
-		if mode == "cdc" { // in this mode the order is the table's
+		if mode == "cdc" { // in this mode the order is that of the table
 			w.waitIDs("outbox.full", ids...)
 		}
 		w.oracle.WaitEmpty(t, 20*time.Second)
@@ -189,7 +190,8 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 	})
 }
 
-// A row whose text UTF-8 cannot represent is parked and named; what follows is delivered, in the mode that was wanted.
+// A row whose text cannot be represented in UTF-8 is parked and named. The following rows are delivered, in the desired
+// mode.
 func TestTextThatUTF8LacksIsParked(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -209,7 +211,7 @@ func TestTextThatUTF8LacksIsParked(t *testing.T) {
 			}
 			return r.out
 		}
-		insert("'a'", "repeat(chr(129), 255)", "1", "''") // UTF-8 has nothing for the byte 0x81
+		insert("'a'", "repeat(chr(129), 255)", "1", "''") // the byte 0x81 has no equivalent in UTF-8
 		if out := succeeds("trace", ids[0]); !strings.Contains(out, `\201\201`) {
 			t.Errorf("trace of an event that waits: %s", out)
 		}

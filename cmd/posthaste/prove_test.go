@@ -15,7 +15,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// campaign runs a campaign as a process.
+// campaign runs a campaign in a process.
 func campaign(t *testing.T, args ...string) (result, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -54,8 +54,8 @@ func TestProve(t *testing.T) {
 	}
 }
 
-// What is done behind the product's back is noticed: the campaign ends with exit code 1, tells the event's story, and
-// says how to repeat it.
+// A fault outside the product is detected: the campaign ends with exit code 1, prints the history of the event, and
+// prints how to repeat the campaign.
 func TestProveNoticesABrokenPromise(t *testing.T) {
 	t.Parallel()
 	for fault, promise := range map[string]string{
@@ -63,7 +63,7 @@ func TestProveNoticesABrokenPromise(t *testing.T) {
 		"sabotage-history": "lost", "sabotage-effect": "effects", "sabotage-balance": "overspent",
 	} {
 		if !full() && fault != "sabotage-duplicate" {
-			continue // what the oracle notices of each is tested without processes, in internal/prove
+			continue // internal/prove tests the oracle for these without processes
 		}
 		r, _ := campaign(t, "--duration=2s", "--faults="+fault)
 		if r.code != 1 || !strings.Contains(r.out, "BROKEN: "+promise+": ") ||
@@ -84,8 +84,8 @@ func TestProveNoticesABrokenPromise(t *testing.T) {
 	}
 }
 
-// A campaign on servers of somebody else's begins nothing where there is something. Ctrl-C ends it in order: what was
-// written is verified, and reported, and nothing is left.
+// A campaign on external servers does not start if they have data. Ctrl-C ends a campaign in order: it verifies and
+// reports the events written so far, and removes everything.
 func TestProveExternal(t *testing.T) {
 	t.Parallel()
 	server, rd := testenv.NewServer(t), testenv.Redis(t)

@@ -18,7 +18,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// worldAt is a world whose Redis is at a URL.
+// worldAt returns a world with the Redis at a URL.
 func worldAt(t *testing.T, url string, client redis.UniversalClient) *world {
 	t.Helper()
 	db := testenv.Postgres(t)
@@ -28,8 +28,8 @@ func worldAt(t *testing.T, url string, client redis.UniversalClient) *world {
 	}
 }
 
-// post posts again under the same key until it is answered as wanted, by Redis and not around it: half a second without
-// an answer from Redis is no missing right, and what is wrong shows each time.
+// post repeats a request with the same key until it has the wanted status and Redis was the guard. Redis may fail to
+// respond for half a second on a busy machine; a real fault shows in every attempt.
 func (w *world) post(api *child, path, key, body string, want int) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
@@ -41,7 +41,7 @@ func (w *world) post(api *child, path, key, body string, want int) {
 	})
 }
 
-// send posts once, and returns the status, and what the guard says of itself.
+// send posts once, and returns the status and the header with the state of the guard.
 func (w *world) send(api *child, path, key, body string) (status int, guard string, err error) {
 	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, api.http+path, strings.NewReader(body))
 	if err != nil {
@@ -57,8 +57,8 @@ func (w *world) send(api *child, path, key, body string) (status int, guard stri
 	return res.StatusCode, res.Header.Get("Idempotency-Guard"), nil
 }
 
-// try posts until it is answered as wanted, however long Redis is out of reach meanwhile; it is for goroutines. An
-// answer that is neither that nor a passing refusal is the test's failure.
+// try posts until the status is want, however long Redis is unreachable. Goroutines use it. It returns an error for any
+// other status that is not a temporary refusal.
 func (w *world) try(api *child, path, key, body string, want int) error {
 	for end := time.Now().Add(time.Minute); ; {
 		status, _, err := w.send(api, path, key, body)
@@ -82,12 +82,12 @@ func (w *world) worksWith(settings ...string) {
 	group := w.spawn("consume", append([]string{"--group=g"}, settings...)...)
 	ordered := w.spawn("consume", append([]string{"--group=o", "--ordered"}, settings...)...)
 	relay.waitReady(t, http.StatusOK, "")
-	types := []string{"a", "b", "c", "d", "e", "f"} // of one slot of each of three masters, and more
+	types := []string{"a", "b", "c", "d", "e", "f"} // streams of several masters, and some of the same slot
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Types: types})
 	user := uuid.NewString()
 	order := fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user)
-	for key := range 8 { // they are in several slots, too
-		for range 2 { // the second is answered from Redis
+	for key := range 8 { // the keys are also in several slots
+		for range 2 { // Redis answers the second one
 			w.post(api, "/orders", fmt.Sprintf("01900000-0000-7000-8000-00000000000%d", key), order, http.StatusCreated)
 		}
 	}
@@ -112,7 +112,7 @@ func (w *world) worksWith(settings ...string) {
 	}
 	each := func(commands ...string) {
 		for _, command := range commands {
-			testenv.Eventually(t, 10*time.Second, func() error { // a busy machine may take a second to connect
+			testenv.Eventually(t, 10*time.Second, func() error { // on a busy machine, connecting may take a second
 				if r := w.once(append(strings.Fields(command), settings...)...); r.code != 0 {
 					return fmt.Errorf("posthaste %s: exit %d: %s%s", command, r.code, r.out, r.errOut)
 				}
@@ -123,7 +123,7 @@ func (w *world) worksWith(settings ...string) {
 	each("status", "doctor", "groups list", "dead list", "credits reconcile", "credits balance "+users[0],
 		"replay --all --to=outbox.side", "replay --all", "trace "+event, "phantoms",
 		"groups drop --stream=outbox.a --group=g --yes --force")
-	if relay.logged("adopting again") { // a relay that sweeps notices that a stream is dropped, and may do so
+	if relay.logged("adopting again") { // a sweeping relay may notice that a stream was dropped
 		t.Errorf("the relay has adopted more than once:\n%s", relay.output())
 	}
 	each("streams drop --stream=outbox.f --yes", "dead retry --all", "adopt --yes")
@@ -146,13 +146,13 @@ func (w *world) worksWith(settings ...string) {
 	}
 }
 
-// Every process and command works with a cluster, whose keys are on three masters.
+// Every process and command works with a cluster whose keys are on three masters.
 func TestACluster(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0)
 	w := worldAt(t, c.URL(), c.Client)
 	w.worksWith()
-	// As with a managed service: one address, that of any node.
+	// As with a managed service, the URL has only the address of one node.
 	one := "redis://" + c.Nodes[2].Addr()
 	if r := w.once("doctor", "--redis-url="+one); r.code != 0 || !strings.Contains(r.out, "3 masters and no replicas") {
 		t.Errorf("by one address: %+v", r)
@@ -166,7 +166,7 @@ func TestACluster(t *testing.T) {
 	}
 }
 
-// … and with one whose nodes speak TLS only, to each other too, and want a certificate.
+// The same with a cluster whose nodes only accept TLS, also among themselves, and require a certificate.
 func TestAClusterBehindTLS(t *testing.T) {
 	t.Parallel()
 	ca := testenv.NewCA(t)
@@ -201,8 +201,8 @@ func TestAClusterBehindTLS(t *testing.T) {
 	}
 }
 
-// A process that begins while its Redis is down takes one address for one server. It never goes on as if it were one:
-// it says what to do, and after a restart it works.
+// A process that starts while Redis is down assumes that one address is one server. If the address turns out to belong
+// to a cluster, the process stays unready, reports a remedy, and works after a restart.
 func TestAClusterThatAppearsLater(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0)
@@ -223,8 +223,8 @@ func TestAClusterThatAppearsLater(t *testing.T) {
 	w.delivers()
 }
 
-// … and with sentinels, who say which server it is, over TLS and with users of their own. The server is replaced
-// meanwhile, and everything goes on.
+// The same with sentinels, over TLS and with their own users. The primary is replaced in between, and everything
+// continues.
 func TestSentinel(t *testing.T) {
 	t.Parallel()
 	ca := testenv.NewCA(t)
@@ -237,7 +237,7 @@ func TestSentinel(t *testing.T) {
 			TLS: &tls.Config{Certificates: []tls.Certificate{ca.Pair(t)}, InsecureSkipVerify: true},
 		},
 		Config: lines,
-		// As docs/operations.md has it.
+		// The rights are those in docs/operations.md.
 		SentinelConfig: append(lines, "user asker on >ask-"+secret+" allchannels -@all +@connection +subscribe "+
 			"+psubscribe +sentinel|get-master-addr-by-name +sentinel|sentinels"),
 	})
@@ -256,7 +256,7 @@ func TestSentinel(t *testing.T) {
 	w := worldAt(t, u.String(), client)
 	files := []string{"--redis-ca=" + caFile, "--redis-cert=" + cert, "--redis-key=" + key}
 	w.worksWith(files...)
-	testenv.Eventually(t, 20*time.Second, func() error { // a busy machine has no time to see the certificate
+	testenv.Eventually(t, 20*time.Second, func() error { // on a busy machine, loading the certificate may take longer
 		r := w.once("doctor", "--redis-cert="+cert, "--redis-key="+key)
 		if r.code != 1 || !strings.Contains(r.out, "check the certificates") {
 			return fmt.Errorf("with an unknown CA: %+v", r)
@@ -291,8 +291,8 @@ func TestSentinel(t *testing.T) {
 	}
 }
 
-// Slots move to a master that has neither functions nor scripts, under orders and their repeats, credits, publishing
-// and consumers; then that is the only master that has them.
+// Slots move to a master that has neither functions nor scripts, while orders, repeated requests, credits, publishing
+// and consumers continue. In the end, that master has all slots.
 func TestSlotsMoveUnderEverything(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0)
@@ -310,7 +310,7 @@ func TestSlotsMoveUnderEverything(t *testing.T) {
 		defer close(done)
 		for {
 			key := uuid.NewString()
-			for range 2 { // a repeat is the same operation, wherever it is answered
+			for range 2 { // a repeated request is the same operation on every server
 				if w.try(api, "/deduct/"+user, key, `{"amount":1}`, http.StatusOK) != nil {
 					return
 				}
@@ -337,7 +337,7 @@ func TestSlotsMoveUnderEverything(t *testing.T) {
 	} {
 		slots[c.Slot(t, key)] = true
 	}
-	// The account's bucket, and whatever else has keys by now.
+	// The account's bucket, and all other keys.
 	for i := range 3 {
 		keys, err := c.On(t, i).Keys(t.Context(), "{cr:*").Result()
 		if err != nil {

@@ -23,7 +23,7 @@ func (w *world) waitLen(stream string, n int64) {
 	})
 }
 
-// Killed at any point and run again, a replay continues exactly where it stopped.
+// A replay is killed at any point and started again. It continues exactly where it stopped.
 func TestReplayKilled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -34,7 +34,7 @@ func TestReplayKilled(t *testing.T) {
 		w.waitLen("outbox.order", int64((i+1)*500))
 		_ = p.cmd.Process.Kill()
 		<-p.done
-		// What is published after the beginning is not part of it.
+		// Events published after the start of the replay are not part of it.
 		w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 			VALUES (gen_random_uuid(), 'order', 'late', 'x', '{}')`)
 		w.db.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi)
@@ -50,7 +50,7 @@ func TestReplayKilled(t *testing.T) {
 	w.wantStream("outbox.order", ids)
 }
 
-// replaying has a replay of 10,000 events begin, at a rate that leaves it under way, and returns their ids.
+// replaying starts a replay of 10,000 events, at a rate at which it is still running afterwards, and returns their ids.
 func (w *world) replaying(rate string) (p *program, ids []string) {
 	w.t.Helper()
 	ids = w.keep(10000, "outbox.order")
@@ -59,7 +59,7 @@ func (w *world) replaying(rate string) (p *program, ids []string) {
 	return p, ids
 }
 
-// Ctrl-C stops a replay in order and says how to go on.
+// Ctrl-C stops a replay in order, and the replay prints how to continue.
 func TestReplayInterrupted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -79,7 +79,7 @@ func TestReplayInterrupted(t *testing.T) {
 	w.wantStream("outbox.order", ids)
 }
 
-// A replay that Redis has forgotten does not promise to go on.
+// If Redis has lost the state of a replay, the replay does not offer to continue.
 func TestReplayForgotten(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -94,7 +94,7 @@ func TestReplayForgotten(t *testing.T) {
 	}
 }
 
-// Two at once: the second takes over, and between them each event is published once.
+// Two replays run concurrently: the second takes over, and together they publish each event once.
 func TestReplayTwiceAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -110,7 +110,8 @@ func TestReplayTwiceAtOnce(t *testing.T) {
 	w.wantStream("outbox.order", ids)
 }
 
-// Redis full, read-only, cut off and restarted: the replay waits, says so, and loses and doubles nothing.
+// Redis is full, read-only, disconnected and restarted. The replay waits and reports that. It loses and duplicates
+// nothing.
 func TestReplayThroughTrouble(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "appendonly yes", "appendfsync always")
@@ -157,7 +158,7 @@ func TestReplayThroughTrouble(t *testing.T) {
 				`{"name":"lost","type":"limit_data","stream":"downstream","attributes":{"bytes":%d}}`, 1+i*4))
 		}, func() { proxy.Remove("lost") })
 	}
-	// Only the first error is said: that of a call that was under way, or a refused connection.
+	// Only the first error is logged, either of a running call or of a refused connection.
 	trouble("", proxy.Down, func() {
 		if err := w.redis.Kill(); err != nil {
 			t.Error(err)
@@ -180,8 +181,8 @@ func TestReplayThroughTrouble(t *testing.T) {
 	w.wantStream("outbox.order", ids)
 }
 
-// A replay into the live streams while the relay works and changes its mode: the live events are neither lost nor
-// doubled nor reordered, and each replayed one comes once.
+// A replay publishes to the live streams while the relay works and changes its mode. Live events are neither lost nor
+// duplicated nor reordered, and each replayed event comes once.
 func TestReplayBesideALiveRelay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -221,8 +222,8 @@ func TestReplayBesideALiveRelay(t *testing.T) {
 	if now := registered(); now != register {
 		t.Errorf("the register was %s and is %s", register, now)
 	}
-	// What was there comes once more, of the same aggregate in the same order. (Oldest rows of history may be the live
-	// load's: it began before the replay's upper bound was read.)
+	// The earlier entries come once more, those of an aggregate in the same order. (The oldest rows of the history may
+	// belong to the live load: it began before the replay's upper bound was read.)
 	for _, typ := range types {
 		var want, have []string
 		for _, e := range before {
@@ -255,14 +256,14 @@ func idsOf(entries []testenv.Entry) []string {
 	return ids
 }
 
-// bySubject orders lines "subject id" by their subjects alone.
+// bySubject orders lines "subject id" by subject only.
 func bySubject(a, b string) int {
 	a, _, _ = strings.Cut(a, " ")
 	b, _, _ = strings.Cut(b, " ")
 	return strings.Compare(a, b)
 }
 
-// An event whose transaction is slow to commit is published before others that are visible already. The replay waits
+// The transaction of an event commits late, so later events become visible and are published first. The replay waits
 // for it.
 func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	t.Parallel()
@@ -272,7 +273,7 @@ func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = tx.Rollback(context.Background()) }() // the pool's end would wait for it
+	defer func() { _ = tx.Rollback(context.Background()) }() // otherwise closing the pool would wait for it
 	var late string
 	err = tx.QueryRow(t.Context(), `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
 		VALUES ('order', 'o', 'x', '{}') RETURNING id::text`).Scan(&late)
@@ -296,7 +297,7 @@ func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	w.wantStream("outbox.order", append(ids, late))
 }
 
-// What retention deletes before the replay has reached it is missed, and said so.
+// Events that retention deletes before the replay has reached them are not replayed, and the replay reports that.
 func TestReplaySaysWhatLeftHistory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -12,8 +12,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// keep writes n events of 20 aggregates into the log, as if they had been published to a stream an hour ago, and
-// returns their ids in the order of a replay. Up to 100 have a mark each, a millisecond apart.
+// keep writes n events of 20 aggregates to the log, as if they had been published to a stream an hour ago. It returns
+// their ids in the order of a replay. If n is at most 100, each event has its own mark, a millisecond apart.
 func (w *world) keep(n int, stream string) []string {
 	w.t.Helper()
 	each := 1000
@@ -23,13 +23,13 @@ func (w *world) keep(n int, stream string) []string {
 	return w.history(n, each, strings.TrimPrefix(stream, "outbox."), "o-", time.Hour)
 }
 
-// keepInLog is keep for other aggregates of orders, half an hour ago.
+// keepInLog is keep for different aggregates of orders, half an hour ago.
 func (w *world) keepInLog(n int) []string {
 	w.t.Helper()
 	return w.history(n, 1000, "order", "l-", 30*time.Minute)
 }
 
-// history inserts n events, and a mark for each so many, some time ago but later than all other marks.
+// history inserts n events with a mark for every each events. They are as old as ago, but later than all other marks.
 func (w *world) history(n, each int, typ, aggregates string, ago time.Duration) (ids []string) {
 	w.t.Helper()
 	begun := testenv.Value[time.Time](w.t, w.db, `
@@ -49,7 +49,7 @@ func (w *world) history(n, each int, typ, aggregates string, ago time.Duration) 
 	return ids
 }
 
-// wantStream compares a stream with ids, each once and in order, and all marked.
+// wantStream checks that a stream has exactly ids, each once and in order, all marked as replayed.
 func (w *world) wantStream(stream string, ids []string) {
 	w.t.Helper()
 	entries := rawEntries(w.t, w, stream)
@@ -67,7 +67,7 @@ func (w *world) wantStream(stream string, ids []string) {
 	}
 }
 
-// replayed is what replay --json prints.
+// replayed is the output of replay --json.
 type replayed struct {
 	Finished, Resumed bool
 	Replayed          int64
@@ -86,8 +86,8 @@ func (w *world) replay(args ...string) (replayed, result) {
 	return v, r
 }
 
-// A replayed entry is the entry it repeats, and a mark. That holds whichever way the event went, but for the time of
-// one that was streamed.
+// A replayed entry equals the original entry plus a mark, in both modes. The only exception is the time of an entry
+// that was streamed.
 func TestReplayedEntriesAreTheSame(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"poll", "cdc"} {
@@ -130,7 +130,8 @@ func TestReplayedEntriesAreTheSame(t *testing.T) {
 				if len(all) != 2*len(entries) {
 					t.Fatalf("%d entries in %s, want %d", len(all), s, 2*len(entries))
 				}
-				// Two sweepers may have published two aggregates beside each other: the order is that within each.
+				// Two sweepers may have published two aggregates concurrently, so only the order within each is
+				// compared.
 				again := all[len(entries):]
 				for _, list := range [][]map[string]string{entries, again} {
 					slices.SortStableFunc(list, func(a, b map[string]string) int {
@@ -144,7 +145,7 @@ func TestReplayedEntriesAreTheSame(t *testing.T) {
 					}
 					delete(e, "replayed")
 					if mode == "cdc" && e["time"] <= entries[i]["time"] {
-						e["time"] = entries[i]["time"] // the log knows of the insert, the stream of the commit
+						e["time"] = entries[i]["time"] // the log has the time of the insert
 					}
 					if !maps.Equal(e, entries[i]) {
 						t.Errorf("entry %v is replayed as %v", entries[i], e)
@@ -152,7 +153,7 @@ func TestReplayedEntriesAreTheSame(t *testing.T) {
 				}
 			}
 
-			// Once more is nothing more, unless that is said.
+			// Without --restart, another run publishes nothing.
 			if v, r := w.replay("--all"); !v.Finished || v.Replayed != 0 || v.Count != 30 || r.code != 0 {
 				t.Errorf("the same command again: %+v", v)
 			}
@@ -202,7 +203,7 @@ func TestReplaySelects(t *testing.T) {
 		"ago":     {[]string{"--since=2h", "--until=1m", "--stream=outbox.invoice"}, more},
 		"type":    {[]string{"--all", "--type=order.paid"}, every(10, 9)},
 		"nothing": {[]string{"--since=1m"}, nil},
-		// The same of the log.
+		// The same selections on the log.
 		"log id":      {[]string{"--id=" + settled[41]}, settled[41:42]},
 		"log subject": {[]string{"--subject=l-3"}, ofLog("l-3")},
 		"log time":    {[]string{"--since=35m", "--stream=outbox.order"}, settled},
@@ -251,7 +252,7 @@ func TestReplayRefuses(t *testing.T) {
 		{2, "posthaste's own", []string{"--all", "--to=dead.outbox.order"}},
 		{2, "posthaste's own", []string{"--all", "--to=outbox.order:gate"}},
 		{1, "the relay publishes to it", []string{"--all", "--to=outbox.order"}},
-		{1, "the relay publishes to it", []string{"--all", "--to=outbox.user"}}, // to outbox.user.1, of the type
+		{1, "the relay publishes to it", []string{"--all", "--to=outbox.user"}}, // the type's stream outbox.user.1
 		{1, "holds a string", []string{"--all", "--to=text"}},
 		{1, "a relay publishes to it", []string{"--all", "--to=elsewhere"}},
 		{1, "another database", []string{"--all"}},

@@ -15,10 +15,10 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// These are ways in which a restoration itself once lost events, or published them again.
+// Each of these tests is for a case in which an earlier version lost events in a restoration, or published them twice.
 
-// What is restored is trimmed meanwhile, and the relay is killed: whoever goes on does not take that for missing, and
-// what was trimmed is no loss.
+// Restored entries are trimmed during the restoration, and the relay is killed. The next leader does not restore the
+// trimmed entries again, and does not count them as lost.
 func TestWhatIsRestoredMayBeTrimmed(t *testing.T) {
 	t.Parallel()
 	const events = 60_000
@@ -50,8 +50,8 @@ func TestWhatIsRestoredMayBeTrimmed(t *testing.T) {
 	}
 }
 
-// Nothing is noted as restored before it is as durable as is asked for; and what is restored, and lost again, is
-// restored again.
+// Entries are recorded as restored only after they have reached the configured durability. If restored entries are lost
+// again, they are restored again.
 func TestARestorationIsConfirmed(t *testing.T) {
 	t.Parallel()
 	const events = 3500
@@ -60,10 +60,10 @@ func TestARestorationIsConfirmed(t *testing.T) {
 	r := w.relayIn("poll", "--stream-maxlen=0", "--redis-durability=replicas=1")
 	testenv.Bulk(t, w.db, events, 10)
 	w.waitSettled(events)
-	do(t, replica.Client, "replicaof", "127.0.0.1", "1") // no replica any more
+	do(t, replica.Client, "replicaof", "127.0.0.1", "1") // the server is not a replica any more
 	do(t, w.redis.Client, "flushall")
 	w.waitEntries(events)
-	r.waitReady(t, http.StatusServiceUnavailable, "restore: outbox.order: confirm") // it has tried
+	r.waitReady(t, http.StatusServiceUnavailable, "restore: outbox.order: confirm") // the relay has tried to confirm
 	if w.unrepaired() == 0 {
 		t.Error("what is nowhere but in one memory is noted as restored")
 	}
@@ -82,7 +82,7 @@ func TestARestorationIsConfirmed(t *testing.T) {
 	}
 }
 
-// The gate is lost, and then the stream, before anything is published in between.
+// First the gate is lost, then the stream, and nothing is published in between.
 func TestAGateIsLostAndThenItsStream(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -100,8 +100,8 @@ func TestAGateIsLostAndThenItsStream(t *testing.T) {
 	})
 }
 
-// A replay publishes to a stream that is gone: while the relay runs it waits for it, and while none does the relay sees
-// all the same what is missing.
+// A replay publishes to a stream that was lost. If the relay runs, the replay waits for the restoration. If no relay
+// runs, the next one still detects the missing entries.
 func TestAReplayHidesNoLoss(t *testing.T) {
 	t.Parallel()
 	for _, down := range []bool{false, true} {
@@ -133,8 +133,8 @@ func TestAReplayHidesNoLoss(t *testing.T) {
 	}
 }
 
-// The database goes back to a time before a stream was published to for the first time, or to one that has the epoch of
-// the gates, and another owner: what is in the stream is found there.
+// The database is restored to a time before the first publish to a stream, or to one with the epoch of the gates and
+// another owner. The relay finds the published events in the stream.
 func TestADatabaseThatIsOlderThanItsGates(t *testing.T) {
 	t.Parallel()
 	for name, back := range map[string]string{
@@ -159,7 +159,7 @@ func TestADatabaseThatIsOlderThanItsGates(t *testing.T) {
 	}
 }
 
-// Redis is put back to a backup from before the last thousand events, while a relay runs.
+// Redis is restored from a backup made before the last thousand events, while a relay runs.
 func TestABackupOfRedisIsRestored(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -189,12 +189,12 @@ func TestABackupOfRedisIsRestored(t *testing.T) {
 		w.waitCommitted(load, load.Committed()+300)
 		load.Stop()
 		w.oracle.Check(t, load, 30*time.Second)
-		w.restored(500) // some of the thousand were in the backup, and not settled
+		w.restored(500) // some of the thousand were in the backup and not settled
 	})
 }
 
-// A stream is deleted, or put back to an older copy, and somebody else adds an entry: it is younger than all that is
-// lost. With a relay and without one, with the gate and without it.
+// A stream is deleted, or replaced with an older copy, and another client adds an entry, which is younger than all lost
+// entries. The test runs with and without a relay, and with and without the gate.
 func TestAYoungerEntryHidesNoLoss(t *testing.T) {
 	t.Parallel()
 	const stream = "outbox.order"
@@ -254,7 +254,7 @@ func TestAYoungerEntryHidesNoLoss(t *testing.T) {
 	}
 }
 
-// waitGroups waits until a relay has noted the groups of a stream.
+// waitGroups waits until a relay has recorded the groups of a stream.
 func (w *world) waitGroups(stream string, want ...string) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
@@ -266,9 +266,10 @@ func (w *world) waitGroups(stream string, want ...string) {
 	})
 }
 
-// Streams are lost while the consumers of a group are away, and are trimmed to less than it has before it: the group
-// comes back before what is restored, and all of that is there for it, also if the relay is killed in the middle and
-// everything is lost once more. A group that somebody has destroyed does not come back.
+// Streams are lost while the consumers of a group are disconnected, after the streams were trimmed up to the group's
+// position. The group is recreated before the restored entries, so it reads all of them. That also holds if the relay
+// is killed during the restoration and everything is lost once more. A group that was destroyed on purpose is not
+// recreated.
 func TestGroupsComeBackWithWhatIsRestored(t *testing.T) {
 	t.Parallel()
 	const stream = "outbox.order"
@@ -308,7 +309,7 @@ func TestGroupsComeBackWithWhatIsRestored(t *testing.T) {
 				r = w.spawn("relay", "--stream-maxlen=200")
 			}
 			r.waitLogged("the stream is whole again")
-			// Streams are trimmed in the order of their names: when a later one was, this one was.
+			// Streams are trimmed in the order of their names: if a later stream was trimmed, so was this one.
 			w.db.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
 				SELECT 'zz', 'a', 'zz.made', '{}' FROM generate_series(1, 1000)`)
 			testenv.Eventually(t, 30*time.Second, func() error {
@@ -318,7 +319,7 @@ func TestGroupsComeBackWithWhatIsRestored(t *testing.T) {
 				}
 				return nil
 			})
-			client.XGroupCreate(ctx, stream, "away", "0") // as a consumer does when it comes back
+			client.XGroupCreate(ctx, stream, "away", "0") // as a reconnecting consumer does
 			read := map[any]bool{}
 			for {
 				got, err := client.XReadGroup(ctx, &redis.XReadGroupArgs{

@@ -13,7 +13,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// TestScrapesNeverWait: while neither Postgres nor Redis answers, and connections hang, every scrape is answered.
+// TestScrapesNeverWait checks that every scrape is answered while neither Postgres nor Redis responds and connections
+// hang.
 func TestScrapesNeverWait(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -33,7 +34,7 @@ func TestScrapesNeverWait(t *testing.T) {
 	defer cancel()
 	go func() {
 		for ctx.Err() == nil {
-			_, _ = placeOrder(ctx, api.http, 7) // requests that hang, too
+			_, _ = placeOrder(ctx, api.http, 7) // these requests hang, too
 		}
 	}()
 	counts := func(series string) func(string) bool {
@@ -42,7 +43,7 @@ func TestScrapesNeverWait(t *testing.T) {
 	for _, c := range []struct {
 		*child
 		process string
-		noticed func(text string) bool // that the servers are gone
+		noticed func(text string) bool // the process has noticed that the servers do not respond
 	}{
 		{relay, "relay", func(string) bool {
 			status, _ := relay.get("/readyz", nil)
@@ -63,7 +64,7 @@ func TestScrapesNeverWait(t *testing.T) {
 		})
 	}
 	for _, c := range []*child{relay, api, consume} {
-		c.signal(syscall.SIGKILL) // an orderly stop would wait
+		c.signal(syscall.SIGKILL) // an orderly stop would block
 	}
 }
 
@@ -71,7 +72,7 @@ func TestMetricsOfTheContractExistFromTheStart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	r, api := w.spawn("relay"), w.spawn("serve")
-	// Series of a closed label set are there before anything has happened.
+	// Series with fixed labels exist from the start.
 	present(t, r,
 		"outbox_parked_total", "outbox_publish_seconds_count", "outbox_backlog_rows", "outbox_backlog_oldest_seconds",
 		"outbox_inflight_events",
@@ -92,7 +93,7 @@ func TestMetricsOfTheContractExistFromTheStart(t *testing.T) {
 		t.Fatalf("order: %d, %v", a.status, err)
 	}
 	w.oracle.WaitEmpty(t, 20*time.Second)
-	// The others are named after streams, groups, types and routes, which appear with them.
+	// The labels of other series are the names of streams, groups, types and routes, so the series appear with them.
 	if err := w.redis.Client.XGroupCreate(t.Context(), "outbox.order", "g", "0").Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The line about a secret on the command line is one of every command's log, and the secret is not in it.
+// Every command warns in its log about a secret on the command line, without showing the secret.
 func TestASecretAmongTheFlagsIsWarnedAbout(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -15,13 +15,13 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// A transaction is open for long while the relay sweeps, and the WAL grows so much that the slot is to follow it: the
-// stream is taken up all the same, with what that transaction writes.
+// A transaction stays open while the relay sweeps and the WAL grows beyond the point where the slot must advance. The
+// relay streams again anyway, including the rows of that transaction.
 func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
-	r := w.relayIn("cdc", "--wal-budget=64MiB") // helped along from 16 MiB on
+	r := w.relayIn("cdc", "--wal-budget=64MiB") // the slot is advanced from 16 MiB on
 	r.setMode("poll")
 	w.waitMode("poll", 20*time.Second)
 	before := testenv.Value[string](t, w.db, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
@@ -60,9 +60,9 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 	w.delivers()
 }
 
-// Commits are held back by a synchronous standby while the relay sweeps and the WAL grows; then another relay takes
-// over and streams. The slot was not moved past what nobody could see, or it would come late, behind what its
-// aggregates write next.
+// Commits are blocked by a synchronous standby while the relay sweeps and the WAL grows. Then another relay takes over
+// and streams. The slot was not advanced past the invisible commits: otherwise their events would come late, after
+// later events of their aggregates.
 func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
@@ -111,9 +111,9 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	w.oracle.Check(t, load, 30*time.Second)
 }
 
-// Commits are held back by a synchronous standby when the WAL budget moves the slot past them: they are in the WAL
-// before the slot and visible to nobody. Then the relay is killed, or stopped. Whoever leads next streams only when
-// they have come out, and been swept in their place.
+// Commits are blocked by a synchronous standby when the WAL budget advances the slot past them: they are in the WAL
+// before the slot and not visible yet. Then the relay is killed or stopped. The next leader streams only after the
+// commits have become visible and their rows have been swept in order.
 func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ mode, end string }{{"poll", "kill"}, {"poll", "stop"}, {"auto", "kill"}} {
@@ -176,7 +176,7 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 	}
 }
 
-// The same when it is somebody else who moves the slot past them.
+// The same if an operator advances the slot past them.
 func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
@@ -200,7 +200,8 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = local.Close(context.Background()) }()
-	// not while the relay moves it itself, or before it has seen it stand
+	// The slot is moved repeatedly: the relay may be advancing it at the same time, or may not have read its position
+	// before.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if _, err := local.Exec(t.Context(), "SELECT pg_logical_emit_message(true, 'test', '')"); err != nil {
 			return err
@@ -228,10 +229,10 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	w.waitMode("cdc", 30*time.Second)
 }
 
-// The relay's role does not wait for its commits to reach the disk, and Postgres forgets them with a crash: but not
-// that an event was settled, for the gate has forgotten that it was published.
+// The relay's role commits asynchronously, and Postgres loses commits in a crash. The relay must not lose that an event
+// was settled, because the gate no longer shows that it was published.
 //
-// The same when that is set while the relay runs.
+// The same if the setting changes while the relay runs.
 func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ mode, when string }{
@@ -248,7 +249,7 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 				w.pgURL += "&synchronous_commit=off"
 			}
 			r := w.relayIn(c.mode)
-			w.delivers() // its sessions are open
+			w.delivers() // the relay's sessions are open
 			if c.when == "meanwhile" {
 				w.db.Exec(t, "ALTER SYSTEM SET synchronous_commit = off")
 				w.db.Exec(t, "SELECT pg_reload_conf()")
@@ -288,7 +289,7 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 	}
 }
 
-// committing returns the database with a pool whose commits are waited for, whatever the server says.
+// committing returns the database with a pool whose commits wait for the disk, whatever the server's setting.
 func committing(t *testing.T, d *testenv.Database) *testenv.Database {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), d.URL+"&synchronous_commit=on")
@@ -299,8 +300,8 @@ func committing(t *testing.T, d *testenv.Database) *testenv.Database {
 	return &testenv.Database{URL: d.URL, Name: d.Name, Relay: d.Relay, Pool: pool}
 }
 
-// The database takes no writes for a while, as after a failover to a server that is not promoted yet: both say so, and
-// go on by themselves, whatever their connections were told when they began.
+// The database accepts no writes for a while, as after a failover to a server that is not promoted yet. Relay and API
+// report it and recover on their own, whatever the server reported when their connections began.
 func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -310,8 +311,8 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" SET default_transaction_read_only = on")
 	since := testenv.Value[time.Time](t, w.db, "SELECT clock_timestamp()")
 	testenv.Eventually(t, 30*time.Second, func() error {
-		// Again and again: a session that is just beginning has no name yet, and may be one of those that can still
-		// write.
+		// The sessions are terminated repeatedly: a session that is just starting has no name yet, and may still be
+		// able to write.
 		w.db.Exec(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 			WHERE datname = current_database() AND application_name LIKE 'posthaste%' AND backend_start < $1`, since)
 		var h readiness
@@ -332,8 +333,8 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 	}
 }
 
-// Postgres answers, and refuses what a leader needs: the lock is held and nothing is published, which must not look
-// ready.
+// Postgres answers but refuses a statement that a leader needs. The relay holds the lock and publishes nothing, so it
+// must not report itself as ready.
 func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -350,8 +351,8 @@ func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
 	w.delivers()
 }
 
-// A role that has lost the right to move its slot cannot keep the budget: events are swept, and that the disk fills is
-// said.
+// A role that has lost the right to advance its slot cannot keep the budget: events are swept, and the growing WAL is
+// reported.
 func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
@@ -375,8 +376,8 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	})
 }
 
-// The budget is kept as well while a relay that has just been started cannot reach Redis, and has not adopted yet: by
-// moving the slot, not by dropping it.
+// The budget is also kept while a relay that has just started cannot reach Redis and has not adopted yet. The relay
+// advances the slot and does not drop it.
 func TestBudgetBeforeTheFirstAdoption(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
@@ -390,7 +391,8 @@ func TestBudgetBeforeTheFirstAdoption(t *testing.T) {
 	r := w.spawn("relay", "--wal-budget=16MiB")
 	r.waitLogged(`"leading"`)
 	w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
-	// A transaction that alone has more than the budget would hold the slot back while it is open: it would be dropped.
+	// If a single transaction were larger than the budget, it would hold the slot while open, and the slot would be
+	// dropped.
 	w.db.Exec(t, "DO $$ BEGIN FOR i IN 1 .. 20 LOOP INSERT INTO churn VALUES (repeat('0123456789', 100000)); COMMIT; "+
 		"END LOOP; END $$")
 	testenv.Eventually(t, 20*time.Second, func() error {

@@ -16,7 +16,7 @@ import (
 	"posthaste/outbox"
 )
 
-// reader is a consumer group that notes what it handles, and in which order.
+// reader is a consumer group that records the events that it handles, and their order.
 type reader struct {
 	t     *testing.T
 	name  string
@@ -27,7 +27,7 @@ type reader struct {
 	seen map[string]bool
 }
 
-// reads has a group read in this process: every stream, or those of the types that the names stand for.
+// reads starts a group in this process. It reads every stream, or those of the named types.
 func (w *world) reads(group string, delay time.Duration, streams ...string) *reader {
 	w.t.Helper()
 	r := &reader{t: w.t, name: group, delay: delay, last: map[string]int{}, seen: map[string]bool{}}
@@ -51,7 +51,7 @@ func (r *reader) handle(_ context.Context, e consumer.Event) error {
 	if err := json.Unmarshal(e.Data, &body); err != nil {
 		return err
 	}
-	time.Sleep(r.delay) // a handler takes its time: a newer event may overtake it in another stream
+	time.Sleep(r.delay) // a slow handler: a newer event may overtake this one in another stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.seen[e.ID] && body.N <= r.last[e.Subject] {
@@ -87,7 +87,7 @@ func (w *world) waitShards(n int) {
 	})
 }
 
-// placed checks that Postgres knows of every event in which stream it is, and returns how many are in each.
+// placed checks that Postgres has the right stream of every event, and returns the number of events in each stream.
 func (w *world) placed(types ...string) map[string]int {
 	w.t.Helper()
 	in := map[string]string{}
@@ -114,7 +114,7 @@ func (w *world) placed(types ...string) map[string]int {
 
 func perType(n int) string { return "--per-type=" + strconv.Itoa(n) }
 
-// spreads has a type get n streams, when no relay leads any more.
+// spreads changes a type to n streams while no relay leads.
 func (w *world) spreads(n int, extra ...string) {
 	w.t.Helper()
 	r := w.once(append([]string{"streams", "spread", perType(n)}, extra...)...)
@@ -124,8 +124,8 @@ func (w *world) spreads(n int, extra ...string) {
 	w.waitShards(n)
 }
 
-// A type gets other numbers of streams under load, in both modes, while relays are killed and frozen in the middle of
-// it: nothing is lost, doubled or read in another order, by a group that discovers streams and by one that names them.
+// The number of streams of a type changes under load, in both modes, while relays are killed and frozen. Nothing is
+// lost, duplicated or read in another order, by a group that discovers streams and by one that names them.
 func TestStreamsPerTypeUnderLoad(t *testing.T) {
 	t.Parallel()
 	changes := []int{4, 1}
@@ -143,12 +143,12 @@ func TestStreamsPerTypeUnderLoad(t *testing.T) {
 			if i%2 == 0 {
 				r.kill()
 			} else {
-				r.signal(syscall.SIGSTOP) // it wakes up when the layout has changed
+				r.signal(syscall.SIGSTOP) // continues after the layout has changed
 				frozen := r
 				defer func() { frozen.signal(syscall.SIGCONT) }()
 			}
 			p := w.start("streams", "spread", perType(n))
-			// It is killed while it waits; where nothing is behind, there is nothing to wait for.
+			// The command is killed while it waits. If no group is behind, it does not wait.
 			testenv.Eventually(t, 20*time.Second, func() error {
 				if out := p.text(); !strings.Contains(out, "waiting: ") && !strings.Contains(out, "streams for each") {
 					return fmt.Errorf("streams spread says %q", out)
@@ -173,13 +173,14 @@ func TestStreamsPerTypeUnderLoad(t *testing.T) {
 				used++
 			}
 		}
-		if used < 3 { // by 10 aggregates
+		if used < 3 { // the 10 aggregates spread over at least 3
 			t.Errorf("%d of 4 streams were used", used)
 		}
 	})
 }
 
-// What Redis loses after a change is put back where it was: into the streams of the layout that it was published under.
+// Entries that Redis loses after a change of the layout are restored to the streams of the layout in which they were
+// published.
 func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -237,16 +238,16 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 	}
 	r.waitReady(t, 200, "")
 
-	// The type is one for who replays it.
+	// A replay treats the streams of a type as one.
 	if res := w.once("replay", "--stream=outbox.order", "--since=1h", "--rate=0"); res.code != 0 ||
 		!strings.Contains(res.out+res.errOut, "replayed 720 events") {
 		t.Errorf("replay: exit %d: %s%s", res.code, res.out, res.errOut)
 	}
 }
 
-// A group without consumers holds a change up: the command and posthaste status report it, with what to do, and nothing
-// is published until then. The change can be called off; and when the group is dropped it is made. While a relay leads,
-// the command waits for that, too.
+// A group without consumers blocks a change. The command and posthaste status report it with a remedy, and nothing is
+// published until the group is dropped. The change can be cancelled. While a relay leads, the command also waits for
+// the relay.
 func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -270,7 +271,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	if now := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); now != n {
 		t.Errorf("%d entries, and %d when the change began", now, n)
 	}
-	// Called off, nothing has changed.
+	// After the change is cancelled, nothing has changed.
 	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +302,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	if len(in) != 3 {
 		t.Errorf("streams %v", in)
 	}
-	// A group whose consumers are away has the new streams before it: nothing of them is trimmed.
+	// The new streams have a group whose consumers are disconnected, so none of their entries are trimmed.
 	for _, stream := range in[1:] {
 		groups := w.redis.Client.XInfoGroups(t.Context(), stream).Val()
 		n := w.redis.Client.XLen(t.Context(), stream).Val()
@@ -311,8 +312,8 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	}
 }
 
-// Two databases share the streams of a cluster, and spread their types over more of them, one after the other, while
-// the other one publishes: each stream is at a master by its name, and its gates are there, too.
+// Two databases share the streams of a cluster. One after the other, they spread their types over more streams while
+// the other publishes. Each stream is on the master of its name, and so are its gates.
 func TestSharedStreamsPerTypeOnACluster(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0)
@@ -384,7 +385,7 @@ func TestASpreadReportsWhatItWaitsFor(t *testing.T) {
 	w.waitShards(2)
 }
 
-// A type that has the name of one of the streams that another would have: the change is refused, and events flow.
+// A type has the name of a stream that another type would get. The change is refused, and events are published.
 func TestAChangeOfStreamsIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -404,8 +405,8 @@ func TestAChangeOfStreamsIsRefused(t *testing.T) {
 	}
 }
 
-// A type that is called like a stream of another one gets none of its streams: its events are parked, and those of the
-// other one flow.
+// A type with the name of another type's stream gets no stream of that type: its events are parked, and those of the
+// other type are published.
 func TestATypeThatIsCalledLikeAStream(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {

@@ -14,14 +14,14 @@ import (
 
 const sharedOn = "--shared-streams=on"
 
-// sharers are databases that share the streams of one Redis, with a load each.
+// sharers are databases that share the streams of one Redis, each with its own load.
 type sharers struct {
 	t     *testing.T
 	all   []*world
 	loads []*testenv.Load
 }
 
-// newSharers makes two databases on one server of Postgres, and one on another.
+// newSharers creates two databases on one Postgres server and one on another.
 func newSharers(t *testing.T) *sharers {
 	t.Helper()
 	redis := testenv.Redis(t)
@@ -34,7 +34,7 @@ func newSharers(t *testing.T) *sharers {
 	return s
 }
 
-// load writes events of the same types to all of them.
+// load writes events of the same types to all databases.
 func (s *sharers) load(o testenv.LoadOptions) {
 	s.loads = nil
 	for i, w := range s.all {
@@ -43,7 +43,7 @@ func (s *sharers) load(o testenv.LoadOptions) {
 	}
 }
 
-// more waits until each has committed so many more events.
+// more waits until each load has committed n more events.
 func (s *sharers) more(n int) {
 	s.t.Helper()
 	for i, w := range s.all {
@@ -51,7 +51,7 @@ func (s *sharers) more(n int) {
 	}
 }
 
-// whole waits until everybody has restored what was lost, which each has noticed.
+// whole waits until every database has noticed the loss and restored its events.
 func (s *sharers) whole(done []int) {
 	s.t.Helper()
 	testenv.Eventually(s.t, 60*time.Second, func() error {
@@ -64,7 +64,7 @@ func (s *sharers) whole(done []int) {
 	})
 }
 
-// restored is how often each has restored something.
+// restored returns how often each database has restored events.
 func (s *sharers) restored() (n []int) {
 	for _, w := range s.all {
 		n = append(n, testenv.Value[int](s.t, w.db,
@@ -73,7 +73,7 @@ func (s *sharers) restored() (n []int) {
 	return n
 }
 
-// check ends the loads, and holds each database against the streams.
+// check ends the loads, and compares each database with the streams.
 func (s *sharers) check() {
 	s.t.Helper()
 	for _, l := range s.loads {
@@ -102,8 +102,8 @@ func (s *sharers) check() {
 	}
 }
 
-// Three databases on two servers publish to the same streams. Whatever happens to one of them is nothing to the others,
-// and each has its events there once and in order; what Redis forgets, each restores.
+// Three databases on two servers publish to the same streams. A fault in one of them does not affect the others, and
+// the events of each are in the streams once and in order. After a loss in Redis, each restores its own events.
 func TestDatabasesShareStreams(t *testing.T) {
 	t.Parallel()
 	s := newSharers(t)
@@ -131,7 +131,7 @@ func TestDatabasesShareStreams(t *testing.T) {
 	secondA.setMode("poll")
 	a.waitMode("poll", 20*time.Second)
 
-	for _, w := range s.all { // else there is nothing to restore
+	for _, w := range s.all { // otherwise there is nothing to restore
 		w.waitSettled(100)
 	}
 	before := s.restored()
@@ -149,7 +149,7 @@ func TestDatabasesShareStreams(t *testing.T) {
 	s.check()
 }
 
-// Who may not publish to streams that others share, and what they are told.
+// Databases that may not publish to shared streams, and the reports they get.
 func TestWhoMayNotShare(t *testing.T) {
 	t.Parallel()
 	s := newSharers(t)
@@ -161,12 +161,12 @@ func TestWhoMayNotShare(t *testing.T) {
 	}
 	s.more(60)
 	s.check()
-	// Who does not share.
+	// A database without the setting to share.
 	d := worldOf(t, testenv.Postgres(t), redis)
 	load := testenv.StartLoad(t, d.db, testenv.LoadOptions{Total: 60, Tag: "d-"})
 	load.Wait()
 	d.spawn("relay").waitReady(t, http.StatusServiceUnavailable, "--shared-streams")
-	// Nor a copy on another server of one that does: it has its name.
+	// A copy, on another server, of a database that shares: it has the same name.
 	copied := worldOf(t, s.dumped(c), redis)
 	load = testenv.StartLoad(t, copied.db, testenv.LoadOptions{Total: 60, Tag: "copy-"})
 	load.Wait()
@@ -193,7 +193,7 @@ func TestWhoMayNotShare(t *testing.T) {
 	}
 }
 
-// dumped makes a copy of a world's database on the server of the others, by dump and restore.
+// dumped copies a world's database to the server of the others by dump and restore.
 func (s *sharers) dumped(w *world) *testenv.Database {
 	s.t.Helper()
 	to := testenv.Empty(s.t)
@@ -204,7 +204,7 @@ func (s *sharers) dumped(w *world) *testenv.Database {
 	return to
 }
 
-// Sharing is turned on and off under load, while relays of either setting are killed. Nothing is lost or published
+// Sharing is turned on and off under load, while relays with either setting are killed. Nothing is lost or published
 // twice.
 func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 	t.Parallel()
@@ -240,7 +240,7 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 	testenv.Eventually(t, 30*time.Second, func() error { return ready(rb, "leader") })
 	a.oracle.Others, b.oracle.Others = []*testenv.Load{other}, []*testenv.Load{load}
 	b.oracle.Check(t, other, 30*time.Second)
-	// While b is there, nobody goes on without sharing.
+	// While b uses the streams, a relay without the setting does not publish.
 	ra.kill()
 	ra = a.spawn("relay")
 	ra.waitReady(t, http.StatusServiceUnavailable, "/posthaste/"+b.db.Relay)
@@ -255,9 +255,9 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 	again := testenv.StartLoad(t, b.db, testenv.LoadOptions{Total: 60, Tag: "again-"})
 	again.Wait()
 	b.spawn("relay", sharedOn).waitReady(t, http.StatusServiceUnavailable, "does not share it")
-	// By force b takes it, and a, which is told so, joins.
+	// b takes the streams over by force. a is notified and joins.
 	ra.stop()
-	b.adopt() // without the setting: its relay adopts again, and shares it
+	b.adopt() // runs without the setting; its relay then adopts again and shares
 	b.oracle.Others = append(b.oracle.Others, other)
 	b.oracle.Check(t, again, 30*time.Second)
 	ra = a.spawn("relay", sharedOn)
@@ -266,7 +266,7 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 	a.delivers()
 }
 
-// A stream that is shared is deleted when every database says so, and comes back for none of them.
+// A shared stream is deleted when every database has requested it, and no database restores it.
 func TestASharedStreamIsDropped(t *testing.T) {
 	t.Parallel()
 	redis := testenv.Redis(t)

@@ -19,11 +19,11 @@ import (
 type replicated struct {
 	*world
 	server, standby *testenv.Server
-	// link is how the standby hears of the server, front where everybody looks for the primary.
+	// link is the connection from the standby to the server. front is the address of the current primary.
 	link, front *link.Link
 }
 
-// newReplicated starts one. The standby has settings of its own, each "name=value".
+// newReplicated starts a replicated world. The standby has its own settings, each "name=value".
 func newReplicated(t *testing.T, mode string, settings ...string) *replicated {
 	t.Helper()
 	server := testenv.NewServer(t)
@@ -36,13 +36,13 @@ func newReplicated(t *testing.T, mode string, settings ...string) *replicated {
 	return r
 }
 
-// other is the database of the standby.
+// other returns the database on the standby.
 func (r *replicated) other() *testenv.Database {
 	r.t.Helper()
 	return r.at(hostOf(r.t, r.standby.URL("")))
 }
 
-// at is the database by another address.
+// at returns the database at another address.
 func (w *world) at(addr string) *testenv.Database {
 	w.t.Helper()
 	d := *w.db
@@ -55,7 +55,7 @@ func (w *world) at(addr string) *testenv.Database {
 	return &d
 }
 
-// beSynchronous has commits wait for the standby from now on.
+// beSynchronous makes commits wait for the standby.
 func (r *replicated) beSynchronous() {
 	r.t.Helper()
 	r.db.Standby(r.t, "*")
@@ -69,14 +69,14 @@ func (r *replicated) beSynchronous() {
 	})
 }
 
-// promote has the standby take over from a server that is killed. Its database is that of the world from then on.
+// promote kills the server and promotes the standby. The world then uses the standby's database.
 func (r *replicated) promote(other *testenv.Database) {
 	r.t.Helper()
 	if err := r.server.Stop("immediate"); err != nil {
 		r.t.Fatal(err)
 	}
-	// A sequence is ahead on a standby, which may be more than what was claimed since the server was heard last: then
-	// no gate refuses what is claimed there.
+	// On a standby, a sequence may be ahead by more than the claims made since the standby last received WAL. Then no
+	// gate refuses a claim made there.
 	for _, stmt := range []string{"SELECT pg_promote()", "SELECT setval('outbox_claim', 1000000)"} {
 		if _, err := other.Pool.Exec(r.t.Context(), stmt); err != nil {
 			r.t.Fatal(err)
@@ -86,8 +86,8 @@ func (r *replicated) promote(other *testenv.Database) {
 	r.db, r.oracle.DB = other, other
 }
 
-// A synchronous standby takes over that was cut off between a commit and the mark that settles it: it has everything
-// that was acknowledged, and no event is published twice.
+// A synchronous standby takes over. It was cut off between a commit and the mark that settles it. It has all
+// acknowledged commits, and no event is published twice.
 func TestASynchronousStandbyIsPromoted(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -99,7 +99,7 @@ func TestASynchronousStandbyIsPromoted(t *testing.T) {
 		first.Wait()
 		w.oracle.Check(t, first, 20*time.Second)
 		w.beSynchronous()
-		r.signal(syscall.SIGSTOP) // or its mark may be there before the standby is cut off
+		r.signal(syscall.SIGSTOP) // otherwise its mark may arrive before the standby is cut off
 		last := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
 		last.Wait()
 		other := w.other()
@@ -119,7 +119,7 @@ func TestASynchronousStandbyIsPromoted(t *testing.T) {
 			}
 			return nil
 		})
-		testenv.Eventually(t, 20*time.Second, func() error { // a mark is written, and must not be told
+		testenv.Eventually(t, 20*time.Second, func() error { // a mark is written, and its commit is not acknowledged
 			waits := testenv.Value[bool](t, w.db,
 				"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')")
 			if n := w.settled(); n <= events || !waits {
@@ -138,14 +138,14 @@ func TestASynchronousStandbyIsPromoted(t *testing.T) {
 	})
 }
 
-// An asynchronous standby takes over, and has the rows but not that they were settled: they are found in their stream,
-// and not published again. That it happened is told.
+// An asynchronous standby takes over. It has the rows but not their marks. The relay finds the events in their stream
+// and does not publish them again. The failover is reported.
 func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
 		const events = 60
 		w := newReplicated(t, mode)
-		if mode == "cdc" { // the standby knows the old timeline; in the other mode the gates alone know better than it
+		if mode == "cdc" { // the standby has the old timeline; in the other mode only the gates are ahead of it
 			r := w.spawn("relay")
 			w.waitMode(mode, 20*time.Second)
 			r.stop()
@@ -161,7 +161,7 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 			}
 			return nil
 		})
-		w.link.To("127.0.0.1:1") // it hears no more
+		w.link.To("127.0.0.1:1") // cuts off the standby
 		r := w.spawn("relay")
 		w.waitMode(mode, 20*time.Second)
 		w.oracle.Check(t, load, 20*time.Second)
@@ -188,22 +188,22 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 	})
 }
 
-// An asynchronous standby takes over under load that is some commits behind: what it has is in the stream once, and
-// what it lacks is named, and only that.
+// An asynchronous standby takes over under load, some commits behind. The events that it has are in the stream once.
+// The events that it lacks, and only those, are named.
 func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
 		w := newReplicated(t, mode)
 		relays := []*child{w.spawn("relay")}
 		w.waitMode(mode, 20*time.Second)
-		if mode == "poll" { // the second one sweeps along, and must not go on with it before the leader has adopted
+		if mode == "poll" { // the second relay sweeps, and must not publish before the leader has adopted
 			relays = append(relays, w.spawn("relay"))
 			relays[1].waitLogged(`"to":"poll"`)
 		}
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600, Tolerant: true})
 		w.waitCommitted(load, 600)
 		other := w.other()
-		w.link.To("127.0.0.1:1") // it hears no more
+		w.link.To("127.0.0.1:1") // cuts off the standby
 		w.waitCommitted(load, load.Committed()+600)
 		w.promote(other)
 		testenv.Eventually(t, 30*time.Second, func() error {
@@ -270,9 +270,9 @@ func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 	})
 }
 
-// Services move to a server that the rows and marks were replicated to, a clone of the first one, with its identifier
-// or with one of its own. Its transactions have lower numbers, or higher ones. What was settled stays settled, and what
-// was not, or was written there before a relay came, is published.
+// Services move to a server with replicated rows and marks. It is a clone of the first one, with the same or with its
+// own identifier, and its transaction ids are lower or higher. Settled events stay settled. Unsettled events, and those
+// written there before a relay started, are published.
 func TestALogicalReplicaTakesOver(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ ahead, other bool }{
@@ -356,12 +356,12 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 	}
 }
 
-// states sums up what a replica has to have.
+// states summarizes the state that a replica must have.
 const states = `SELECT concat_ws(' ', (SELECT count(*) FROM outbox), (SELECT max(id) FROM outbox_mark),
 	(SELECT epoch FROM relay_state), (SELECT changed_at FROM relay_state))`
 
-// Two servers have the same files, and their relays one Redis. Who is at work is not disturbed; the other one stands
-// still, and says why, until a person has decided.
+// Two servers have the same files, and their relays use one Redis. The working relay is not affected. The other one
+// stops publishing and reports why, until an operator decides.
 func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 	t.Parallel()
 	for _, promoted := range []bool{true, false} {
@@ -372,7 +372,7 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 			r := w.spawn("relay")
 			w.waitMode("cdc", 20*time.Second)
 			w.delivers()
-			r.stop() // the server is restarted
+			r.stop() // the server will be restarted
 			var other *testenv.Server
 			if promoted {
 				other = server.Standby(t, hostOf(t, server.URL("")))
@@ -405,14 +405,14 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 			if err := ready(r, "leader"); err != nil {
 				t.Errorf("the original: %v", err)
 			}
-			if promoted { // the copy becomes a database of its own
+			if promoted { // the copy becomes its own database
 				cr.stop()
 				d.Exec(t, "UPDATE relay_state SET database_oid = 0")
 				c.refused(c.spawn("relay"), load)
 				w.delivers()
 				return
 			}
-			r.kill() // or it goes on where the original has ended
+			r.kill() // or the copy continues where the original has ended
 			testenv.Eventually(t, 90*time.Second, func() error {
 				if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog"); n > 0 {
 					return fmt.Errorf("%d rows are owed", n)

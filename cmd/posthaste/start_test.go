@@ -74,7 +74,7 @@ func TestDatabaseThatComesLater(t *testing.T) {
 		later.Pool.Close()
 		dropDatabase(t, first, name, later.Relay)
 	})
-	// There, but without tables.
+	// Postgres is up, but has no tables.
 	r.waitReady(t, http.StatusServiceUnavailable, "posthaste migrate")
 	w.once("mode").oneLine(t, 1, "posthaste migrate")
 	if m := w.once("migrate"); m.code != 0 || !strings.Contains(m.out, "applied") {
@@ -91,7 +91,7 @@ func TestDatabaseThatComesLater(t *testing.T) {
 // dropDatabase drops the named database and the relay's slot in it, over a connection to another one.
 func dropDatabase(t *testing.T, via *testenv.Database, name, relay string) {
 	t.Helper()
-	// After the test its context is over.
+	// After the test, its context has ended.
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	testenv.Eventually(t, 15*time.Second, func() error {
@@ -124,7 +124,7 @@ func TestWALLevelTooLow(t *testing.T) {
 	}
 	r.setMode("cdc")
 	r.waitReady(t, http.StatusServiceUnavailable, "wal_level")
-	w.delivers() // unready, but flowing
+	w.delivers() // not ready, but publishing
 	if d := w.once("doctor", "--json"); d.code != 1 || !strings.Contains(d.out, `"ok": false`) {
 		t.Errorf("doctor in cdc: exit %d: %s", d.code, d.out)
 	}
@@ -136,7 +136,7 @@ func TestWALLevelTooLow(t *testing.T) {
 	w.delivers()
 }
 
-// role makes a login role with the rights a relay needs on the tables, owning nothing.
+// role creates a login role that owns nothing and has the rights that a relay needs on the tables.
 func (w *world) role(attributes string) string {
 	w.t.Helper()
 	name := "role_" + w.db.Relay
@@ -157,7 +157,7 @@ func TestRoleWithoutReplication(t *testing.T) {
 	w.pgURL = w.role("NOREPLICATION")
 	r := w.spawn("relay")
 	r.waitReady(t, http.StatusOK, "no_replication_right")
-	r.waitReady(t, http.StatusOK, "REPLICATION") // the fix
+	r.waitReady(t, http.StatusOK, "REPLICATION") // the remedy
 	w.delivers()
 	if d := w.once("doctor"); d.code != 1 || !strings.Contains(d.out, "fail  replication right") {
 		t.Errorf("doctor: exit %d: %s", d.code, d.out)

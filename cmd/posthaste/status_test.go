@@ -41,7 +41,7 @@ func TestStatusIsAlignedAndColouredOnATerminal(t *testing.T) {
 	}
 }
 
-// A watched status goes on when Postgres goes away and comes back, says so, and ends in order.
+// A watched status continues when Postgres goes down and comes back. It reports both, and ends in order.
 func TestStatusWatchSurvivesPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -86,7 +86,7 @@ func TestStatusWatchSurvivesPostgres(t *testing.T) {
 	}
 }
 
-// Postgres knows nothing of a Redis that is gone, nor of one that hangs: the status asks for itself.
+// Postgres does not record that Redis is down or does not respond, so status queries Redis itself.
 func TestStatusSeesRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -111,7 +111,7 @@ func TestStatusSeesRedis(t *testing.T) {
 	})
 }
 
-// What a script may want to read, it can have as JSON.
+// Commands with output for scripts print it as JSON.
 func TestOneShotCommandsSpeakJSON(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -134,7 +134,8 @@ func TestOneShotCommandsSpeakJSON(t *testing.T) {
 	}
 }
 
-// A large backlog says how fast it falls and how long that will take; a small one that comes and goes says nothing.
+// status prints how fast a large backlog shrinks and how long that will take. For a small one that comes and goes, it
+// prints nothing.
 func TestStatusTellsHowABacklogFalls(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -30,7 +30,7 @@ import (
 	"posthaste/outbox"
 )
 
-// stepsFile lists every step that others can see, as it was crossed: POSTHASTE_TEST_STEPS=write writes it anew.
+// stepsFile lists every step with an effect outside the process, as recorded. POSTHASTE_TEST_STEPS=write rewrites it.
 const stepsFile = "testdata/steps.txt"
 
 // noIO are the methods of the ports that send nothing.
@@ -45,8 +45,8 @@ var noIO = map[string]string{
 	"Pass.Idle": "looks at a field", "Pass.Listed": "looks at a field", "Pass.Over": "looks at a field",
 }
 
-// elsewhere are call sites that the story does not come to, or by chance alone, and why. TestCrashPoints, in memory,
-// comes to them.
+// elsewhere are call sites that the story does not reach, or reaches only by chance, and the reasons. TestCrashPoints
+// reaches them in memory.
 var elsewhere = map[string]string{
 	"claim.unreadable ParkRow":            "needs a row with broken data",
 	"comparison.progress Restoring":       "needs a repair that takes longer than five seconds",
@@ -68,8 +68,8 @@ var elsewhere = map[string]string{
 	"worker.final Check":                  "needs a claim that is fenced",
 }
 
-// callSites are the places in relay and poll that call a port, or poll's connection, as function and method; and all
-// functions there.
+// callSites returns the places in relay and poll that call a port, or poll's connection, as function and method. It
+// also returns all functions there.
 func callSites(t *testing.T) (sites, functions map[string]bool) {
 	t.Helper()
 	root := testenv.Root(t)
@@ -124,7 +124,7 @@ func callSites(t *testing.T) (sites, functions map[string]bool) {
 	return sites, functions
 }
 
-// portMethod is the method of a port that is selected, or "".
+// portMethod returns the selected method if it belongs to a port, otherwise "".
 func portMethod(s *types.Selection) string {
 	if s == nil || s.Kind() != types.MethodVal {
 		return ""
@@ -144,7 +144,7 @@ func portMethod(s *types.Selection) string {
 	return ""
 }
 
-// nameOf is a function's name as package failpoint says it.
+// nameOf returns a function's name in the form of package failpoint.
 func nameOf(fn *ast.FuncDecl) string {
 	if fn.Recv == nil {
 		return fn.Name.Name
@@ -156,7 +156,7 @@ func nameOf(fn *ast.FuncDecl) string {
 	return typ.(*ast.Ident).Name + "." + fn.Name.Name
 }
 
-// steps are those of the file: moment and step.
+// steps returns the steps of the file: moment and step.
 func steps(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile(stepsFile)
@@ -166,14 +166,15 @@ func steps(t *testing.T) []string {
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-// site is the place in the code that takes a step: a function, and the method that it calls.
+// site returns the place in the code that takes a step: a function, and the method that it calls.
 func site(step string) string {
 	fn, rest, _ := strings.Cut(step, " ")
 	method, _, _ := strings.Cut(rest, " ")
 	return fn + " " + method[strings.LastIndex(method, ".")+1:]
 }
 
-// Every place that takes a step which others can see has a failpoint, before and after it, that was crossed.
+// Every place with a step that has an effect outside the process has a failpoint before and after it, and a recorded
+// run passed both.
 func TestEveryStepHasAFailpoint(t *testing.T) {
 	t.Parallel()
 	crossed := map[string]bool{}
@@ -243,19 +244,19 @@ func TestAReleaseHasNoFailpoints(t *testing.T) {
 	}
 }
 
-// storyLines is how many lines a story has.
+// storyLines is the number of lines of a story.
 const storyLines = 10
 
-// story goes through what makes relays take all their steps, so many times, or until ctx ends.
+// story makes relays take all their steps, a number of times or until ctx ends.
 type story struct {
 	w *world
-	// whole: no stream is deleted. What is restored to a stream of an earlier number of streams per type is behind
-	// younger events in others, and only each stream is in order.
+	// whole is set if the story must not delete streams. Entries restored to a stream of an earlier number of streams
+	// per type come after younger entries in other streams. Then only the order within each stream holds.
 	whole bool
-	told  chan struct{} // is closed at the end
+	told  chan struct{} // closed at the end
 }
 
-// tell begins a story with a line.
+// tell starts a story at the line first.
 func (w *world) tell(ctx context.Context, first, times int, whole bool) *story {
 	s := &story{w: w, whole: whole, told: make(chan struct{})}
 	go func() {
@@ -267,7 +268,7 @@ func (w *world) tell(ctx context.Context, first, times int, whole bool) *story {
 	return s
 }
 
-// line does one thing. What fails is done again the next time around.
+// line makes one change. If it fails, the next pass repeats it.
 func (s *story) line(ctx context.Context, n int) {
 	w := s.w
 	exec := func(stmt string, args ...any) { _, _ = w.db.Pool.Exec(ctx, stmt, args...) }
@@ -306,10 +307,10 @@ func (s *story) line(ctx context.Context, n int) {
 		become("poll")
 		refused()
 		rest(1500 * time.Millisecond)
-	case 2: // the idle slot follows
+	case 2: // the slot of an idle outbox advances
 		exec("SELECT pg_logical_emit_message(false, 'story', repeat('x', 6000000))")
 		rest(4 * time.Second)
-	case 3: // a new stream; and the slot that is streamed is helped along
+	case 3: // a new stream; and the slot being streamed is advanced
 		exec("UPDATE relay_state SET desired_mode = 'auto'")
 		become("cdc")
 		insert("new" + uuid.NewString())
@@ -329,7 +330,7 @@ func (s *story) line(ctx context.Context, n int) {
 	case 6:
 		_ = w.redis.Client.Del(ctx, w.redis.Client.Keys(ctx, "{outbox.order}:gate*").Val()...).Err()
 		rest(1500 * time.Millisecond)
-	case 7: // the budget: an open transaction holds the WAL, so that the slot can be moved, and then only dropped
+	case 7: // the budget: an open transaction retains WAL, and in the end the slot must be dropped
 		if tx, err := w.db.Pool.Begin(ctx); err == nil {
 			_, _ = tx.Exec(ctx, "SELECT pg_logical_emit_message(true, 'story', 'it holds the WAL from here on')")
 			for range 4 {
@@ -351,29 +352,29 @@ func (s *story) line(ctx context.Context, n int) {
 	}
 }
 
-// stepWorld is a world with a load, and a program with failpoints.
+// stepWorld is a world with a load and a program with failpoints.
 type stepWorld struct {
 	*world
 	load *testenv.Load
 	path string
-	// shards is how many streams a type has; resharded: it has been another number.
+	// shards is the number of streams per type; resharded is set once it has changed.
 	shards    int
 	resharded bool
 }
 
 func newStepWorld(t *testing.T) *stepWorld {
 	t.Helper()
-	// A server of its own: what another test writes would use up the budget of this one's slot, and its open
-	// transactions would hold up every slot that is made.
+	// The world has its own server: WAL of other tests would use up the budget of its slot, and their open transactions
+	// would delay every creation of a slot.
 	w := worldOf(t, testenv.NewServer(t).Database(t), testenv.Redis(t))
-	// Enough that something is under way at every step; more would be most of what the test costs.
+	// The load is large enough for work to be in progress at every step. A larger load would make the test much slower.
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{
 		Rate: 40, Tolerant: true, Types: []string{"order", "invoice"}, Writers: 2,
 	})
 	return &stepWorld{world: w, load: load, path: testenv.Program(t, "failpoints"), shards: 1}
 }
 
-// relay starts a relay. POSTHASTE_TEST_LOGS names where its log goes when the test fails.
+// relay starts a relay. POSTHASTE_TEST_LOGS names the directory for its log if the test fails.
 func (w *stepWorld) relay(env ...string) *child {
 	w.t.Helper()
 	return w.spawnAs(w.path, env, "relay", w.flags()...)
@@ -389,7 +390,7 @@ func (w *stepWorld) spreading(env ...string) *child {
 	return w.fork(w.path, env, "streams", append([]string{"spread", perType(w.shards)}, w.flags()...)...)
 }
 
-// check has a relay finish, stops the load, and holds what there is against what was committed.
+// check lets a relay finish, stops the load, and compares the streams with the committed events.
 func (w *stepWorld) check() {
 	w.t.Helper()
 	w.relay()
@@ -402,10 +403,11 @@ func (w *stepWorld) check() {
 	w.waitMode("cdc", time.Minute)
 }
 
-// patient is how often a story is told to a relay that has yet to cross a step: some come about by chance.
+// patient is the maximum number of times that a story runs for a relay that has not reached its step. Some steps occur
+// only by chance.
 const patient = 8
 
-// crosses has a relay come to a step, and waits until it is dead, or frozen.
+// crosses starts a relay that reaches a step, and waits until it is killed or frozen there.
 func (w *stepWorld) crosses(action, step string) *child {
 	w.t.Helper()
 	leader := w.prepare(step)
@@ -415,7 +417,7 @@ func (w *stepWorld) crosses(action, step string) *child {
 	return w.comes(action, step)
 }
 
-// prepare makes it possible that a relay comes to a step: another one may have to lead, or the streams to change.
+// prepare creates the conditions for a relay to reach a step: another relay may have to lead, or the streams to change.
 func (w *stepWorld) prepare(step string) (leader *child) {
 	w.t.Helper()
 	_, _ = w.db.Pool.Exec(w.t.Context(), "UPDATE relay_state SET desired_mode = 'auto'")
@@ -439,7 +441,7 @@ func (w *stepWorld) prepare(step string) (leader *child) {
 	return leader
 }
 
-// comes starts a relay that is to come to a step, and waits until it is dead, or frozen.
+// comes starts a relay that must reach a step, and waits until it is killed or frozen there.
 func (w *stepWorld) comes(action, step string) *child {
 	w.t.Helper()
 	c := w.reaches(action, step)
@@ -449,7 +451,7 @@ func (w *stepWorld) comes(action, step string) *child {
 	return c
 }
 
-// reaches is comes for a step that may not come about: then it is nil.
+// reaches is comes for a step that may not occur. In that case it returns nil.
 func (w *stepWorld) reaches(action, step string) *child {
 	w.t.Helper()
 	var c *child
@@ -462,8 +464,8 @@ func (w *stepWorld) reaches(action, step string) *child {
 	s := w.tell(ctx, line(step), patient, w.resharded)
 	defer func() { cancel(); <-s.told }()
 	if strings.Contains(step, " leadership.standDown ") {
-		// The mode in the database may be what the relay before has left, and a relay that has yet to start ends by
-		// the signal.
+		// The mode in the database may be left over from the previous relay, and a relay that has not started
+		// completely would end by the signal.
 		c.started()
 		testenv.Eventually(w.t, time.Minute, func() error { return ready(c, "leader") })
 		c.waitLogged(`"to":"stream"`)
@@ -488,20 +490,20 @@ func (w *stepWorld) reaches(action, step string) *child {
 	}
 }
 
-// spread tells whether posthaste streams spread takes a step, and no relay.
+// spread reports whether posthaste streams spread takes a step, and not a relay.
 func spread(step string) bool {
 	return slices.ContainsFunc([]string{
 		"leadership.changeLayout", "leadership.settleAll", "leadership.unread",
 	}, func(part string) bool { return strings.Contains(step, " "+part) })
 }
 
-// resharding tells whether a step belongs to a change of the streams per type.
+// resharding reports whether a step belongs to a change of the streams per type.
 func resharding(step string) bool {
 	return spread(step) || strings.Contains(step, " gates.follow") ||
 		strings.Contains(step, " gates.adopt sink.Sink.Sharded")
 }
 
-// frozen tells whether a process is stopped.
+// frozen reports whether a process is stopped.
 func frozen(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -511,7 +513,7 @@ func frozen(pid int) bool {
 	return bytes.HasPrefix(rest, []byte("T"))
 }
 
-// scenes are lines of the story, and the steps that relays come to because of them.
+// scenes has lines of the story, and the steps that they make relays take.
 var scenes = map[int][]string{
 	1: {
 		"slotKeeper.follow", "leadership.undoubted", "leadership.poll", "claim.settle sql.Sweep.Park", "follower.",
@@ -523,7 +525,7 @@ var scenes = map[int][]string{
 	9: {"leadership.ensureSlot cdc.Slots.Ensure ALTER", "streaming.run cdc.Reader.Run SELECT"},
 }
 
-// line is where a story begins that comes to a step soon.
+// line returns the line at which a story must start to reach a step soon.
 func line(step string) int {
 	for n, texts := range scenes {
 		if slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(step, " "+text) }) {
@@ -533,8 +535,8 @@ func line(step string) int {
 	return 0
 }
 
-// chosen are all steps of a kind for make steps, and a few of them otherwise, always the same but for another
-// POSTHASTE_TEST_SEED. POSTHASTE_TEST_STEP is a regular expression of those that count.
+// chosen returns all steps of a kind for make steps, and otherwise a few. The choice depends only on
+// POSTHASTE_TEST_SEED. POSTHASTE_TEST_STEP is a regular expression that restricts the steps.
 func chosen(t *testing.T, few int, which func(step string) bool) (list []string, random *rand.Rand) {
 	t.Helper()
 	if !full() && os.Getenv("POSTHASTE_TEST_STEPS") != "all" {
@@ -557,27 +559,27 @@ func chosen(t *testing.T, few int, which func(step string) bool) (list []string,
 }
 
 // once are steps that only the first relay of a database takes, and those that a change of the streams per type takes
-// when it finds a stream deleted.
+// if it finds a stream deleted.
 var once = []string{
 	"Register INSERT INTO relay_state", "Register UPDATE relay_state", "gates.adopt sink.Sink.Sharded",
 }
 
-// isOnce tells whether a step needs a world of its own.
+// isOnce reports whether a step needs its own world.
 func isOnce(step string) bool {
 	return slices.ContainsFunc(once, func(text string) bool { return strings.Contains(step, text) })
 }
 
-// isNew tells whether a step is for a stream that has not been before: a world has only so many numbers of streams.
+// isNew reports whether a step needs a stream that has never existed. A world has only a few possible numbers of
+// streams.
 func isNew(step string) bool { return strings.Contains(step, " gates.follow sink.") }
 
-// perWorld is how many steps are crossed in one world, one after the other: a world takes longer to make than a step to
-// cross.
+// perWorld is how many steps are tested in one world, one after the other. Creating a world takes longer than testing a
+// step.
 const perWorld = 12
 
 func anyStep(string) bool { return true }
 
-// inWorlds does something at each step, several to a world, and holds what is in the streams at the end against what
-// was committed.
+// inWorlds runs do for each step, several in a world, and compares the streams with the committed events at the end.
 func inWorlds(t *testing.T, list []string, do func(w *stepWorld, step string)) {
 	t.Helper()
 	var chunks [][]string
@@ -608,7 +610,7 @@ func inWorlds(t *testing.T, list []string, do func(w *stepWorld, step string)) {
 	}
 }
 
-// A relay is killed before and after each step, and another one goes on.
+// A relay is killed before and after each step, and another one continues.
 func TestAKillAtEachStep(t *testing.T) {
 	t.Parallel()
 	list, _ := chosen(t, 12, anyStep)
@@ -620,10 +622,10 @@ func TestAKillAtEachStep(t *testing.T) {
 	})
 }
 
-// A relay freezes before and after each step, and wakes up when another one has done its work.
+// A relay is frozen before and after each step, and resumes after another one has done its work.
 func TestAFreezeAtEachStep(t *testing.T) {
 	t.Parallel()
-	list, _ := chosen(t, 0, anyStep) // make steps
+	list, _ := chosen(t, 0, anyStep) // all steps only with make steps
 	inWorlds(t, list, func(w *stepWorld, step string) {
 		zombie := w.crosses("stop", step)
 		next := w.relay()
@@ -656,7 +658,7 @@ func (w *stepWorld) waitWorks(next *child) {
 	})
 }
 
-// What only reads, by its first words and by its method; and functions that a SELECT changes something with.
+// The statements and methods that only read, by their first words, and the functions by which a SELECT changes data.
 var (
 	reads = []string{
 		"SELECT", "SET LOCAL", "begin", "rollback", "info", "pipeline info", "pipeline hmget", "eval_ro",
@@ -672,9 +674,9 @@ var (
 	}
 )
 
-// leaves tells whether a relay that is killed at a step leaves something else than one that is killed at the step
-// before: it is behind a step that writes. What is in front of it finds what the write before that has left, and so
-// does what is behind a read.
+// leaves reports whether a relay that is killed at a step leaves a different state than one that is killed at the step
+// before. That is so only after a step that writes. A kill before a step, or after a read, leaves the state of the
+// previous write.
 func leaves(step string) bool {
 	moment, step, _ := strings.Cut(step, " ")
 	_, call, _ := strings.Cut(step, " ")
@@ -686,9 +688,9 @@ func leaves(step string) bool {
 		(has(writes, strings.Contains) || !has(reads, strings.HasPrefix) && !has(readMethods, strings.Contains))
 }
 
-// Pairs: a relay is killed at a step that leaves something, and the next one at a step that it takes because of that.
-// What those are is seen first, from a relay that goes on. POSTHASTE_TEST_PAIRS is how many of them are crossed for
-// each first step, all for all.
+// A relay is killed at a step that leaves a new state, and the next one at a step that it takes because of that state.
+// A relay that is not killed determines those steps first. POSTHASTE_TEST_PAIRS is how many of them are tested for each
+// first step, or all.
 func TestPairsOfKills(t *testing.T) {
 	t.Parallel()
 	list, random := chosen(t, 4, func(step string) bool { return leaves(step) && !isOnce(step) })
@@ -716,7 +718,7 @@ func TestPairsOfKills(t *testing.T) {
 				w.crosses("kill", first)
 				if w.reaches("kill", second) != nil {
 					t.Logf("crossed: %s, %s", first, second)
-				} else { // the relay before took it by chance
+				} else { // the relay of successor took it by chance
 					t.Logf("not come about: %s, %s", first, second)
 				}
 			}
@@ -725,7 +727,7 @@ func TestPairsOfKills(t *testing.T) {
 	}
 }
 
-// successor are the steps that a relay takes until it works, after one was killed at a step.
+// successor returns the steps that a relay takes until it publishes, after another relay was killed at a step.
 func (w *stepWorld) successor(first string) []string {
 	w.t.Helper()
 	w.crosses("kill", first)
@@ -736,7 +738,7 @@ func (w *stepWorld) successor(first string) []string {
 	return slices.Sorted(maps.Keys(traced(w.t, file)))
 }
 
-// traced are the steps of a trace.
+// traced returns the steps of a trace.
 func traced(t *testing.T, files ...string) map[string]bool {
 	t.Helper()
 	steps := map[string]bool{}
@@ -752,8 +754,8 @@ func traced(t *testing.T, files ...string) map[string]bool {
 	return steps
 }
 
-// TestWriteSteps writes the file anew, from a run of the story by two relays, without what comes about by chance: a
-// transaction that is rolled back leaves nothing, so its end is no step.
+// TestWriteSteps rewrites the file from a run of the story by two relays. It omits steps that occur by chance. The end
+// of a transaction that is rolled back has no effect, so it is not a step.
 func TestWriteSteps(t *testing.T) {
 	if os.Getenv("POSTHASTE_TEST_STEPS") != "write" {
 		t.Log("only with POSTHASTE_TEST_STEPS=write")
@@ -771,7 +773,7 @@ func TestWriteSteps(t *testing.T) {
 	}
 }
 
-// crossings are the steps that two relays take in a story, and then with other streams per type.
+// crossings returns the steps that two relays take in a story, and then with other numbers of streams per type.
 func crossings(t *testing.T) map[string]bool {
 	t.Helper()
 	dir := t.TempDir()

@@ -13,8 +13,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// A stream that is deleted by the command stays gone, under a relay and over its restart, and nobody is told of a loss.
-// What is published later makes it anew, and is restored when somebody deletes it in another way.
+// A stream deleted by the command stays deleted, under a relay and after its restart, and no loss is reported. A later
+// publish creates it again, and if it is then deleted in another way, it is restored.
 func TestStreamsDrop(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -82,8 +82,8 @@ func TestStreamsDrop(t *testing.T) {
 	}
 }
 
-// A standby takes over that has not received some commits, whose events are in their stream: they are named, counted
-// and told, and nothing is published again.
+// A standby takes over that lacks some commits whose events are in their stream. The events are named, counted and
+// reported, and nothing is published again.
 func TestPhantomsAreNamed(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -107,7 +107,7 @@ func TestPhantomsAreNamed(t *testing.T) {
 			}
 			return nil
 		})
-		w.link.To("127.0.0.1:1") // it hears no more
+		w.link.To("127.0.0.1:1") // cuts off the standby
 		lost := write(kept)
 		want := testenv.Value[[]uuid.UUID](t, w.db,
 			"SELECT array_agg(id ORDER BY id) FROM (SELECT id FROM outbox ORDER BY seq DESC LIMIT $1) o", lost)

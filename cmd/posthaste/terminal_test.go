@@ -59,7 +59,7 @@ func (w *world) onTerminal(columns int, args ...string) (*program, *os.File) {
 	return p, person
 }
 
-// Whoever thinks better of it at a question presses Ctrl-C once.
+// A single Ctrl-C at a question ends the command.
 func TestQuestionsAreInterrupted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -84,7 +84,7 @@ func TestQuestionsAreInterrupted(t *testing.T) {
 	}
 }
 
-// Colours are for terminals; severities are aligned with them and without.
+// Terminals get colours. Severities are aligned with and without them.
 func TestDoctorIsColouredOnATerminal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -104,8 +104,8 @@ func TestDoctorIsColouredOnATerminal(t *testing.T) {
 	}
 }
 
-// What others have named (groups, subjects, handlers' errors) steers no terminal by way of an error, and does not
-// stretch a table to a screen's width.
+// Names and texts set by others (groups, subjects, errors of handlers) must not send control sequences to the terminal
+// in an error, and must not widen a table to the width of the screen.
 func TestErrorsAndTablesTakeNoOrders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -137,7 +137,7 @@ func TestErrorsAndTablesTakeNoOrders(t *testing.T) {
 	}
 }
 
-// Without Redis a trace still tells what Postgres knows.
+// Without Redis, a trace prints the steps that Postgres has recorded.
 func TestTraceWithoutRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -155,7 +155,8 @@ func TestTraceWithoutRedis(t *testing.T) {
 	}
 }
 
-// A key belongs to a user. Whoever traces it without one is told so, rather than that nothing has it.
+// A key belongs to a user. A trace of a key without a user reports that the user is missing, and not that the key is
+// unknown.
 func TestTraceOfAKeyWithoutItsUser(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -171,7 +172,7 @@ func TestTraceOfAKeyWithoutItsUser(t *testing.T) {
 	}
 }
 
-// A role that may only look, may look.
+// status works for a role that may only read.
 func TestStatusWantsNoRightToWrite(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -184,13 +185,14 @@ func TestStatusWantsNoRightToWrite(t *testing.T) {
 	w.once("mode", "poll").oneLine(t, 1, "see docs/operations.md")
 }
 
-// A standby may lack what was just published, and nobody could tell: it is not replayed from.
+// A standby may lack events that were just published, and the command could not detect that. So it refuses to replay
+// from a standby.
 func TestCommandsOnAStandby(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
 	w.keep(5, "outbox.order")
-	w.once("status") // it notes the relay's name
+	w.once("status") // records the relay's name
 	if err := errors.Join(server.Stop("fast"), os.WriteFile(filepath.Join(server.Dir, "data", "standby.signal"), nil,
 		0o644), server.Start(t.Context())); err != nil {
 		t.Fatal(err)
@@ -202,12 +204,12 @@ func TestCommandsOnAStandby(t *testing.T) {
 	}
 	if err := errors.Join(server.Stop("fast"), os.Remove(filepath.Join(server.Dir, "data", "standby.signal")),
 		server.Start(t.Context())); err != nil {
-		t.Fatal(err) // or its databases could not be dropped
+		t.Fatal(err) // otherwise its databases could not be dropped
 	}
 }
 
-// A slot fills the disk whatever has become of the tables, so it can be dropped without them; while a relay runs it
-// would be made again.
+// A slot fills the disk whether or not the tables exist, so uninstall drops it without them. While a relay runs, it
+// would be created again.
 func TestUninstallWithoutASchema(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -246,7 +248,7 @@ func TestAdoptSpeaksJSON(t *testing.T) {
 	}
 }
 
-// Many dead events are not given the time of a few, and Ctrl-C ends the work between two of them.
+// The time limit applies per dead event, so many events may take longer. Ctrl-C ends the command between two of them.
 func TestManyDeadEvents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -283,7 +285,7 @@ func TestManyDeadEvents(t *testing.T) {
 	}
 }
 
-// A command that is interrupted says so, and not in the words of a library.
+// An interrupted command reports that it was interrupted, and does not print the error of a library.
 func TestInterruptedBeforeItBegins(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -12,7 +12,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// The health of a process behind TLS, and behind TLS with client certificates, is asked for with its own settings.
+// healthcheck queries a process behind TLS, and behind TLS with client certificates, with the settings of that process.
 func TestHealthcheckBehindTLS(t *testing.T) {
 	t.Parallel()
 	ca, clients := testenv.NewCA(t), testenv.NewCA(t)
@@ -60,8 +60,8 @@ func TestHealthcheckBehindTLS(t *testing.T) {
 	}
 }
 
-// Every process and command reaches a Redis that speaks TLS only and wants a certificate, with that of the settings; no
-// process without one, or with another CA, does, and each says what to do.
+// With the configured certificate, every process and command reaches a Redis that accepts only TLS and requires a
+// certificate. Without one, or with another CA, each fails and prints a remedy.
 func TestRedisBehindTLS(t *testing.T) {
 	t.Parallel()
 	ca, stranger := testenv.NewCA(t), testenv.NewCA(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// A process takes the tokens of the issuer that it was told, and starts without the issuer.
+// A process accepts the tokens of the configured issuer. It also starts while the issuer is unreachable.
 func TestServeTakesTokens(t *testing.T) {
 	t.Parallel()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -43,10 +43,10 @@ func (w *clustered) load(rate int) *testenv.Load {
 	return testenv.StartLoad(w.t, w.db, testenv.LoadOptions{Rate: rate, Types: w.types})
 }
 
-// slot is that of the stream that the master had at the start.
+// slot returns the slot of the stream that was on the master at the start.
 func (w *clustered) slot(master int) int { return w.cluster.Slot(w.t, "outbox."+w.types[master]) }
 
-// flows waits until more events are committed, and are settled.
+// flows waits until n more events are committed, and all are settled.
 func (w *clustered) flows(load *testenv.Load, n int) {
 	w.t.Helper()
 	want := load.Committed() + n
@@ -54,7 +54,7 @@ func (w *clustered) flows(load *testenv.Load, n int) {
 	w.waitSettled(int64(want))
 }
 
-// replaced kills a master, waits until its stream has another one, and starts it again.
+// replaced kills a master, waits until another node has its stream, and starts it again.
 func (w *clustered) replaced(master int, whenDown func()) (now int) {
 	w.t.Helper()
 	if err := w.cluster.Nodes[master].Kill(); err != nil {
@@ -77,7 +77,7 @@ func (w *clustered) replaced(master int, whenDown func()) (now int) {
 	return now
 }
 
-// inMode runs do in one mode, at full counts in both.
+// inMode runs do in one mode, and in both with full counts.
 func inMode(t *testing.T, mode string, do func(t *testing.T, mode string)) {
 	t.Helper()
 	if full() {
@@ -87,13 +87,13 @@ func inMode(t *testing.T, mode string, do func(t *testing.T, mode string)) {
 	do(t, mode)
 }
 
-// epoch is how often the streams were adopted.
+// epoch returns how often the streams were adopted.
 func (w *world) epoch() int {
 	w.t.Helper()
 	return testenv.Value[int](w.t, w.db, "SELECT epoch FROM relay_state")
 }
 
-// A master of a cluster is killed under load, and its replica promoted: with replicas=1 nothing has to be restored.
+// A master of a cluster is killed under load, and its replica is promoted. With replicas=1, no event needs restoring.
 func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
 	t.Parallel()
 	inMode(t, "cdc", func(t *testing.T, mode string) {
@@ -107,7 +107,7 @@ func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
 		masters := []int{0, 1, 2}
 		for i := range kills {
 			w.flows(load, 200)
-			if err := w.cluster.Wait(t.Context()); err != nil { // the replicas are there
+			if err := w.cluster.Wait(t.Context()); err != nil { // the replicas are connected
 				t.Fatal(err)
 			}
 			masters[i%3] = w.replaced(masters[i%3], nil)
@@ -122,8 +122,8 @@ func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
 	})
 }
 
-// The replica that is promoted lacks acknowledged events. With durability none they are published again, in their
-// place, before anything newer is.
+// The promoted replica lacks acknowledged events. With durability none, they are published again, in order, before any
+// newer event.
 func TestAClustersReplicaThatLagsIsPromoted(t *testing.T) {
 	t.Parallel()
 	inMode(t, "poll", func(t *testing.T, mode string) {
@@ -131,7 +131,7 @@ func TestAClustersReplicaThatLagsIsPromoted(t *testing.T) {
 		w.relayIn(mode, "--stream-maxlen=0")
 		load := w.load(400)
 		w.flows(load, 200)
-		w.cluster.Cut(3) // the first master's
+		w.cluster.Cut(3) // the replica of the first master
 		w.flows(load, 300)
 		w.replaced(0, func() { w.cluster.Join(3) })
 		w.flows(load, 200)
@@ -144,8 +144,8 @@ func TestAClustersReplicaThatLagsIsPromoted(t *testing.T) {
 	})
 }
 
-// A master that is cut off from the others takes writes until it notices. Its replica is promoted without them; they
-// are published again there, and what it has taken is gone when it comes back.
+// A master that is cut off from the others accepts writes until it notices. Its replica is promoted without those
+// writes, and the relay publishes them there again. The old master drops them when it rejoins.
 func TestAMinorityMasterTakesWrites(t *testing.T) {
 	t.Parallel()
 	inMode(t, "cdc", func(t *testing.T, mode string) {
@@ -163,7 +163,7 @@ func TestAMinorityMasterTakesWrites(t *testing.T) {
 			}
 			return err
 		})
-		w.flows(load, 200) // the relay reaches both
+		w.flows(load, 200) // the relay reaches both masters
 		w.cluster.Join(0)
 		if err := w.cluster.Wait(t.Context()); err != nil {
 			t.Fatal(err)
@@ -178,8 +178,8 @@ func TestAMinorityMasterTakesWrites(t *testing.T) {
 	})
 }
 
-// Slots move under a relay and a consumer. No adoption is needed between masters that were met; one that comes, and one
-// that goes, is adopted.
+// Slots move under a relay and a consumer. A move between known masters needs no adoption. When a master joins or
+// leaves, the relay adopts again.
 func TestSlotsMoveUnderLoad(t *testing.T) {
 	t.Parallel()
 	w := newCluster(t, testenv.Cluster(t, 3, 0))
@@ -214,8 +214,8 @@ func TestSlotsMoveUnderLoad(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 }
 
-// One node of a cluster is down, and nobody replaces it. What its streams get waits, in its order; the others flow, and
-// are settled.
+// One node of a cluster is down and is not replaced. The events of its streams wait, in order. Those of other streams
+// are published and settled.
 func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	t.Parallel()
 	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
@@ -276,7 +276,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	}
 }
 
-// giveUp has a group of each stream give up an event.
+// giveUp makes a group of each stream give up an event.
 func (w *clustered) giveUp() {
 	w.t.Helper()
 	c := w.cluster.Client
@@ -294,8 +294,8 @@ func (w *clustered) giveUp() {
 	}
 }
 
-// listsTheOthers looks whether what an operator asks is answered for all nodes but the first one, and which one has not
-// answered is said.
+// listsTheOthers checks that the lists for operators have the data of all nodes except the first, and name the node
+// that did not answer.
 func (w *clustered) listsTheOthers() {
 	w.t.Helper()
 	for _, words := range []string{"dead list", "dead list --json", "groups list", "groups list --json"} {
@@ -314,7 +314,7 @@ func (w *clustered) listsTheOthers() {
 	}
 }
 
-// All of a cluster is down for a while, longer than anybody waits for an answer.
+// The whole cluster is down for longer than any timeout.
 func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 	t.Parallel()
 	w := newCluster(t, testenv.Cluster(t, 3, 0))
@@ -345,7 +345,7 @@ func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 }
 
-// Sentinel promotes one replica, and soon another one.
+// Sentinel promotes one replica, and soon afterwards another.
 func TestSentinelFailsOverTwiceUnderLoad(t *testing.T) {
 	t.Parallel()
 	inMode(t, "poll", func(t *testing.T, mode string) {

@@ -27,15 +27,15 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// span is one span as a collector got it.
+// span is one span as received by a collector.
 type span struct {
 	service, name, trace, id, parent string
 	kind                             tracepb.Span_SpanKind
 	start, end                       uint64
-	text                             string // all of it, the resource too
+	text                             string // the whole span with its resource
 }
 
-// otlp is a collector: it speaks the protocol's HTTP form and keeps what it gets.
+// otlp is a collector. It implements the HTTP form of the protocol and keeps the spans.
 type otlp struct {
 	url   string
 	dials atomic.Int64
@@ -99,7 +99,7 @@ func (c *otlp) take(r *http.Request) error {
 	return nil
 }
 
-// spans returns what has arrived of a trace, or of all for "".
+// spans returns the received spans of a trace, or all spans if trace is "".
 func (c *otlp) spans(t *testing.T, trace string) []span {
 	t.Helper()
 	c.mu.Lock()
@@ -116,7 +116,7 @@ func (c *otlp) spans(t *testing.T, trace string) []span {
 	return out
 }
 
-// tracedOrder is an order placed under a trace context, which may be "".
+// tracedOrder is an order placed with a trace context, which may be "".
 type tracedOrder struct{ id, key, user string }
 
 func (w *world) placeTraced(api *child, traceparent string) tracedOrder {
@@ -147,7 +147,7 @@ func (w *world) placeTraced(api *child, traceparent string) tracedOrder {
 	return o
 }
 
-// carried returns the trace context that an order's event has in the stream, and fails unless its row had the same.
+// carried returns the trace context of an order's event in the stream, and fails unless its row had the same.
 func (w *world) carried(order string) string {
 	w.t.Helper()
 	var row, entry string
@@ -176,8 +176,8 @@ const (
 	tracesAtOnce = "OTEL_BSP_SCHEDULE_DELAY=50"
 )
 
-// checkJourney waits for the spans of one order's trace: the request, the publish and the consumer, the latter two
-// children of the first, which is what the event carries.
+// checkJourney waits for the spans of one order's trace: the request, the publish and the consumer. The last two are
+// children of the first, whose context is in the event.
 func checkJourney(t *testing.T, c *otlp, traceparent, parent string) {
 	t.Helper()
 	part := strings.Split(traceparent, "-")
@@ -229,7 +229,7 @@ func TestOneTraceFromTheRequestToTheConsumer(t *testing.T) {
 		orders = append(orders, o)
 		return w.carried(o.id)
 	}
-	// A client that does not sample is heard: its trace goes on, and nobody records it.
+	// The trace of a client that does not sample continues, but no span of it is recorded.
 	silent := place("00-" + silentTrace + "-" + clientSpan + "-" + silentFlag)
 	if !strings.HasPrefix(silent, "00-"+silentTrace+"-") || !strings.HasSuffix(silent, "-"+silentFlag) {
 		t.Errorf("unsampled: traceparent %q", silent)
@@ -273,7 +273,7 @@ func TestWithTracingOffTheContextPassesThrough(t *testing.T) {
 	w, c := newWorld(t), newCollector(t)
 	w.env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.url, "OTEL_SDK_DISABLED=true", tracesAtOnce}
 	api, relay := w.spawn("serve"), w.spawn("relay")
-	// gRPC is not spoken: that is said, and does no harm.
+	// gRPC is not supported. The processes report that and continue.
 	w.env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.url, "OTEL_EXPORTER_OTLP_PROTOCOL=grpc", tracesAtOnce}
 	consume := w.spawn("consume", "--group=g")
 	want := "00-" + clientTrace + "-" + clientSpan + "-" + sampledFlag
@@ -290,7 +290,7 @@ func TestWithTracingOffTheContextPassesThrough(t *testing.T) {
 		}
 		return nil
 	})
-	for _, p := range []*child{api, relay, consume} { // what was held back would be sent at the end
+	for _, p := range []*child{api, relay, consume} { // otherwise the remaining spans would be sent at the end
 		if code := p.stop(); code != 0 {
 			t.Errorf("exit %d: %s", code, p.output())
 		}
@@ -305,7 +305,7 @@ func TestWithTracingOffTheContextPassesThrough(t *testing.T) {
 
 func TestWithoutTheCollectorEverythingGoesOn(t *testing.T) {
 	t.Parallel()
-	port, hold, err := local.ReservePort() // nobody listens on it, and nobody will
+	port, hold, err := local.ReservePort() // reserved, so that no process listens on it
 	if err != nil {
 		t.Fatal(err)
 	}

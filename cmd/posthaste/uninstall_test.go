@@ -7,7 +7,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// The tables stay while a relay leads, and while they have events that are not published or dead; --force drops them.
+// uninstall keeps the tables while a relay leads, and while they have unpublished or dead events. --force drops them.
 func TestUninstallRefusesWhatWouldBeLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -9,7 +9,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// A newer version has migrated. What runs goes on, also when it has to lead anew; what starts says what is wrong.
+// A newer version has migrated the database. Running processes continue, and can still become leader. A process that
+// starts reports the newer schema.
 func TestANewerVersionMigratesWhileThisOneRuns(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -13,10 +13,10 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// These need servers of several versions: make test-versions.
+// These tests need servers of several versions: make test-versions.
 
-// newFollowed starts a world whose standby may take over: nothing is streamed that it does not have. With synchronized
-// it has a copy of the relay's slot, too.
+// newFollowed starts a world whose standby may take over: only commits that the standby has are streamed. If
+// synchronized is set, the standby also has a copy of the relay's slot.
 func newFollowed(t *testing.T, synchronized bool) *replicated {
 	t.Helper()
 	settings := []string{
@@ -51,7 +51,7 @@ func needFailoverSlots(t *testing.T, db *testenv.Database) {
 	}
 }
 
-// waitCopied waits until the standby has a copy of the relay's slot that it would keep.
+// waitCopied waits until the standby has a copy of the relay's slot that would survive a promotion.
 func (r *replicated) waitCopied(other *testenv.Database) {
 	r.t.Helper()
 	testenv.Eventually(r.t, 60*time.Second, func() error {
@@ -66,8 +66,9 @@ func (r *replicated) waitCopied(other *testenv.Database) {
 	})
 }
 
-// The primary is killed under load, and a standby takes over, with or without the relay's slot. What is in the streams
-// is what the standby has, once and in order: with a synchronous standby, everything that was acknowledged.
+// The primary is killed under load, and a standby takes over, with or without the relay's slot. The streams have
+// exactly the events that the standby has, once and in order. With a synchronous standby, these are all acknowledged
+// events.
 func TestVersionsFailover(t *testing.T) {
 	for name, c := range map[string]struct{ synchronized, synchronous, killed bool }{
 		"synchronous with the slot":                    {synchronized: true, synchronous: true},
@@ -127,8 +128,7 @@ func TestVersionsFailover(t *testing.T) {
 	}
 }
 
-// holdsWhatIsThere compares the stream with the rows of the database: each is there once, in its aggregate's order, and
-// nothing else is.
+// holdsWhatIsThere checks that the stream has exactly the rows of the database, each once and in its aggregate's order.
 func (r *replicated) holdsWhatIsThere() {
 	r.t.Helper()
 	r.oracle.WaitEmpty(r.t, 20*time.Second)
@@ -146,7 +146,7 @@ func (r *replicated) holdsWhatIsThere() {
 	}
 }
 
-// firstDifference returns the first index at which a and b differ, -1 for none.
+// firstDifference returns the first index at which a and b differ, or -1.
 func firstDifference(a, b []string) int {
 	for i := range a {
 		if i >= len(b) || a[i] != b[i] {
@@ -159,8 +159,8 @@ func firstDifference(a, b []string) int {
 	return -1
 }
 
-// A standby that synchronized_standby_slots names is dead. The stream stands still, and the slot cannot be moved,
-// because the server waits for that standby whoever asks: events are swept meanwhile.
+// A standby named in synchronized_standby_slots is down. The stream is blocked, and the slot cannot be advanced,
+// because the server waits for that standby. The relay sweeps until the standby is back.
 func TestVersionsDeadStandby(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
@@ -172,8 +172,8 @@ func TestVersionsDeadStandby(t *testing.T) {
 	_, release := w.freezeStream()
 	r.waitLogged(`"reason":"stalled"`)
 	w.waitMode("poll", 20*time.Second)
-	w.entriesAtLeast(load.Committed()) // what waited for the stream
-	// Each attempt to move the slot takes half a minute. Events are published in each of them.
+	w.entriesAtLeast(load.Committed()) // events that waited for the stream
+	// Each attempt to advance the slot takes half a minute. Events are published during each attempt.
 	type attempt struct {
 		began, seen time.Time
 		from, to    int64
@@ -215,9 +215,9 @@ func TestVersionsDeadStandby(t *testing.T) {
 	w.oracle.Check(t, load, 20*time.Second)
 }
 
-// pg_upgrade moves a database to another server, which may be a later version's. With the slot is what it does from
-// Postgres 17 on: it makes one of the same name there. POSTHASTE_TEST_PG_UPGRADE names the folder of the later version;
-// without it both servers are the same one, which pg_upgrade allows.
+// pg_upgrade moves a database to another server, which may have a later version. The case with the slot simulates
+// Postgres 17 and later, where pg_upgrade creates a slot of the same name. POSTHASTE_TEST_PG_UPGRADE names the
+// directory of the later version. Without it, both servers have the same version, which pg_upgrade allows.
 func TestVersionsUpgrade(t *testing.T) {
 	for name, slot := range map[string]bool{"with the slot": true, "without the slot": false} {
 		t.Run(name, func(t *testing.T) {
@@ -231,7 +231,7 @@ func TestVersionsUpgrade(t *testing.T) {
 			if code := r.stop(); code != 0 {
 				t.Errorf("exit code %d after SIGTERM", code)
 			}
-			// What was committed after the relay went is owed there.
+			// These events are committed after the relay has stopped, so they are unsettled on the new server.
 			owed := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "owed-"})
 			owed.Wait()
 			name := "posthaste_" + w.db.Relay
