@@ -249,8 +249,8 @@ func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.Redis
 		}
 		do(from, args...)
 	}
-	// New operations wait until the slot has moved, because Redis refuses to create keys in a moving slot if other keys
-	// of the command exist. A repeated operation is redirected to its record.
+	// New operations wait until the slot has moved: Redis refuses a command if only some of its keys exist in a moving
+	// slot. A repeated operation is redirected to its record.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		r, err := w.bank.Apply(t.Context(), before)
 		if err == nil && !r.Replayed {
