@@ -20,7 +20,7 @@ const (
 	barHeight               = 14
 )
 
-// chart draws the campaign: rates, what waits, the mode, the faults.
+// chart draws the campaign: rates, waiting events, the mode and the faults.
 func (r *Report) chart() string {
 	end := 1.0
 	if n := len(r.Samples); n > 0 {
@@ -29,7 +29,7 @@ func (r *Report) chart() string {
 	d := &drawing{end: end}
 	fmt.Fprintf(d, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" `+
 		`font-size="11">`+"\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n", chartWidth, chartHeight)
-	// Points are drawn at most twice as close as pixels.
+	// Points are at least half a pixel apart.
 	step := max(1, len(r.Samples)/500)
 	var at, committed, seen, waiting []float64
 	for i := step; i < len(r.Samples); i += step {
@@ -46,7 +46,7 @@ func (r *Report) chart() string {
 	}
 	top := 1.0
 	if len(seen) > 0 {
-		// Bulk work would flatten everything else.
+		// The scale leaves out bulk loads, which would flatten everything else.
 		sorted := slices.Sorted(slices.Values(seen))
 		top = max(1, 1.5*sorted[len(sorted)*95/100], slices.Max(committed)/4)
 	}
@@ -84,7 +84,7 @@ func (r *Report) chart() string {
 	return d.String()
 }
 
-// drawing is a chart in the making.
+// drawing builds a chart.
 type drawing struct {
 	strings.Builder
 	end float64

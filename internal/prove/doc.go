@@ -1,21 +1,23 @@
-// Package prove runs a campaign of faults against the whole product, on servers of its own, and holds what comes out
-// against what it knows to have been committed.
+// Package prove runs a campaign of faults against the whole product, on servers of its own, and compares the results
+// with its own record of the committed events.
 //
 // The parts, each in a file of its name:
 //
-//   - stage: Postgres, two Redis servers, the database, and a link in front of whatever a process talks to;
-//   - process: relays, APIs and consumers, children of this very binary, so that SIGKILL and SIGSTOP are real;
-//   - truth: what the writers committed, rolled back, or do not know. It is kept outside the system under test, a byte
-//     for each event;
-//   - writers, shop, effects: who commits events, places orders and spends credits, and has effects in consumers;
-//   - fault, faults_*: what is done to them, alone and in pairs, chosen by plan from a seed;
-//   - reading, orders, verify: the oracle, which reads the streams all the time and everything once more at the end;
-//   - honesty: whether readiness says what is true, and for how long it does not;
-//   - report, page, chart: what is told of it.
+//   - stage: Postgres, two Redis servers, the database, and a link in front of each server for each process;
+//   - process: relays, APIs and consumers, which are child processes of the same binary, so that SIGKILL and SIGSTOP
+//     are real;
+//   - truth: the events that the writers committed or rolled back, and those whose outcome is unknown. It is kept
+//     outside the system under test, one byte for each event;
+//   - writers, shop, effects: the load. Writers commit events, clients place orders and spend credits, and consumers
+//     store effects;
+//   - fault, faults_*: the faults, alone and in pairs. The plan chooses them from a seed;
+//   - reading, orders, verify: the oracle, which reads the streams continuously, and everything once more at the end;
+//   - honesty: whether the relays report their state correctly, and for how long they do not;
+//   - report, page, chart: the results for users.
 //
-// A broken promise ends the campaign: the event's story is told, with the seed and the command that repeats the plan.
-// (The plan is repeated exactly, what happens at the same time is not.) Everything that was started is stopped and
-// removed, also after an interruption, which ends a campaign in order and still reports.
+// A broken promise ends the campaign. The report then has the event's story, the seed, and the command that repeats the
+// plan. The plan is repeated exactly; the timing is not. Everything that was started is stopped and removed, even after
+// an interruption, which ends the campaign in order and still prints a report.
 //
 // cmd/posthaste calls Run, once per process.
 package prove

@@ -15,22 +15,22 @@ import (
 	"posthaste/sql"
 )
 
-// The consumer groups, each with the table that it has its effects in.
+// The consumer groups. Each one stores its effects in its own table.
 const (
 	groupInbox = "prove-inbox"
 	groupPlain = "prove-plain"
 	// groupAway has no consumer.
 	groupAway = "prove-away"
 
-	// The tables have no unique keys on purpose: the inbox alone prevents a second effect, and without it there may be
-	// one.
+	// The tables deliberately have no unique keys: only the inbox prevents a second effect. Without the inbox, a second
+	// effect is allowed.
 	createEffects = `CREATE TABLE IF NOT EXISTS prove_effect (event uuid NOT NULL);
 CREATE TABLE IF NOT EXISTS prove_delivery (event uuid NOT NULL);`
 	insertEffect   = "INSERT INTO prove_effect (event) VALUES ($1)"
 	insertDelivery = "INSERT INTO prove_delivery (event) VALUES ($1)"
 )
 
-// effects are what consumers do with the orders, in Postgres, with and without the inbox.
+// effects counts the effects that consumers of the orders have in Postgres, with and without the inbox.
 type effects struct {
 	stage *stage
 	truth *truth
@@ -38,13 +38,13 @@ type effects struct {
 
 func newEffects(s *stage, t *truth) *effects { return &effects{s, t} }
 
-// prepare makes the tables.
+// prepare creates the tables.
 func (e *effects) prepare(ctx context.Context) error {
 	_, err := e.stage.pool.Exec(ctx, createEffects)
 	return err
 }
 
-// Consume is what the children of a campaign run that consume: a member of both groups, until ctx ends.
+// Consume runs in each consumer process of a campaign: it is a member of both groups until ctx ends.
 func Consume(ctx context.Context, c app.Config) error {
 	log := c.Logger()
 	client, err := c.ReaderClient(ctx)
@@ -95,7 +95,7 @@ func Consume(ctx context.Context, c app.Config) error {
 	return nil
 }
 
-// unavailable says that the event is not at fault.
+// unavailable marks an error that the event did not cause.
 func unavailable(err error) error {
 	if err == nil {
 		return nil

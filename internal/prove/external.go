@@ -20,7 +20,7 @@ import (
 	"posthaste/internal/pause"
 )
 
-// warning says what a campaign on somebody else's servers will do.
+// warning describes the effects of a campaign on servers that it did not start.
 func (c *campaign) warning(faults []*fault) string {
 	names := make([]string, len(faults))
 	for i, f := range faults {
@@ -35,11 +35,11 @@ func (c *campaign) warning(faults []*fault) string {
 
 const oneRedis = "--external needs a --redis-url of one server, with a host and a port"
 
-// errLeft means that something is still on the servers.
+// errLeft means that the campaign could not remove everything that it created on the servers.
 var errLeft = errors.New("left behind, remove it by hand")
 
-// borrow makes a stage of the servers of the settings: a database with a name of its own, and a database of Redis that
-// is empty.
+// borrow makes a stage of the configured servers: a database with a new name in Postgres, and an empty database of
+// Redis.
 func (s *stage) borrow(ctx context.Context, c *app.Config) error {
 	u, err := url.Parse(c.PostgresURL)
 	if err != nil || u.Host == "" || strings.Contains(u.Host, ",") {
@@ -63,7 +63,7 @@ func (s *stage) borrow(ctx context.Context, c *app.Config) error {
 		return cli.Usage(oneRedis)
 	}
 	o := one.Options()
-	if _, _, err := net.SplitHostPort(o.Addr); err != nil { // a socket, or a name that Sentinels know
+	if _, _, err := net.SplitHostPort(o.Addr); err != nil { // a socket, or the name of a Sentinel master
 		return cli.Usage(oneRedis)
 	}
 	if o.TLSConfig != nil && !c.RedisSkipVerify {
@@ -83,7 +83,7 @@ func (s *stage) borrow(ctx context.Context, c *app.Config) error {
 	return s.createDatabase(ctx, c, *u)
 }
 
-// createDatabase makes the database, and points the settings to it.
+// createDatabase creates the database and changes the settings to use it.
 func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) error {
 	var random [4]byte
 	_, _ = rand.Read(random[:]) // never fails
@@ -120,7 +120,8 @@ func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) er
 	return nil
 }
 
-// dropSlot drops the slot, and ends whoever reads from it first. The processes are gone, their sessions may not be.
+// dropSlot ends the session that reads the slot, if there is one, and drops the slot. The processes have ended by now,
+// but their sessions may still exist.
 func (s *stage) dropSlot(
 	ctx context.Context, do func(ctx context.Context, stmt string, args ...any) error, slot string,
 ) (err error) {

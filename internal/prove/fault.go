@@ -12,25 +12,27 @@ import (
 	"posthaste/outbox"
 )
 
-// fault is one kind of trouble.
+// fault is one kind of fault.
 type fault struct {
 	name string
-	// about is what it does, for people.
+	// about describes the fault for users.
 	about string
-	// touches is what it takes for itself: the two faults of a pair touch different things.
+	// touches is the part of the system that the fault uses exclusively: the two faults of a pair touch different
+	// parts.
 	touches string
-	// least and most are how long it lasts; both 0: it happens at once.
+	// least and most bound the fault's duration. If both are 0, the fault is a single event.
 	least, most time.Duration
-	// forgets: Redis may lose what it has answered.
+	// forgets means that Redis may lose acknowledged writes.
 	forgets bool
-	// inject does it, with its own choices, and says to what. heal ends it; nil if there is nothing to end.
+	// inject starts the fault, makes its random choices, and returns what it chose. heal ends the fault; it is nil if
+	// nothing must be undone.
 	inject func(ctx context.Context, c *campaign, r *rand.Rand) (what string, heal healing, err error)
 }
 
 // healing ends a fault.
 type healing func(ctx context.Context) error
 
-// What faults touch.
+// The parts of the system that faults touch.
 const (
 	touchesRelays    = "relays"
 	touchesServe     = "serve"
@@ -44,15 +46,16 @@ const (
 	touchesLoad      = "load"
 )
 
-// allFaults are the faults there are, in the order in which they are listed.
+// allFaults returns all faults in the order in which they are listed.
 func allFaults() []*fault { return slices.Concat(externalFaults(), postgresFaults(), redisFaults()) }
 
-// externalFaults are those that need no hand on the servers, and harm nobody else there.
+// externalFaults returns the faults that need no control of the servers and do not affect other users of them.
 func externalFaults() []*fault {
 	return slices.Concat(processFaults(), linkFaults(), sessionFaults(), loadFaults())
 }
 
-// chooseFaults returns those of a list of names, which may end in *. External is for servers of somebody else's.
+// chooseFaults returns the faults in a list of names; a name may end in *. If external is true, it allows only faults
+// that are safe on servers which other users share.
 func chooseFaults(names string, external bool) ([]*fault, error) {
 	all := allFaults()
 	if external {
@@ -85,26 +88,26 @@ func chooseFaults(names string, external bool) ([]*fault, error) {
 	return list, nil
 }
 
-// shot is one fault of a plan.
+// shot is one planned fault.
 type shot struct {
 	fault *fault
-	// seed is for its own choices, so that what one fault chooses changes no other.
+	// seed determines the fault's own choices, so that one fault's choices do not affect another's.
 	seed uint64
 	hold time.Duration
 }
 
-// round is what is done at a time: one fault or two, and what comes before and after.
+// round is one step of a campaign: one fault or two, and the pauses between and after them.
 type round struct {
 	number int
 	mode   outbox.Mode
 	shots  []shot
-	// gap is how long after the first fault the second begins.
+	// gap is the time between the beginnings of the first and the second fault.
 	gap time.Duration
-	// rest is how long nothing is done afterwards.
+	// rest is the pause after the round.
 	rest time.Duration
 }
 
-// plan chooses what is done. It depends on the seed and the faults alone.
+// plan chooses the rounds. It depends only on the seed and the faults.
 type plan struct {
 	rand   *rand.Rand
 	faults []*fault
@@ -117,7 +120,7 @@ func newPlan(seed uint64, faults []*fault) *plan {
 	return &plan{rand: newRandom(seed, 0), faults: faults, mode: outbox.ModeAuto}
 }
 
-// draw takes the next fault: each comes once before one comes again.
+// draw returns the next fault. Every fault is drawn once before any is drawn again.
 func (p *plan) draw() *fault {
 	if len(p.deck) == 0 {
 		p.deck = slices.Clone(p.faults)
@@ -152,7 +155,7 @@ func (p *plan) shot(f *fault) shot {
 	return shot{fault: f, seed: p.rand.Uint64(), hold: p.between(f.least, f.most)}
 }
 
-// between chooses a time.
+// between returns a random time between least and most.
 func (p *plan) between(least, most time.Duration) time.Duration {
 	if most <= least {
 		return least
@@ -160,7 +163,7 @@ func (p *plan) between(least, most time.Duration) time.Duration {
 	return (least + time.Duration(p.rand.Int64N(int64(most-least)))).Round(time.Millisecond)
 }
 
-// names of the faults of a round, such as "redis-kill + relay-stop".
+// names returns the names of the round's faults, such as "redis-kill + relay-stop".
 func (r round) names() string {
 	list := make([]string, len(r.shots))
 	for i, s := range r.shots {
@@ -169,7 +172,7 @@ func (r round) names() string {
 	return strings.Join(list, " + ")
 }
 
-// forgets tells whether a fault of the round may have Redis forget something.
+// forgets reports whether a fault of the round may make Redis lose data.
 func (r round) forgets() bool {
 	return slices.ContainsFunc(r.shots, func(s shot) bool { return s.fault.forgets })
 }

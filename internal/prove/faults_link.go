@@ -10,7 +10,7 @@ import (
 	"posthaste/internal/link"
 )
 
-// linkFaults are troubles of the network between one process and one server.
+// linkFaults are faults of the network between one process and one server.
 func linkFaults() []*fault {
 	return []*fault{
 		{
@@ -43,14 +43,14 @@ func linkFaults() []*fault {
 	}
 }
 
-// chooseLink chooses one: of a relay half of the time, of the writers a quarter.
+// chooseLink chooses a link: a relay's in half of the cases, the writers' in a quarter.
 func chooseLink(names []string, r *rand.Rand) string {
 	who := []string{"relay-", "relay-", "writers", ""}[r.IntN(4)]
 	names = slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, who) })
 	return names[r.IntN(len(names))]
 }
 
-// troubled makes trouble on one link.
+// troubled returns an injection that disturbs one link.
 func troubled(t link.Trouble) injection {
 	return func(_ context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 		name := chooseLink(c.stage.linkNames(), r)

@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 )
 
-// loadFaults are what writers may do at any time, and seldom do.
+// loadFaults are loads that writers may cause at any time, but rarely do.
 func loadFaults() []*fault {
 	return []*fault{
 		{

@@ -12,7 +12,7 @@ import (
 	"posthaste/internal/pause"
 )
 
-// postgresFaults are done to Postgres as a whole.
+// postgresFaults affect the whole Postgres server.
 func postgresFaults() []*fault {
 	return []*fault{
 		{
@@ -39,7 +39,7 @@ func postgresFaults() []*fault {
 	}
 }
 
-// sessionFaults are done to the sessions, the slot, the publication and the transactions in one database.
+// sessionFaults affect the sessions, the slot, the publication and the transactions of one database.
 func sessionFaults() []*fault {
 	return []*fault{
 		{
@@ -83,7 +83,7 @@ func sessionFaults() []*fault {
 	}
 }
 
-// postgresStopped stops Postgres, and starts it again.
+// postgresStopped stops Postgres and starts it again.
 func postgresStopped(mode string) injection {
 	return func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 		err := c.stage.pg.Stop(mode)
@@ -91,7 +91,7 @@ func postgresStopped(mode string) injection {
 	}
 }
 
-// statement runs one as the superuser.
+// statement returns an injection that runs a statement as the superuser.
 func statement(text string) injection {
 	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 		_, err := c.exec(ctx, text)
@@ -99,7 +99,7 @@ func statement(text string) injection {
 	}
 }
 
-// exec runs a statement as the superuser, within a time.
+// exec runs a statement as the superuser, with a timeout.
 func (c *campaign) exec(ctx context.Context, text string, args ...any) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -107,11 +107,11 @@ func (c *campaign) exec(ctx context.Context, text string, args ...any) (int64, e
 	return tag.RowsAffected(), err
 }
 
-// setting changes one of the server's settings, and puts it back.
+// setting changes a server setting and restores it.
 func setting(name, value string) injection {
 	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 		change := func(ctx context.Context, stmt string) error {
-			// Not by the pool: its sessions may be bound by what is changed.
+			// A new connection, not the pool: the changed setting may affect the pool's sessions.
 			conn, err := pgx.Connect(ctx, c.stage.postgres)
 			if err != nil {
 				return errors.New("no connection to Postgres")
@@ -130,11 +130,11 @@ func setting(name, value string) injection {
 	}
 }
 
-// endReader ends whoever reads from the slot.
+// endReader ends the session that reads the slot.
 const endReader = "SELECT pg_catalog.pg_terminate_backend(active_pid) FROM pg_replication_slots " +
 	"WHERE slot_name = $1 AND active"
 
-// withSlot does something to the slot while nobody reads from it. The relay is quick to take it again.
+// withSlot runs a statement on the slot while no session reads it. The relay soon connects again.
 func (c *campaign) withSlot(ctx context.Context, text string) (err error) {
 	for range 20 {
 		if _, err = c.exec(ctx, endReader, c.slot()); err != nil {
@@ -163,7 +163,7 @@ func slotAdvanced(ctx context.Context, c *campaign, _ *rand.Rand) (string, heali
 		"WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL")
 }
 
-// slotInvalidated has the slot hold back more than the server allows, while no relay can help it.
+// slotInvalidated lets the slot retain more WAL than the server allows, while no relay can advance it.
 func slotInvalidated(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 	_, limit, err := setting("max_slot_wal_keep_size", "1MB")(ctx, c, r)
 	if err != nil {
@@ -189,7 +189,7 @@ func slotInvalidated(ctx context.Context, c *campaign, r *rand.Rand) (string, he
 	}, errors.Join(err, cerr)
 }
 
-// transactionOpen keeps a transaction open that has an id.
+// transactionOpen keeps a transaction with an assigned id open.
 func transactionOpen(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 	conn, err := pgx.Connect(ctx, c.stage.postgres)
 	if err != nil {
@@ -198,12 +198,12 @@ func transactionOpen(ctx context.Context, c *campaign, _ *rand.Rand) (string, he
 	_, err = conn.Exec(ctx, "BEGIN; SELECT pg_current_xact_id(); "+
 		"SELECT pg_catalog.pg_logical_emit_message(true, 'prove', '')")
 	return "", func(ctx context.Context) error {
-		_ = conn.Close(ctx) // which rolls it back; the server may have ended it
+		_ = conn.Close(ctx) // rolls back; the server may have ended the session already
 		return nil
 	}, err
 }
 
-// transactionPrepared prepares a transaction with events, and commits it or not at the end.
+// transactionPrepared prepares a transaction with events, and finally commits it or rolls it back.
 func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 	a := c.truth.newAggregate(types[r.IntN(len(types))])
 	name := fmt.Sprintf("prove-%d", a.number)
@@ -235,7 +235,7 @@ func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string
 		return err
 	}()
 	if err != nil {
-		// It may be prepared, if the answer was lost: a name that is not there is no harm.
+		// If the answer was lost, the transaction may be prepared. If it is not, the statement only fails.
 		_, rerr := c.exec(ctx, fmt.Sprintf("ROLLBACK PREPARED '%s'", name))
 		if rerr != nil {
 			settle(unknown)
@@ -246,7 +246,7 @@ func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string
 	}
 	return finish, func(ctx context.Context) (err error) {
 		text := fmt.Sprintf("%s '%s'", finish, name)
-		for range 100 { // Postgres may be away for a while
+		for range 100 { // Postgres may be unavailable for a while
 			if _, err = c.exec(ctx, text); err == nil {
 				settle(result)
 				return nil

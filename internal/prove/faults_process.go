@@ -11,10 +11,10 @@ import (
 	"posthaste/outbox"
 )
 
-// stopGrace is how long an orderly stop may take: longer than the drain timeout of the processes.
+// stopGrace bounds an orderly stop. It is longer than the drain timeout of the processes.
 const stopGrace = 30 * time.Second
 
-// processFaults end, freeze and stop the processes.
+// processFaults kill, freeze and stop the processes.
 func processFaults() []*fault {
 	relay := func(c *campaign, r *rand.Rand) []*process {
 		if i := c.honesty.leader(); i >= 0 && r.IntN(3) > 0 {
@@ -69,7 +69,7 @@ func processFaults() []*fault {
 	}
 }
 
-// one chooses a process.
+// one chooses one process.
 func one(list []*process, r *rand.Rand) []*process {
 	if len(list) == 0 {
 		return nil
@@ -84,7 +84,7 @@ type choice func(c *campaign, r *rand.Rand) []*process
 // injection is fault.inject.
 type injection func(ctx context.Context, c *campaign, r *rand.Rand) (what string, heal healing, err error)
 
-// each does to all that are chosen, and undoes.
+// each returns an injection that calls do for all chosen processes, and undo when it heals.
 func each(choose choice, do, undo func(ctx context.Context, p *process) error) injection {
 	return func(ctx context.Context, c *campaign, r *rand.Rand) (what string, heal healing, err error) {
 		list := choose(c, r)
@@ -130,7 +130,7 @@ func stopped(choose choice) injection {
 	}
 }
 
-// flap changes the desired mode until it is healed.
+// flap switches the desired mode repeatedly until it is healed.
 func flap(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -138,7 +138,7 @@ func flap(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, erro
 		defer close(done)
 		for i := 0; ctx.Err() == nil; i++ {
 			mode := []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModeAuto}[i%3]
-			_ = c.desire(ctx, mode) // Postgres may be away
+			_ = c.desire(ctx, mode) // Postgres may be unavailable
 			pause.For(ctx, 300*time.Millisecond)
 		}
 	}()

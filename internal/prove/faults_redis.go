@@ -15,7 +15,7 @@ import (
 	"posthaste/internal/pause"
 )
 
-// redisFaults are done to Redis.
+// redisFaults affect Redis.
 func redisFaults() []*fault {
 	return []*fault{
 		{
@@ -92,7 +92,7 @@ func redisFaults() []*fault {
 	}
 }
 
-// onStream does something to one of the streams.
+// onStream returns an injection that calls do with one of the streams.
 func onStream(do func(ctx context.Context, c *campaign, stream string) error) injection {
 	return func(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 		stream := c.config.StreamPrefix + types[r.IntN(len(types))]
@@ -100,13 +100,13 @@ func onStream(do func(ctx context.Context, c *campaign, stream string) error) in
 	}
 }
 
-// replaceStream leaves an empty stream whose last id is younger than all that it had.
+// replaceStream leaves an empty stream whose last id is greater than all ids that it had.
 var replaceStream = redis.NewScript(`
 	redis.call('DEL', KEYS[1])
 	redis.call('XDEL', KEYS[1], redis.call('XADD', KEYS[1], '*', 'somebody', 'else'))
 	return 1`)
 
-// away has a group on the stream that never reads, and waits until a relay has noted it.
+// away creates a group on the stream that never reads, and waits until a relay has recorded it.
 func (c *campaign) away(ctx context.Context, stream string) error {
 	c.unread.Store(stream, true)
 	err := c.stage.client.XGroupCreateMkStream(ctx, stream, groupAway, "0").Err()
@@ -124,7 +124,7 @@ func (c *campaign) away(ctx context.Context, stream string) error {
 	}
 }
 
-// retryDead deletes a stream, and retries a dead event of it until the stream is restored: before, it is refused.
+// retryDead deletes a stream and retries one of its dead events. The retry is refused until the stream is restored.
 func retryDead(ctx context.Context, c *campaign, stream string) error {
 	client := c.stage.client
 	if err := c.away(ctx, stream); err != nil {
@@ -157,7 +157,7 @@ func retryDead(ctx context.Context, c *campaign, stream string) error {
 	return err
 }
 
-// putBack waits until there is a stream, and until something is published that the copy does not have.
+// putBack copies a stream, waits until it has a new event, and puts the copy back.
 func putBack(ctx context.Context, c *campaign, stream string) error {
 	client := c.stage.client
 	old, err := client.Dump(ctx, stream).Result()
@@ -175,7 +175,7 @@ func putBack(ctx context.Context, c *campaign, stream string) error {
 	return err
 }
 
-// redisSetting changes a setting of the leading server, and puts it back.
+// redisSetting changes a setting of the leading server and restores it.
 func redisSetting(name, value, normal string) injection {
 	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 		err := c.stage.client.ConfigSet(ctx, name, value).Err()
@@ -183,13 +183,13 @@ func redisSetting(name, value, normal string) injection {
 	}
 }
 
-// redisReadOnly makes the leading server a replica of nobody.
+// redisReadOnly makes the leading server a replica of a server that does not exist.
 func redisReadOnly(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 	err := c.stage.client.ReplicaOf(ctx, "127.0.0.1", "1").Err()
 	return "", func(ctx context.Context) error { return c.stage.client.ReplicaOf(ctx, "no", "one").Err() }, err
 }
 
-// redisFailover has the replica fall behind, kills the server and promotes the replica. In the end the old server is
+// redisFailover lets the replica fall behind, kills the server and promotes the replica. Afterwards the old server is
 // the replica.
 func redisFailover(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 	s := c.stage
@@ -200,13 +200,13 @@ func redisFailover(ctx context.Context, c *campaign, r *rand.Rand) (string, heal
 	s.replication.Set(link.Trouble{Stall: true})
 	pause.For(ctx, behind)
 	err := s.leading().Kill()
-	s.replication.Set(link.Trouble{Refuse: true}) // what the replica has not got is lost
+	s.replication.Set(link.Trouble{Refuse: true}) // entries that the replica has not received are lost
 	err = errors.Join(err, s.failOver(context.WithoutCancel(ctx)))
 	s.replication.Set(link.Trouble{})
 	return fmt.Sprintf("%v behind", behind), s.follow, err
 }
 
-// replicaInStep waits until the replica is connected: one that never was has nothing to lead with.
+// replicaInStep waits until the replica is connected: a replica that never was connected has no data and cannot lead.
 func (s *stage) replicaInStep(ctx context.Context) error {
 	for range 100 {
 		info, err := s.client.InfoMap(ctx, "replication").Result()

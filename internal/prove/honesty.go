@@ -15,77 +15,79 @@ import (
 )
 
 const (
-	// lookEvery is how often readiness is asked for.
+	// lookEvery is the interval between requests for readiness.
 	lookEvery = 250 * time.Millisecond
-	// verdictEvery is the same for the verdict on the whole pipeline, which costs more.
+	// verdictEvery is the interval between requests for the verdict on the whole pipeline, which cost more.
 	verdictEvery = 2 * time.Second
-	// greenAfter is how long events may stand still before somebody has to say so: the watchdog waits for half a
-	// minute, and looks every five seconds.
+	// greenAfter is how long events may be blocked before a relay must report it: the watchdog waits 30 seconds and
+	// checks every five seconds.
 	greenAfter = 40 * time.Second
-	// redAfter is how long a relay may say that it is not ready when everything flows again: what it says is as old as
-	// its last look.
+	// redAfter is how long a relay may report that it is not ready after events flow again: its report is as old as its
+	// last check.
 	redAfter = 15 * time.Second
-	// lieMost is how long a lie may last beyond that before it ends the campaign. All of it is counted.
+	// lieMost is how long a wrong report may last beyond these limits before it ends the campaign. Lies counts every
+	// second of it.
 	lieMost = 20 * time.Second
 )
 
-// honesty compares what the relays say of themselves with what is true.
+// honesty compares the relays' reports about themselves with the truth.
 type honesty struct {
 	c *campaign
 
 	mu sync.Mutex
-	// green is how long no relay said that nothing flowed, red how long one said so while everything did.
+	// green is how long events were blocked while every relay reported ready; red is how long a relay reported the
+	// opposite while all events flowed.
 	green, red time.Duration
-	// verdict is how long a relay's verdict on the whole pipeline was not that it is broken while nothing flowed.
+	// verdict is how long events were blocked while a relay's verdict on the whole pipeline was not "broken".
 	verdict  time.Duration
 	counting bool
-	// read is how much had been read when that last changed, at moved.
+	// read is the number of entries read at moved, when it last changed.
 	read  int
 	moved time.Time
-	// flows is since when everything flows, without a fault at work; zero while it does not.
+	// flows is the time since which all events flow with no fault active; zero while they do not.
 	flows time.Time
 	last  []readiness
 }
 
-// Lies are the seconds for which readiness was wrong, beyond what is documented.
+// Lies are the seconds in which the relays' reports were wrong for longer than documented.
 type Lies struct {
-	// Green: events stood still, and every relay that answered said that all was well.
+	// Green: events were blocked, and every relay that answered reported that it was ready.
 	Green float64 `json:"green_seconds"`
-	// Red: a relay said that it was not ready, and events flowed.
+	// Red: a relay reported that it was not ready, and events flowed.
 	Red float64 `json:"red_seconds"`
-	// Verdict: events stood still, and what GET /relay, the console and posthaste status show was not "broken".
+	// Verdict: events were blocked, and GET /relay, the console and posthaste status did not show "broken".
 	Verdict float64 `json:"verdict_seconds"`
 }
 
 func newHonesty(c *campaign) *honesty { return &honesty{c: c} }
 
-// begin starts the counting: before, nothing has flowed yet.
+// begin starts the counting. It is called after the first events have flowed.
 func (h *honesty) begin() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.counting = true
 }
 
-// lies returns what was counted.
+// lies returns the counted seconds.
 func (h *honesty) lies() Lies {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return Lies{Green: h.green.Seconds(), Red: h.red.Seconds(), Verdict: h.verdict.Seconds()}
 }
 
-// looks returns what each relay said last.
+// looks returns the last report of each relay.
 func (h *honesty) looks() []readiness {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.last
 }
 
-// leader is the relay that said last that it leads, -1 if none did.
+// leader returns the index of the relay whose last report claims to lead, or -1.
 func (h *honesty) leader() int {
 	return slices.IndexFunc(h.looks(), func(l readiness) bool { return l.Role == "leader" })
 }
 
-// run looks until ctx ends.
+// run checks the relays until ctx ends.
 func (h *honesty) run(ctx context.Context) {
 	before := time.Now()
 	asked := before
@@ -97,7 +99,7 @@ func (h *honesty) run(ctx context.Context) {
 		}
 		all.Wait()
 		if ctx.Err() != nil {
-			return // nobody was asked to the end
+			return // ctx cut the requests short
 		}
 		now := time.Now()
 		h.judge(looks, now, now.Sub(before))
@@ -109,7 +111,7 @@ func (h *honesty) run(ctx context.Context) {
 	}
 }
 
-// judgeVerdicts asks the relays for their verdicts, if events stand still.
+// judgeVerdicts requests the relays' verdicts if events are blocked.
 func (h *honesty) judgeVerdicts(ctx context.Context, took time.Duration) {
 	oldest, _ := h.c.pass.behind()
 	if oldest.IsZero() || time.Since(oldest) < greenAfter || took > 3*verdictEvery {
@@ -136,7 +138,7 @@ func (h *honesty) judgeVerdicts(ctx context.Context, took time.Duration) {
 	}
 }
 
-// judge takes what the relays say, for the time since the last look.
+// judge evaluates the relays' reports. It adds took, the time since the last check, to the counts of wrong ones.
 func (h *honesty) judge(looks []readiness, now time.Time, took time.Duration) {
 	oldest, _ := h.c.pass.behind()
 	lacks := h.c.pass.lacks()
@@ -149,7 +151,7 @@ func (h *honesty) judge(looks []readiness, now time.Time, took time.Duration) {
 	waits, stands := time.Duration(0), time.Duration(0)
 	if !oldest.IsZero() {
 		waits = now.Sub(oldest)
-		stands = min(waits, now.Sub(h.moved)) // what flows again may be old
+		stands = min(waits, now.Sub(h.moved)) // an event may be old and flow again
 	}
 	if waits > flowing || lacks || h.c.troubled.Load() {
 		h.flows = time.Time{}
@@ -166,7 +168,7 @@ func (h *honesty) judge(looks []readiness, now time.Time, took time.Duration) {
 			why = fmt.Sprintf("%s: %s", h.c.relays[i].name, strings.Join(l.Reasons, "; "))
 		}
 	}
-	if !h.counting || took > 5*time.Second { // this process itself did not get to look
+	if !h.counting || took > 5*time.Second { // this process itself was delayed
 		return
 	}
 	if stands > greenAfter && answered > 0 && red == 0 {

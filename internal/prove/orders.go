@@ -8,17 +8,17 @@ import (
 	"github.com/google/uuid"
 )
 
-// orders is what is known of the orders: what clients were answered, and what the stream has. It is the book of the
-// stream of orders. It is safe for concurrent use.
+// orders records the orders: the answers to clients, and the events in the stream. It is the book of the stream of
+// orders. It is safe for concurrent use.
 type orders struct {
 	mu sync.Mutex
-	// answered are the orders that clients were told of, by their key.
+	// answered maps each key to the order in the client's answer.
 	answered map[uuid.UUID]uuid.UUID
-	// keys are all that were used, answered or not.
+	// keys are all keys that were used, answered or not.
 	keys map[uuid.UUID]bool
-	// events are those in the stream with their order, inStream the other way round.
+	// events maps the events in the stream to their orders, and inStream maps the orders to their events.
 	events, inStream map[uuid.UUID]uuid.UUID
-	// excused are orders whose events Redis has forgotten, and that are too old to have to come back.
+	// excused are orders whose events Redis has lost and that are too old to be restored.
 	excused  map[uuid.UUID]bool
 	repeated int
 }
@@ -37,7 +37,7 @@ func (o *orders) use(key uuid.UUID) {
 	o.keys[key] = true
 }
 
-// answer notes the order that a client was told of. A key that was answered before has to get the same.
+// answer records the order that a client got. Every answer to a key must have the same order.
 func (o *orders) answer(key, order uuid.UUID) *breach {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -81,7 +81,7 @@ func (o *orders) unsee(s sight) {
 	o.miss(s.id)
 }
 
-// miss takes back an event.
+// miss removes an event.
 func (o *orders) miss(event uuid.UUID) {
 	order := o.events[event]
 	if sec, nsec := order.Time().UnixTime(); order.Version() == 7 && time.Since(time.Unix(sec, nsec)) > excusedAfter {
@@ -100,7 +100,7 @@ func (o *orders) forget() {
 	}
 }
 
-// counts are how many keys were used, how many orders answered, and how many answers repeated an earlier one.
+// counts returns the numbers of used keys, of answered orders, and of answers that repeated an earlier one.
 func (o *orders) counts() (keys, answered, repeated int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// page is the report as Markdown.
+// page returns the report as Markdown.
 func (r *Report) page() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# A campaign of faults\n\n%s, on %s with %d cores", r.At.Format("2006-01-02 15:04 UTC"),
@@ -25,7 +25,7 @@ func (r *Report) page() string {
 	return b.String()
 }
 
-// result are the sentences and tables of the report.
+// result returns the sentences and tables of the report.
 func (r *Report) result() string {
 	var b strings.Builder
 	for _, line := range r.sentences() {
@@ -46,7 +46,7 @@ func (r *Report) result() string {
 	return b.String()
 }
 
-// figure says a number in its unit.
+// figure formats a number with its unit.
 func figure(name string, v float64) string {
 	if strings.HasSuffix(name, "_bytes") {
 		return fmt.Sprintf("%.0f MiB", v/(1<<20))

@@ -19,26 +19,26 @@ import (
 	"posthaste/internal/local"
 )
 
-// process is a child: this binary again, with a command. It keeps its addresses and its log over restarts.
+// process is a child: this binary, run with a command. It keeps its addresses and its log across restarts.
 type process struct {
 	name string
 	args []string
 	env  []string
-	// admin and http are its addresses; http is empty if it has none.
+	// admin and http are its addresses; http is empty if the child has no public listener.
 	admin, http string
 	log         string
-	// out takes what it prints; nil is for nobody.
+	// out receives the child's standard output; nil discards it.
 	out   io.Writer
-	holds []*os.File // of its ports
+	holds []*os.File // keep its ports reserved
 
 	mu     sync.Mutex
 	proc   *local.Process
 	frozen bool
-	// starts counts its lives.
+	// starts counts how often the child was started.
 	starts int
 }
 
-// newProcess prepares a child that is not started yet. Its log goes to a file in dir.
+// newProcess prepares a child without starting it. The log goes to a file in dir.
 func newProcess(name, dir string, env []string, args ...string) (*process, error) {
 	p := &process{name: name, env: env, log: filepath.Join(dir, name+".log"), args: args}
 	addr := func() (string, error) {
@@ -79,7 +79,7 @@ func (p *process) start() error {
 		return fmt.Errorf("open the log of %s: %w", p.name, err)
 	}
 	defer func() { _ = file.Close() }() // the child has its own
-	cmd := exec.Command(exe, p.args...) //nolint:noctx // ended by the campaign, in its own way
+	cmd := exec.Command(exe, p.args...) //nolint:noctx // the campaign itself ends the child
 	cmd.Env = append(environment(), p.env...)
 	cmd.Stderr = file
 	if p.out != nil {
@@ -93,7 +93,7 @@ func (p *process) start() error {
 	return nil
 }
 
-// environment is this process's without settings: what a child is told, the campaign says.
+// environment returns the environment of this process without settings: only the campaign configures its children.
 func environment() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "POSTHASTE_") &&
@@ -101,14 +101,14 @@ func environment() []string {
 	})
 }
 
-// kill ends it with SIGKILL, frozen or not.
+// kill ends the child with SIGKILL, even if it is frozen.
 func (p *process) kill() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.proc.Stop(syscall.SIGKILL, 10*time.Second)
 }
 
-// stop ends it in order, and returns its exit code.
+// stop ends the child in order and returns its exit code.
 func (p *process) stop(grace time.Duration) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,7 +119,7 @@ func (p *process) stop(grace time.Duration) (int, error) {
 	return p.proc.ExitCode(), err
 }
 
-// freeze stops its time, thaw lets it go on.
+// freeze suspends the child, thaw resumes it.
 func (p *process) freeze() error { return p.halt(syscall.SIGSTOP, true) }
 func (p *process) thaw() error   { return p.halt(syscall.SIGCONT, false) }
 
@@ -130,7 +130,7 @@ func (p *process) halt(s syscall.Signal, frozen bool) error {
 	return p.proc.Signal(s)
 }
 
-// ended tells whether it has ended, and with which exit code.
+// ended reports whether the child has ended, and its exit code.
 func (p *process) ended() (bool, int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,7 +140,7 @@ func (p *process) ended() (bool, int) {
 	return true, p.proc.ExitCode()
 }
 
-// close ends it and gives its ports back.
+// close ends the child and releases its ports.
 func (p *process) close() {
 	if p.proc != nil {
 		_ = p.kill()
@@ -150,7 +150,7 @@ func (p *process) close() {
 	}
 }
 
-// readiness is what /readyz of a process says.
+// readiness is the answer of a process to GET /readyz.
 type readiness struct {
 	Status   int      `json:"-"`
 	Role     string   `json:"role"`
@@ -158,7 +158,7 @@ type readiness struct {
 	Degraded []string `json:"degraded"`
 }
 
-// ready asks /readyz. Status 0 is no answer.
+// ready requests /readyz. If the process does not answer, the status is 0.
 func (p *process) ready(ctx context.Context) readiness {
 	var r readiness
 	status, err := p.get(ctx, "/readyz", func(body io.Reader) error { return json.NewDecoder(body).Decode(&r) })
@@ -169,10 +169,10 @@ func (p *process) ready(ctx context.Context) readiness {
 	return r
 }
 
-// errAnswer is an answer that cannot be read.
+// errAnswer means that an answer cannot be decoded.
 var errAnswer = errors.New("no answer")
 
-// get asks its admin listener.
+// get sends a request to the child's admin listener.
 func (p *process) get(ctx context.Context, path string, read func(body io.Reader) error) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

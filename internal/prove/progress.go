@@ -9,7 +9,7 @@ import (
 	"posthaste/internal/cli"
 )
 
-// progress tells on standard error how far a campaign is: on a terminal also in one line that changes.
+// progress reports the campaign's progress on standard error; a terminal also gets a status line.
 type progress struct {
 	w     io.Writer
 	tty   bool
@@ -31,7 +31,7 @@ func (p *progress) begin(end time.Time) {
 	p.until = end
 }
 
-// left is how much time is left.
+// left returns the remaining time.
 func (p *progress) left() string {
 	if p.until.IsZero() {
 		return p.total.String() + " to come"
@@ -42,13 +42,13 @@ func (p *progress) left() string {
 	return "ending"
 }
 
-// round tells of a round that is over.
+// round reports a finished round.
 func (p *progress) round(r *played) {
 	p.say("%4d %-9s %-44s recovered in %6.1f s; %s", r.Round, r.Mode, r.names(),
 		r.Recovered.Sub(r.Healed).Seconds(), p.left())
 }
 
-// say prints a line of its own.
+// say prints a message on its own line.
 func (p *progress) say(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,7 +56,7 @@ func (p *progress) say(format string, args ...any) {
 	fmt.Fprintf(p.w, format+"\n", args...)
 }
 
-// now shows the line that changes.
+// now updates the status line.
 func (p *progress) now(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +74,7 @@ func (p *progress) clear() {
 	}
 }
 
-// end removes the line that changes.
+// end removes the status line.
 func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,47 +19,49 @@ import (
 	"posthaste/sql"
 )
 
-// Options are what a campaign is.
+// Options configure a campaign.
 type Options struct {
-	// Seed chooses what is done; 0 chooses a seed.
+	// Seed determines the plan; 0 chooses a random seed.
 	Seed uint64
-	// Duration is how long faults are injected. Start and verification come on top.
+	// Duration is how long faults are injected. The start and the verification add to it.
 	Duration time.Duration
-	// Faults are names of faults, separated by commas, or all.
+	// Faults is a comma-separated list of names of faults, or all.
 	Faults string
 	// Relays is how many relays run.
 	Relays int
-	// Rate is events per second, beside the orders and credits.
+	// Rate is events per second, in addition to the orders and credits.
 	Rate int
 	// JSON prints the report as JSON instead of tables.
 	JSON bool
-	// Report is a folder for the report as JSON and Markdown, its chart, and the logs of the processes. Empty: none is
-	// kept.
+	// Report is a folder for the report as JSON and Markdown, its chart, and the logs of the processes. If it is empty,
+	// none of them is kept.
 	Report string
-	// External plays on the servers of the settings, in a database that is made and removed, and in a database of Redis
-	// that is empty, and is emptied; with the faults that need no hand on the servers. Yes does not ask before.
+	// External uses the configured servers: a new database in Postgres, which is dropped afterwards, and an empty
+	// database of Redis, which is emptied afterwards. It injects only faults that need no control of the servers. Yes
+	// skips the confirmation.
 	External bool
 	Yes      bool
-	// Dir is where servers keep their data. Empty is the folder for temporary files.
+	// Dir is the folder for the servers' data. If it is empty, the folder for temporary files is used.
 	Dir string
-	// PGBin is the folder of the programs of Postgres, RedisBin the program redis-server; empty looks for them.
+	// PGBin is the folder of the Postgres programs, RedisBin the path of redis-server. If one is empty, the campaign
+	// searches for it.
 	PGBin, RedisBin string
 }
 
 const (
-	// stuckAfter is how long nothing may move after a fault, stuckAtLast how long it may take until everything flows: a
-	// flushed Redis gets many events again.
+	// stuckAfter is how long after a fault no event may move; stuckAtLast is the limit until all events flow again,
+	// which is longer because a flushed Redis must get many events again.
 	stuckAfter  = 3 * time.Minute
 	stuckAtLast = 20 * time.Minute
-	// flowing is how old the oldest event may be while events flow.
+	// flowing is the greatest age of the oldest waiting event at which events count as flowing.
 	flowing = 1500 * time.Millisecond
-	// steadyFor is how long after a fault everything has to flow at least until it counts as recovered.
+	// steadyFor is how long after a fault a recovery takes at least: before that, its effects may not show yet.
 	steadyFor = 2 * time.Second
-	// restoreSpan is the relays' --restore: what Redis loses comes back as far back as this.
+	// restoreSpan is the relays' --restore: the relays restore events that Redis loses within this time.
 	restoreSpan = 10 * time.Minute
 )
 
-// errBroken is why a campaign ends early.
+// errBroken ends a campaign early, after a broken promise.
 var errBroken = errors.New("a promise is broken")
 
 // campaign is one run.
@@ -83,20 +85,20 @@ type campaign struct {
 	progress  *progress
 	report    *Report
 
-	// unread are the streams with a group that never reads: groupAway.
+	// unread are the streams that have groupAway, the group that never reads.
 	unread sync.Map
-	// forgetting is until when Redis may have forgotten something, in nanoseconds since 1970.
+	// forgetting is the time until which Redis may lose data, in nanoseconds since 1970.
 	forgetting atomic.Int64
-	// troubled tells that a fault is at work, or is being recovered from.
+	// troubled reports that a fault is active, or that the system is recovering from one.
 	troubled atomic.Bool
 
 	mu     sync.Mutex
 	broken *breach
 	halt   context.CancelCauseFunc
-	now    string // the faults at work
+	now    string // the active faults
 }
 
-// Run runs a campaign and reports. It fails if a promise was broken.
+// Run runs a campaign and reports the result. It fails if a promise was broken.
 func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err error) {
 	faults, err := chooseFaults(options.Faults, options.External)
 	switch {
@@ -167,7 +169,7 @@ func (c *campaign) open(ctx context.Context) (err error) {
 	return c.report.machine(ctx, c)
 }
 
-// Counts of the processes beside the relays.
+// The numbers of processes other than relays.
 const (
 	serveCount    = 2
 	consumerCount = 2
@@ -218,14 +220,14 @@ func (c *campaign) broke(b *breach) {
 	}
 }
 
-// breach returns the broken promise, nil if there is none.
+// breach returns the first broken promise, or nil.
 func (c *campaign) breach() *breach {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.broken
 }
 
-// desire sets the desired mode, whoever leads.
+// desire sets the desired mode in Postgres.
 func (c *campaign) desire(ctx context.Context, mode outbox.Mode) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -235,13 +237,13 @@ func (c *campaign) desire(ctx context.Context, mode outbox.Mode) error {
 	return sql.SetDesired(ctx, c.stage.pool, c.config.RelayName, mode)
 }
 
-// run plays the campaign: start, rounds, calm, verification.
+// run runs the phases of the campaign: start, rounds, verification.
 func (c *campaign) run(ctx context.Context, faults []*fault) error {
 	running, halt := context.WithCancelCause(ctx)
 	c.mu.Lock()
 	c.halt = halt
 	c.mu.Unlock()
-	// Who reads goes on until the end; who writes ends before.
+	// Reading continues until the end. Writing ends before the verification.
 	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
 	writing, stopWriting := context.WithCancel(running)
 	var readers, actors sync.WaitGroup
@@ -272,7 +274,7 @@ func (c *campaign) run(ctx context.Context, faults []*fault) error {
 	err = c.unless(running, err)
 	stopWriting()
 	actors.Wait()
-	// Interrupted or not, what was written is verified; a broken promise is looked at as it is.
+	// An interrupted campaign is verified as well. After a broken promise, the state is reported as it is.
 	if err == nil && c.breach() == nil {
 		err = c.verify(context.WithoutCancel(ctx))
 	}
@@ -283,7 +285,7 @@ func (c *campaign) run(ctx context.Context, faults []*fault) error {
 	return err
 }
 
-// all are the children.
+// all returns all children.
 func (c *campaign) all() []*process {
 	var list []*process
 	list = append(list, c.relays...)
@@ -291,7 +293,7 @@ func (c *campaign) all() []*process {
 	return append(list, c.consumers...)
 }
 
-// readers are those of all streams.
+// readers returns a reader for each stream.
 func (c *campaign) readers() []*reader {
 	of := func(stream string, b book) *reader {
 		return &reader{
@@ -308,7 +310,7 @@ func (c *campaign) readers() []*reader {
 
 func (c *campaign) mayForget() bool { return time.Now().UnixNano() < c.forgetting.Load() }
 
-// rounds injects faults until the time is over, ctx ends, or a promise is broken.
+// rounds injects faults until the duration has elapsed, ctx ends, or a promise is broken.
 func (c *campaign) rounds(ctx context.Context, faults []*fault) error {
 	p := newPlan(c.options.Seed, faults)
 	end := time.Now().Add(c.options.Duration)
@@ -330,7 +332,7 @@ func (c *campaign) rounds(ctx context.Context, faults []*fault) error {
 	return nil
 }
 
-// unless returns an error that is not merely the end of the campaign.
+// unless returns err, or nil if the end of the campaign caused it.
 func (c *campaign) unless(ctx context.Context, err error) error {
 	if ctx.Err() != nil || c.breach() != nil {
 		return nil
@@ -338,7 +340,7 @@ func (c *campaign) unless(ctx context.Context, err error) error {
 	return err
 }
 
-// toMode switches the mode, and waits until it is active.
+// toMode switches the mode and waits until it is active.
 func (c *campaign) toMode(ctx context.Context, mode outbox.Mode) error {
 	began := time.Now()
 	c.note("mode " + string(mode))
@@ -356,14 +358,14 @@ func (c *campaign) toMode(ctx context.Context, mode outbox.Mode) error {
 	return err
 }
 
-// note says what is at work now.
+// note records the active faults.
 func (c *campaign) note(what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now = what
 }
 
-// play plays a round, and waits until everything flows again.
+// play plays a round and waits until all events flow again.
 func (c *campaign) play(ctx context.Context, r round) error {
 	c.note(r.names())
 	c.troubled.Store(true)
@@ -395,7 +397,7 @@ func (c *campaign) play(ctx context.Context, r round) error {
 	var err error
 	done.Recovered, err = c.recover(ctx, done.Healed, r.mode)
 	if err == nil && c.breach() == nil {
-		if r.forgets() { // what was forgotten is noticed by now, but for a stream that nobody writes to
+		if r.forgets() { // losses are detected by now, except in a stream without new events
 			c.forgetting.Store(time.Now().Add(10 * time.Second).UnixNano())
 		}
 		c.troubled.Store(false)
@@ -406,7 +408,7 @@ func (c *campaign) play(ctx context.Context, r round) error {
 	return err
 }
 
-// has tells whether a fault of the round touches it.
+// has reports whether a fault of the round touches that part.
 func (r round) has(touch string) bool {
 	for _, s := range r.shots {
 		if s.fault.touches == touch {
@@ -416,8 +418,8 @@ func (r round) has(touch string) bool {
 	return false
 }
 
-// shoot injects one fault and heals it. A fault that could not be injected is noted; one that cannot be healed is an
-// error, because nothing is to be learned behind it.
+// shoot injects one fault and heals it. A failed injection is only recorded. A failed healing is an error: the results
+// of later rounds would mean nothing.
 func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
 	done.Fault, done.At = s.fault.name, time.Now()
 	inject, cancel := context.WithTimeout(ctx, time.Minute)
@@ -434,7 +436,7 @@ func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
 		pause.For(ctx, s.hold)
 	}
 	done.Healed = time.Now()
-	// Also when the campaign ends.
+	// A fault is healed even after the campaign was canceled.
 	healing, cancelHealing := context.WithTimeout(context.WithoutCancel(ctx), stuckAfter)
 	defer cancelHealing()
 	if err := heal(healing); err != nil {
@@ -443,8 +445,8 @@ func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
 	return nil
 }
 
-// recover waits until everything flows again, in the mode that is desired, and returns since when it does. If that does
-// not happen, a promise is broken.
+// recover waits until all events flow in the desired mode, and returns the time since which they do. If they do not
+// flow in time, a promise is broken.
 func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mode) (recovered time.Time, err error) {
 	for _, p := range c.all() {
 		if ended, code := p.ended(); ended {
@@ -468,7 +470,7 @@ func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mod
 		case recovered.IsZero():
 			recovered = now
 		}
-		// What is broken may take a moment until it shows.
+		// The effects of a fault may show only after a moment.
 		if flows && now.Sub(since) > steadyFor {
 			return recovered, nil
 		}
@@ -485,8 +487,8 @@ func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mod
 	}
 }
 
-// flows tells whether what was committed before since is in the streams, and what is committed now comes there quickly,
-// in the mode that is desired; or why not.
+// flows reports whether everything committed before since is in the streams, new events arrive there quickly, and the
+// desired mode is active. If not, it also returns the reason.
 func (c *campaign) flows(ctx context.Context, since time.Time, mode outbox.Mode) (bool, string) {
 	oldest, waiting := c.pass.behind()
 	switch {
@@ -498,7 +500,7 @@ func (c *campaign) flows(ctx context.Context, since time.Time, mode outbox.Mode)
 	return true, ""
 }
 
-// active tells whether the relays are in the mode that is desired.
+// active reports whether the relays are in the desired mode.
 func (c *campaign) active(ctx context.Context, mode outbox.Mode) bool {
 	want := outbox.ModePoll
 	if mode != outbox.ModePoll {
@@ -510,7 +512,7 @@ func (c *campaign) active(ctx context.Context, mode outbox.Mode) bool {
 	return err == nil && st.Active == want
 }
 
-// close ends everything.
+// close stops everything that the campaign started.
 func (c *campaign) close(ctx context.Context) error {
 	c.progress.end()
 	for _, p := range c.all() {

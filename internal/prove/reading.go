@@ -18,10 +18,10 @@ import (
 
 // breach is a broken promise.
 type breach struct {
-	// Promise is which: lost, duplicated, phantom, reordered, corrupted, orders, overspent, effects, history, stuck,
-	// dishonest, exit.
+	// Promise is the name of the promise: lost, duplicated, phantom, reordered, corrupted, orders, overspent, effects,
+	// history, stuck, dishonest, exit.
 	Promise string `json:"promise"`
-	// Event is the id of the event concerned, if it is one; Subject its aggregate.
+	// Event is the id of the event concerned, if there is one; Subject is its aggregate.
 	Event   string    `json:"event,omitempty"`
 	Subject string    `json:"subject,omitempty"`
 	Stream  string    `json:"stream,omitempty"`
@@ -30,13 +30,13 @@ type breach struct {
 	What    string    `json:"what"`
 }
 
-// entryID is a stream entry's id in comparable form.
+// entryID is the id of a stream entry in comparable form.
 type entryID struct{ ms, seq uint64 }
 
 func parseEntryID(s string) entryID {
 	ms, seq, _ := strings.Cut(s, "-")
 	var id entryID
-	id.ms, _ = strconv.ParseUint(ms, 10, 64) // Redis wrote it
+	id.ms, _ = strconv.ParseUint(ms, 10, 64) // Redis wrote it, so it is valid
 	id.seq, _ = strconv.ParseUint(seq, 10, 64)
 	return id
 }
@@ -65,13 +65,13 @@ func parseEntry(stream string, m redis.XMessage) (entry, error) {
 	return e, err
 }
 
-// book is what is known of the entries of a stream that were read.
+// book records the entries read from a stream.
 type book interface {
-	// see takes the next entry. It returns what unsee needs, or the promise that it breaks.
+	// see records the next entry. It returns the value that unsee needs, or the promise that the entry breaks.
 	see(e entry) (undo uint32, b *breach)
-	// unsee takes back an entry that is not in the stream any more: Redis has forgotten it.
+	// unsee removes an entry that Redis has lost.
 	unsee(s sight)
-	// forget takes back everything.
+	// forget removes all entries.
 	forget()
 }
 
@@ -82,18 +82,18 @@ type sight struct {
 	undo uint32
 }
 
-// sightsMost bounds how far back a reader remembers: when Redis forgets more, it reads everything again.
+// sightsMost bounds the entries that a reader keeps. If Redis loses more, the reader reads the whole stream again.
 const sightsMost = 200_000
 
-// reader reads a stream all the time, and notices when Redis has gone back: it always reads its last entry again.
+// reader reads a stream continuously. It always reads its last entry again, and so detects that Redis has lost entries.
 type reader struct {
 	stream string
 	book   book
 	client *redis.Client
 	broken func(*breach)
-	// forgot is told how many entries Redis has forgotten; -1: more than the reader remembers.
+	// forgot is called with the number of entries that Redis has lost, or -1 if it has lost all that the reader keeps.
 	forgot func(stream string, entries int)
-	// mayForget tells whether anything was done to Redis that may make it forget.
+	// mayForget reports whether a fault may have made Redis lose data.
 	mayForget func() bool
 
 	mu     sync.Mutex
@@ -113,10 +113,10 @@ func (r *reader) run(ctx context.Context) {
 	}
 }
 
-// page is how many entries are read at once: some have a megabyte.
+// page is the number of entries read at once. It is small because some entries have a megabyte.
 const page = 200
 
-// read takes the next entries, and returns how many.
+// read reads the next entries and returns their number.
 func (r *reader) read(ctx context.Context) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,7 +143,7 @@ func (r *reader) read(ctx context.Context) (int, error) {
 	return len(list), nil
 }
 
-// is tells whether the message is what was seen.
+// is reports whether the message is the entry that was read before.
 func (s sight) is(stream string, m redis.XMessage) bool {
 	e, err := parseEntry(stream, m)
 	return err == nil && e.at == s.at && e.id == s.id
@@ -169,11 +169,11 @@ func (r *reader) take(m redis.XMessage) {
 	r.recent = append(r.recent, s)
 }
 
-// goBack finds the last entry that is still there, and forgets what was behind it. What Redis loses is the end of what
-// it had, or everything.
+// goBack finds the last entry that still exists and removes all later ones. Redis loses the newest entries of a stream,
+// or all of them.
 func (r *reader) goBack(ctx context.Context) error {
 	n := len(r.recent)
-	low, high := 0, n // the first low are there, from high on they are not
+	low, high := 0, n // the first low entries exist; those from high on do not
 	for low < high {
 		mid := (low + high) / 2
 		list, err := r.client.XRangeN(ctx, r.stream, r.recent[mid].at.String(), r.recent[mid].at.String(), 1).Result()
@@ -207,23 +207,25 @@ func (r *reader) goBack(ctx context.Context) error {
 	return nil
 }
 
-// pass is one reading of the streams of events: which are there, in which order. It is safe for concurrent use.
+// pass is one reading of all streams of events: it records which events they have, and in which order. It is safe for
+// concurrent use.
 type pass struct {
 	truth *truth
 
 	mu sync.Mutex
 	of []passed
-	// gone is how many events Redis has forgotten, and which have to come back.
+	// gone is the number of events that Redis has lost and that the relay must restore.
 	gone int
-	// seen is how many events are there, read how many entries were taken: what is forgotten is taken again.
+	// seen is the number of events in the streams; read counts the entries, including those read again after a loss.
 	seen, read int
-	// marks are how far each aggregate was at a time, for what is older than what has to come back.
+	// marks are the positions of the aggregates at earlier times. They show which events are too old to be restored.
 	marks []passMark
-	// late: everything is written already, so what is missing is found by whoever looks at what was seen in the end.
+	// late means that everything is written already. The caller then finds missing events by comparing the result with
+	// the truth.
 	late bool
 }
 
-// passed is what was seen of an aggregate.
+// passed records the events of an aggregate that were read.
 type passed struct {
 	last  uint32
 	flags []byte
@@ -232,11 +234,11 @@ type passed struct {
 // The flags of an event.
 const (
 	flagSeen    = 1 << iota
-	flagGone    // Redis has forgotten it, and it has to come back
-	flagExcused // Redis has forgotten it, and it is too old to have to come back
+	flagGone    // Redis has lost it, and the relay must restore it
+	flagExcused // Redis has lost it, and it is too old to be restored
 )
 
-// passMark is how far each aggregate was, and how far it had ever been.
+// passMark is a mark: for each aggregate, the last event read (last) and the greatest one read so far (ever).
 type passMark struct {
 	at         time.Time
 	last, ever []uint32
@@ -244,7 +246,7 @@ type passMark struct {
 
 func newPass(t *truth) *pass { return &pass{truth: t} }
 
-// flag returns where the flags of an event are.
+// flag returns a pointer to the flags of an event.
 func (p *pass) flag(r ref) *byte {
 	for int(r.aggregate) >= len(p.of) {
 		p.of = append(p.of, passed{})
@@ -292,7 +294,7 @@ func (p *pass) see(e entry) (uint32, *breach) {
 		b.Promise, b.What = "reordered", fmt.Sprintf("event %d of its aggregate is behind event %d", r.n, a.last)
 		return 0, b
 	}
-	// Whoever wrote this one knew what had become of those before.
+	// The writer of this event knew the outcomes of all earlier ones.
 	for n := a.last + 1; n < r.n && !p.late; n++ {
 		before := ref{r.aggregate, n}
 		if p.truth.stateOf(before) == stateCommitted && *p.flag(before)&(flagSeen|flagExcused) == 0 {
@@ -312,7 +314,7 @@ func (p *pass) see(e entry) (uint32, *breach) {
 	return undo, nil
 }
 
-// mismatch says what is wrong with the content of an entry; "" is nothing. The caller holds mu.
+// mismatch describes the error in the content of an entry; it returns "" if there is no error. The caller holds mu.
 func (t *truth) mismatch(r ref, e entry) string {
 	a := t.aggregates[r.aggregate]
 	var body struct {
@@ -348,7 +350,7 @@ func (p *pass) unsee(s sight) {
 	p.miss(r, f, p.bound(time.Now()))
 }
 
-// miss notes that an event is gone.
+// miss records that Redis has lost an event.
 func (p *pass) miss(r ref, f *byte, old []uint32) {
 	*f = flagExcused
 	if int(r.aggregate) >= len(old) || r.n > old[r.aggregate] {
@@ -357,7 +359,7 @@ func (p *pass) miss(r ref, f *byte, old []uint32) {
 	}
 }
 
-// forgetType takes back every event of a type: its stream is gone.
+// forgetType removes every event of a type: its stream no longer exists.
 func (p *pass) forgetType(typ string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -377,7 +379,7 @@ func (p *pass) forgetType(typ string) {
 	}
 }
 
-// typed is the book of one stream, which has the events of one type.
+// typed is the book of one stream, whose events have one type.
 type typed struct {
 	*pass
 	typ string
@@ -386,17 +388,17 @@ type typed struct {
 // forget implements book.
 func (t typed) forget() { t.forgetType(t.typ) }
 
-// excusedAfter is from what age on an event that Redis forgets may stay away: --restore counts from when a relay
-// notices. excusedForGood is the same for one that has come back before.
+// excusedAfter is the age from which an event that Redis loses need not be restored: --restore counts from the time at
+// which a relay detects the loss. excusedForGood is the same for an event that was restored before.
 const (
 	excusedAfter   = restoreSpan - 2*time.Minute
 	excusedForGood = 2*restoreSpan - 2*time.Minute
 )
 
-// markEvery is how often a pass notes how far it is.
+// markEvery is the interval of the marks.
 const markEvery = 10 * time.Second
 
-// mark notes how far it is, if it is time.
+// mark adds a mark if the last one is old enough.
 func (p *pass) mark(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -413,7 +415,7 @@ func (p *pass) mark(now time.Time) {
 	}
 }
 
-// bound returns how far each aggregate was when what was lost at now need not come back.
+// bound returns, for each aggregate, the last event that need not be restored if it is lost at now.
 func (p *pass) bound(now time.Time) (old []uint32) {
 	for _, m := range slices.Backward(p.marks) {
 		if age := now.Sub(m.at); age > excusedForGood {
@@ -428,15 +430,15 @@ func (p *pass) bound(now time.Time) (old []uint32) {
 	return old
 }
 
-// excused tells whether an event may be missing.
+// excused reports whether an event may be missing.
 func (p *pass) excused(r ref) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return *p.flag(r)&flagExcused != 0
 }
 
-// behind tells since when the oldest event waits that is committed and was never seen; zero if none does. It counts
-// what waits, among it what Redis has forgotten.
+// behind returns the time of the oldest committed event that was never read, or zero; and the number of waiting events,
+// including those that Redis has lost.
 func (p *pass) behind() (since time.Time, waiting int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -460,14 +462,14 @@ func (p *pass) behind() (since time.Time, waiting int) {
 	return since, waiting
 }
 
-// lacks tells whether something that Redis has forgotten has not come back yet.
+// lacks reports whether an event that Redis has lost is not restored yet.
 func (p *pass) lacks() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.gone > 0
 }
 
-// reads is how many entries were taken.
+// reads returns the number of entries read.
 func (p *pass) reads() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -24,7 +24,7 @@ import (
 	"posthaste/sql"
 )
 
-// Report is what a campaign found. It is the form of --json.
+// Report is the result of a campaign. It is the form of --json.
 type Report struct {
 	At          time.Time         `json:"at"`
 	Seconds     float64           `json:"seconds"`
@@ -38,51 +38,52 @@ type Report struct {
 	Lies        Lies              `json:"lies"`
 	// Kinds are the faults by name, alone and in pairs.
 	Kinds []*Kind `json:"faults"`
-	// Growth is what should stay flat: by name, at a quarter of the time and at the end, and the most.
+	// Growth has the figures that should stay flat, by name: the value after a quarter of the time, at the end, and the
+	// greatest.
 	Growth map[string]Growth `json:"growth"`
-	// WAL is how much the slot held back, in bytes, at most.
+	// WALMost is the most WAL that the slot retained, in bytes.
 	WALMost int64 `json:"wal_retained_most"`
-	// Broken is the promise that ended it; nil if all were kept. Story is all that is known about it.
+	// Broken is the promise that ended the campaign; nil if all were kept. Story is everything known about it.
 	Broken *breach   `json:"broken,omitempty"`
 	Story  []string  `json:"story,omitempty"`
 	Rounds []*played `json:"rounds"`
-	// Samples are a second apart.
+	// Samples are taken once a second.
 	Samples []sample `json:"samples"`
 
 	mu    sync.Mutex
 	began time.Time
 }
 
-// Machine is what it ran on.
+// Machine describes the machine and the servers.
 type Machine struct {
 	Cores    int               `json:"cores"`
 	Platform string            `json:"platform"`
 	Versions map[string]string `json:"versions"`
 }
 
-// Counts are what was written and found.
+// Counts are the numbers of events written and found.
 type Counts struct {
 	Committed int `json:"events_committed"`
 	Found     int `json:"events_in_streams"`
 	Lost      int `json:"lost"`
-	// RolledBack were written and rolled back. Unclear were written, and their commit was not answered.
+	// RolledBack events were written and rolled back. Unclear events were written, and the commit got no answer.
 	RolledBack int `json:"events_rolled_back"`
 	Unclear    int `json:"commits_unanswered"`
-	// Forgot is how often Redis forgot something, Expired how many events of that were too old to have to come back.
+	// Forgot is how often Redis lost data; Expired is how many of the lost events were too old to be restored.
 	Forgot   int `json:"times_redis_forgot"`
 	Expired  int `json:"events_forgotten_beyond_restore"`
 	Keys     int `json:"order_keys"`
 	Orders   int `json:"orders"`
 	Repeated int `json:"order_answers_repeated"`
 	Effects  int `json:"effects_with_inbox"`
-	// Redelivered are deliveries beyond the first, which the inbox had no second effect of.
+	// Redelivered are repeated deliveries. The inbox prevented a second effect of each.
 	Redelivered int `json:"redeliveries_without_inbox"`
 	Credits     int `json:"credits_moved"`
 	Faults      int `json:"faults"`
 	Failed      int `json:"faults_not_injected"`
 }
 
-// Kind is a fault, and how long it took until everything flowed again after it.
+// Kind is a fault, with the times until all events flowed again after it.
 type Kind struct {
 	Name    string  `json:"name"`
 	About   string  `json:"about"`
@@ -91,12 +92,12 @@ type Kind struct {
 	Failed  int     `json:"not_injected"`
 	Median  float64 `json:"recovery_median_seconds"`
 	Worst   float64 `json:"recovery_worst_seconds"`
-	// Waited is how long an event waited at most, from the beginning of the fault until everything flowed.
+	// Waited is the longest time that an event waited, from the beginning of the fault until all events flowed.
 	Waited   float64 `json:"longest_wait_seconds"`
 	recovery []float64
 }
 
-// Growth is something that should not grow.
+// Growth is a figure that should not grow.
 type Growth struct {
 	Quarter float64 `json:"at_a_quarter"`
 	End     float64 `json:"at_the_end"`
@@ -112,7 +113,7 @@ type injected struct {
 	Failed string    `json:"failed,omitempty"`
 }
 
-// played is a round that is over.
+// played is a finished round.
 type played struct {
 	Round     int         `json:"round"`
 	Mode      outbox.Mode `json:"mode"`
@@ -126,7 +127,7 @@ type played struct {
 
 func (p *played) names() string { return round{shots: p.shots}.names() }
 
-// sample is one second.
+// sample has the figures of one second.
 type sample struct {
 	At        float64     `json:"at"` // seconds since the start
 	Committed int         `json:"committed"`
@@ -152,7 +153,7 @@ func newReport(c *campaign, began time.Time) *Report {
 	}
 }
 
-// durability is the flag that asks for it, if one does.
+// durability returns the flag that sets the durability, or "" for the default.
 func durability(c *campaign) string {
 	if d := c.config.Durability.String(); d != "none" {
 		return " --redis-durability=" + d
@@ -160,7 +161,7 @@ func durability(c *campaign) string {
 	return ""
 }
 
-// machine notes what it runs on.
+// machine records the machine and the servers.
 func (r *Report) machine(ctx context.Context, c *campaign) error {
 	r.Machine = Machine{
 		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
@@ -184,28 +185,28 @@ func (r *Report) machine(ctx context.Context, c *campaign) error {
 	return nil
 }
 
-// forgot notes that Redis has forgotten something.
+// forgot counts a loss of data by Redis.
 func (r *Report) forgot(string, int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Counts.Forgot++
 }
 
-// verified notes what the streams have.
+// verified records the result of reading the streams.
 func (r *Report) verified(found, lost, expired int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Counts.Found, r.Counts.Lost, r.Counts.Expired = found, lost, expired
 }
 
-// played notes a round.
+// played records a round.
 func (r *Report) played(p *played) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Rounds = append(r.Rounds, p)
 }
 
-// sample looks once a second, until ctx ends.
+// sample takes a sample once a second, until ctx ends.
 func (r *Report) sample(ctx context.Context, c *campaign) {
 	for pause.For(ctx, time.Second) == nil {
 		s := sample{At: time.Since(r.began).Seconds()}
@@ -241,7 +242,7 @@ func (r *Report) sample(ctx context.Context, c *campaign) {
 	}
 }
 
-// ask asks Postgres for the mode and the WAL, if it answers.
+// ask reads the mode and the retained WAL from Postgres, if it answers.
 func (r *Report) ask(ctx context.Context, c *campaign, s *sample) {
 	ctx, cancel := context.WithTimeout(ctx, 700*time.Millisecond)
 	defer cancel()
@@ -254,8 +255,8 @@ func (r *Report) ask(ctx context.Context, c *campaign, s *sample) {
 		"restart_lsn), 0)::bigint FROM pg_replication_slots WHERE slot_name = $1", c.slot()).Scan(&s.WAL)
 }
 
-// grown are figures of the processes and of the tables that should stay flat. The log keeps every event of a campaign,
-// so what counts is how much each takes.
+// grown returns figures of the processes and of the tables that should stay flat. The log keeps every event of a
+// campaign, so its figure is the size per event.
 func (c *campaign) grown(ctx context.Context) map[string]float64 {
 	figures := map[string]float64{}
 	c.sizes(ctx, figures)
@@ -276,7 +277,7 @@ func (c *campaign) grown(ctx context.Context) map[string]float64 {
 	return figures
 }
 
-// sizes adds what the tables take, if Postgres answers.
+// sizes adds the sizes of the tables, if Postgres answers.
 func (c *campaign) sizes(ctx context.Context, figures map[string]float64) {
 	ctx, cancel := context.WithTimeout(ctx, 700*time.Millisecond)
 	defer cancel()
@@ -290,7 +291,7 @@ func (c *campaign) sizes(ctx context.Context, figures map[string]float64) {
 	}
 }
 
-// metric finds a series without labels.
+// metric returns the value of a series without labels.
 func metric(text, name string) (float64, bool) {
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, name+" "); ok {
@@ -301,7 +302,7 @@ func metric(text, name string) (float64, bool) {
 	return 0, false
 }
 
-// finish adds up.
+// finish computes the totals.
 func (r *Report) finish(c *campaign, interrupted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -345,7 +346,7 @@ func (r *Report) finish(c *campaign, interrupted bool) {
 	}
 }
 
-// waited is how long an event waited at most in a round. The caller holds mu.
+// waited returns the longest time that an event waited in a round. The caller holds mu.
 func (r *Report) waited(p *played) (most float64) {
 	for _, s := range r.Samples {
 		if at := r.began.Add(time.Duration(s.At * float64(time.Second))); at.After(p.At) && !at.After(p.Recovered) {
@@ -355,7 +356,7 @@ func (r *Report) waited(p *played) (most float64) {
 	return most
 }
 
-// tell prints the report, and writes it to its folder. A broken promise is an error.
+// tell prints the report and writes it to its folder. A broken promise is an error.
 func (c *campaign) tell(o cli.IO) error {
 	c.progress.end()
 	r := c.report
@@ -393,7 +394,7 @@ func (r *Report) write(dir string) error {
 	return nil
 }
 
-// print tells people.
+// print prints the report for people.
 func (r *Report) print(w io.Writer) {
 	t := cli.Table(w)
 	fmt.Fprintln(t, "FAULT\tALONE\tIN PAIRS\tRECOVERY MEDIAN\tWORST\tLONGEST WAIT")
@@ -415,7 +416,7 @@ func (r *Report) print(w io.Writer) {
 	fmt.Fprintf(w, "The same plan again: %s\n", r.Command)
 }
 
-// sentences say what was counted.
+// sentences returns the counts as sentences.
 func (r *Report) sentences() []string {
 	n := r.Counts
 	comma := func(i int) string { return humanize.Comma(int64(i)) }

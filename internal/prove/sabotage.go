@@ -13,8 +13,8 @@ import (
 	"posthaste/internal/pause"
 )
 
-// sabotages break promises behind the product's back, so that anybody can see that a campaign notices. They are chosen
-// by name alone: all is without them.
+// sabotages break promises from outside the product, to show that a campaign detects it. They must be chosen by name:
+// all does not include them.
 func sabotages() []*fault {
 	return []*fault{
 		{
@@ -54,7 +54,7 @@ func sabotages() []*fault {
 	}
 }
 
-// spoiled does something with an entry that was read some time ago.
+// spoiled returns an injection that calls do with an entry that was read some time ago.
 func spoiled(do func(ctx context.Context, c *campaign, stream string, m redis.XMessage) error) injection {
 	return func(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 		stream := c.config.StreamPrefix + types[r.IntN(len(types))]

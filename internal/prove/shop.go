@@ -17,16 +17,16 @@ import (
 )
 
 const (
-	// shoppers is how many clients there are, shopEvery how often each of them asks for something.
+	// shoppers is the number of clients; shopEvery is the interval between the requests of one client.
 	shoppers  = 6
 	shopEvery = 250 * time.Millisecond
-	// patience is how long a client repeats a request before it gives up, and never learns what came of it.
+	// patience is how long a client repeats a request before it gives up. The outcome of that request is then unknown.
 	patience = 20 * time.Second
-	// accountCount is how many accounts the clients share.
+	// accountCount is the number of accounts that the clients share.
 	accountCount = 5
 )
 
-// shop are clients of the API: they place orders, repeat keys, and spend credits.
+// shop runs clients of the API: they place orders, repeat keys, and spend credits.
 type shop struct {
 	orders *orders
 	serves []*process
@@ -38,10 +38,10 @@ type shop struct {
 	accounts []*account
 }
 
-// account is what clients know of an account of credits.
+// account is what the clients know about an account of credits.
 type account struct {
 	user uuid.UUID
-	// added and spent are what was answered, maybe… what was not.
+	// added and spent are the answered amounts, maybeAdded and maybeSpent those without an answer.
 	added, spent, maybeAdded, maybeSpent int64
 }
 
@@ -56,7 +56,7 @@ func newShop(o *orders, serves []*process) *shop {
 	return s
 }
 
-// run shops until ctx ends.
+// run runs the clients until ctx ends.
 func (s *shop) run(ctx context.Context, seed uint64) {
 	var all sync.WaitGroup
 	for i := range shoppers {
@@ -75,7 +75,7 @@ func (s *shop) run(ctx context.Context, seed uint64) {
 	s.client.CloseIdleConnections()
 }
 
-// order places an order, repeats one key in five, and is answered the same.
+// order places an order. It repeats one key in five, and expects the same answer.
 func (s *shop) order(ctx context.Context, r *rand.Rand) {
 	key := newKey()
 	s.orders.use(key)
@@ -87,7 +87,7 @@ func (s *shop) order(ctx context.Context, r *rand.Rand) {
 	for range times {
 		status, answer := s.insist(ctx, r, "/orders", key, body, http.StatusCreated)
 		if status != http.StatusCreated {
-			return // what came of it is not known
+			return // the outcome is unknown
 		}
 		var order struct{ ID uuid.UUID }
 		if err := json.Unmarshal(answer, &order); err != nil {
@@ -101,7 +101,7 @@ func (s *shop) order(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// spend adds to an account, or deducts from it.
+// spend adds to an account or deducts from it.
 func (s *shop) spend(ctx context.Context, r *rand.Rand) {
 	a := s.accounts[r.IntN(len(s.accounts))]
 	path, amount, final := "/deduct/", int64(1+r.IntN(20)), http.StatusPaymentRequired
@@ -112,7 +112,7 @@ func (s *shop) spend(ctx context.Context, r *rand.Rand) {
 	known := a.added > 0
 	s.mu.Unlock()
 	if !known && path == "/deduct/" {
-		path = "/add/" // accounts begin with the first
+		path = "/add/" // the first add creates the account
 	}
 	body := fmt.Appendf(nil, `{"amount":%d}`, amount)
 	status, _ := s.insist(ctx, r, path+a.user.String(), newKey(), body, http.StatusOK, final)
@@ -128,11 +128,12 @@ func (s *shop) spend(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// insist asks, of any API, until it gets an answer of the wanted, or runs out of patience: status 0.
+// insist repeats a request to any of the APIs until the answer has a wanted status. If patience runs out, it returns
+// status 0.
 func (s *shop) insist(
 	ctx context.Context, r *rand.Rand, path string, key uuid.UUID, body []byte, wanted ...int,
 ) (int, []byte) {
-	// A request under way is not given up at the end: it would only leave something unknown.
+	// The end of the campaign does not cancel a request: its outcome would be unknown.
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	for {
@@ -166,11 +167,11 @@ func (s *shop) ask(
 	return resp.StatusCode, answer, err
 }
 
-// newKey makes an idempotency key.
+// newKey returns a new idempotency key.
 func newKey() uuid.UUID {
 	key, err := uuid.NewV7()
 	if err != nil {
-		return uuid.New() // there is no random source: New panics
+		return uuid.New() // without a random source, New panics
 	}
 	return key
 }

@@ -30,34 +30,34 @@ const (
 // maxKeepSize is how much WAL Postgres keeps for the slot.
 const maxKeepSize = "1GB"
 
-// stage is what a campaign plays on: servers, and a link in front of them for everybody who is to have trouble. The
-// campaign itself asks the servers directly.
+// stage is the environment of a campaign: the servers, with a link between each server and each process that faults
+// disturb. The campaign itself connects without these links.
 type stage struct {
 	dir string
 	log *slog.Logger
 
-	// postgres is the URL of the campaign's database, server where Postgres listens.
+	// postgres is the URL of the campaign's database, server the address of Postgres.
 	postgres, server string
-	// redis is where Redis is.
+	// redis has the address of Redis.
 	redis *redis.Options
-	// remove removes what was made on servers of somebody else's; nil on servers of its own.
+	// remove removes everything that the campaign created on external servers; nil if it started its own servers.
 	remove func(ctx context.Context) error
 
-	// The rest is of servers of its own, and nil otherwise.
+	// The following fields are only set if the campaign started its own servers.
 	pg *local.Postgres
-	// rd are two Redis servers: the one at leads, the other one is its replica, through replication.
+	// rd are two Redis servers: the one at index at leads. The other one is its replica, connected through replication.
 	rd          [2]*local.Redis
 	at          int
 	replication *link.Link
-	// links by name: who and what, for example "relay-0 to redis".
+	// links has the links by name, for example "relay-0 to redis".
 	links map[string]*link.Link
-	// own is what the campaign itself asks Redis through: it follows a failover, and has no trouble.
+	// own is the link that the campaign itself uses for Redis: it follows a failover and is never disturbed.
 	own    *link.Link
 	pool   *pgxpool.Pool
 	client *redis.Client
 }
 
-// openStage makes a stage of servers of its own, or of those of the settings.
+// openStage starts new servers for a stage, or makes one of the configured servers.
 func openStage(ctx context.Context, c *app.Config, o Options, log *slog.Logger) (s *stage, err error) {
 	s = &stage{log: log, links: map[string]*link.Link{}}
 	if s.dir, err = os.MkdirTemp(o.Dir, "posthaste-prove-"); err != nil {
@@ -74,7 +74,7 @@ func openStage(ctx context.Context, c *app.Config, o Options, log *slog.Logger) 
 	return s, err
 }
 
-// start starts the servers under a folder of their own.
+// start starts the servers, with their data in a new folder.
 func (s *stage) start(ctx context.Context, o Options) error {
 	bin, err := local.PostgresBin(ctx, o.PGBin)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *stage) start(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	// Postgres may have to run as another user, who must be able to pass through.
+	// Postgres may have to run as another user, which needs access to the folders below.
 	if err := os.Chmod(s.dir, 0o711); err != nil { //nolint:gosec // pass through only
 		return err
 	}
@@ -117,14 +117,14 @@ func (s *stage) start(ctx context.Context, o Options) error {
 	return nil
 }
 
-// connect migrates the database and opens what the campaign asks through.
+// connect migrates the database and opens the campaign's own connections.
 func (s *stage) connect(ctx context.Context) (err error) {
 	if _, err := sql.Migrate(ctx, s.postgres, "public", s.log); err != nil {
 		return err
 	}
 	config, err := pgxpool.ParseConfig(s.postgres)
 	if err != nil {
-		return errors.New("parse the URL of Postgres") // the error may quote it
+		return errors.New("parse the URL of Postgres") // the error may quote the URL
 	}
 	config.MaxConns = 8
 	config.ConnConfig.RuntimeParams["application_name"] = "prove"
@@ -140,7 +140,7 @@ func (s *stage) connect(ctx context.Context) (err error) {
 	return nil
 }
 
-// replicaOf is the line of the configuration that makes a server a replica, through the link between the two.
+// replicaOf returns the configuration line that makes a server a replica, through the link between the two.
 func (s *stage) replicaOf() string {
 	host, port := split(s.replication.Addr())
 	return "replicaof " + host + " " + port
@@ -151,10 +151,10 @@ func split(addr string) (host, port string) {
 	return u.Hostname(), u.Port()
 }
 
-// leading is the Redis server that everybody talks to.
+// leading returns the Redis server that all links lead to.
 func (s *stage) leading() *local.Redis { return s.rd[s.at] }
 
-// link returns the link between who and a server; it is made if need be.
+// link returns the link between a process and a server. It opens the link at the first call.
 func (s *stage) link(ctx context.Context, who, server string) (*link.Link, error) {
 	name := who + " to " + server
 	if l := s.links[name]; l != nil {
@@ -171,20 +171,20 @@ func (s *stage) link(ctx context.Context, who, server string) (*link.Link, error
 	return l, err
 }
 
-// linkNames are the names of all links, in order.
+// linkNames returns the names of all links, sorted.
 func (s *stage) linkNames() []string { return slices.Sorted(maps.Keys(s.links)) }
 
-// postgresURL leads to Postgres through a link.
+// postgresURL returns the URL of Postgres through a link.
 func (s *stage) postgresURL(l *link.Link) string {
 	u, err := url.Parse(s.postgres)
 	if err != nil {
-		panic("the URL of Postgres was parsed before") // and the error would quote its password
+		panic("the URL of Postgres was parsed before") // the error would quote its password
 	}
 	u.Host = l.Addr()
 	return u.String()
 }
 
-// redisURL leads to Redis through a link.
+// redisURL returns the URL of Redis through a link.
 func (s *stage) redisURL(l *link.Link) string {
 	u := url.URL{Scheme: "redis", Host: l.Addr(), Path: "/" + strconv.Itoa(s.redis.DB)}
 	if s.redis.TLSConfig != nil {
@@ -196,7 +196,7 @@ func (s *stage) redisURL(l *link.Link) string {
 	return u.String()
 }
 
-// failOver makes the replica the leading server, for everybody at once.
+// failOver makes the replica the leading server, for all links at once.
 func (s *stage) failOver(ctx context.Context) error {
 	s.at = 1 - s.at
 	promoted := redis.NewClient(&redis.Options{Addr: s.leading().Addr(), Protocol: 2})
@@ -214,18 +214,18 @@ func (s *stage) failOver(ctx context.Context) error {
 	return nil
 }
 
-// isRedis tells whether the link of that name leads to Redis.
+// isRedis reports whether the link of that name leads to Redis.
 func isRedis(name string) bool {
 	return len(name) > len(serverRedis) && name[len(name)-len(serverRedis):] == serverRedis
 }
 
-// follow starts the server that led before as the replica of the other.
+// follow starts the previous leading server as a replica of the other one.
 func (s *stage) follow(ctx context.Context) error { return s.rd[1-s.at].Start(ctx, s.replicaOf()) }
 
-// restart starts the leading server again, as a leading one whatever it once was.
+// restart starts the leading server again. It leads even if it was a replica before.
 func (s *stage) restart(ctx context.Context) error { return s.leading().Start(ctx, "replicaof no one") }
 
-// config is what a process is told about its servers, as environment.
+// config returns the settings of a process for its servers, as environment.
 func (s *stage) config(ctx context.Context, who string, c app.Config) ([]string, error) {
 	pg, err := s.link(ctx, who, serverPostgres)
 	if err != nil {
@@ -235,13 +235,13 @@ func (s *stage) config(ctx context.Context, who string, c app.Config) ([]string,
 	if err != nil {
 		return nil, err
 	}
-	// By the environment: a command line is everybody's to read.
+	// In the environment, because all users of the machine can read a command line.
 	env := []string{
 		"POSTHASTE_POSTGRES_URL=" + s.postgresURL(pg), "POSTHASTE_REDIS_URL=" + s.redisURL(rd),
 		"POSTHASTE_RELAY_NAME=" + c.RelayName, "POSTHASTE_LOG_FORMAT=json",
 	}
 	if s.remove != nil {
-		// Channels know no databases: somebody else may listen.
+		// Channels are shared by all databases of Redis: clients of another database may subscribe to them.
 		env = append(env, "POSTHASTE_PUBSUB=off")
 	}
 	if s.redis.TLSConfig != nil {
@@ -250,8 +250,8 @@ func (s *stage) config(ctx context.Context, who string, c app.Config) ([]string,
 	return env, nil
 }
 
-// close stops the servers and removes what was made. The error says what could not be removed from servers of somebody
-// else's.
+// close stops the servers and removes everything that was created. The error names the objects that could not be
+// removed from external servers.
 func (s *stage) close(ctx context.Context) (err error) {
 	if s.pool != nil {
 		s.pool.Close()

@@ -14,12 +14,13 @@ import (
 )
 
 const (
-	// storyRounds is how many of the last rounds a story has, storyLines how many lines of each relay's log.
+	// storyRounds is the number of rounds in a story, storyLines the number of lines of each relay's log.
 	storyRounds = 5
 	storyLines  = 25
 )
 
-// story is all that is known of what broke a promise. What cannot be read is left out, and said.
+// story returns everything known about the cause of a broken promise. If a part cannot be read, a line reports that
+// instead.
 func (c *campaign) story(ctx context.Context, b *breach) []string {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -65,7 +66,7 @@ func (s *teller) say(format string, args ...any) {
 	s.lines = append(s.lines, ops.Printable(strings.TrimRight(fmt.Sprintf(format, args...), " ")))
 }
 
-// storyOfEvent tells what writers, Postgres and Redis know of an event.
+// storyOfEvent adds the records that writers, Postgres and Redis have of an event.
 func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
 	id, err := uuid.Parse(b.Event)
 	if err != nil {
@@ -118,7 +119,7 @@ func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
 	c.storyOfStream(ctx, s, b, subject)
 }
 
-// storyOfStream tells the last entries of the event's aggregate, up to a little behind it.
+// storyOfStream adds the last entries of the event's aggregate, up to shortly after the event.
 func (c *campaign) storyOfStream(ctx context.Context, s *teller, b *breach, subject string) {
 	if b.Stream == "" {
 		return
@@ -148,7 +149,7 @@ func (c *campaign) storyOfStream(ctx context.Context, s *teller, b *breach, subj
 	}
 }
 
-// storyOfState tells how relay and slot are.
+// storyOfState adds the state of the relay and the slot.
 func (c *campaign) storyOfState(ctx context.Context, s *teller) {
 	var text string
 	for what, query := range map[string]string{
@@ -174,7 +175,7 @@ func (c *campaign) storyOfState(ctx context.Context, s *teller) {
 	}
 }
 
-// lastLines are the last lines of a file.
+// lastLines returns the last lines of a file.
 func lastLines(name string, n int) []string {
 	f, err := os.Open(name)
 	if err != nil {
@@ -191,7 +192,7 @@ func lastLines(name string, n int) []string {
 	return lines[max(0, len(lines)-n):]
 }
 
-// String says a state in words.
+// String describes a state in words.
 func (s state) String() string {
 	return map[state]string{
 		stateNone: "never written", stateOpen: "its commit was not answered", stateCommitted: "committed",

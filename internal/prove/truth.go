@@ -10,13 +10,13 @@ import (
 	"github.com/google/uuid"
 )
 
-// ref names an event: its aggregate, and its number in there, from 1.
+// ref identifies an event: its aggregate, and its number within the aggregate, from 1.
 type ref struct{ aggregate, n uint32 }
 
-// state is what its writer knows of an event.
+// state is the writer's knowledge of an event.
 type state byte
 
-// The states of an event. An open one is being written, or its commit was not answered.
+// The states of an event. An open event is being written, or its commit got no answer.
 const (
 	stateNone state = iota
 	stateOpen
@@ -24,32 +24,32 @@ const (
 	stateRolledBack
 )
 
-// truth is what the writers know. It is safe for concurrent use.
+// truth is the knowledge of all writers. It is safe for concurrent use.
 type truth struct {
-	// name makes the ids of this campaign's events: an event's id says which event it is.
+	// name is the first part of all ids of this campaign; the rest of an id identifies the event.
 	name [8]byte
 
 	mu         sync.Mutex
 	aggregates []*aggregate
-	// flow are the committed events in the order of their commits, without those at its beginning that were seen.
+	// flow are the committed events in the order of their commits, without the leading ones that were read.
 	flow      []committed
 	committed int
 	rolled    int
 	unclear   int
 }
 
-// aggregate is one aggregate's events.
+// aggregate has the events of one aggregate.
 type aggregate struct {
-	// lock is held by whoever writes to it, as the lock in Postgres is.
+	// lock is held by the writer of the aggregate, like the lock in Postgres.
 	lock   sync.Mutex
 	number uint32
 	typ    string
 	id     string
-	// states are those of its events, the first at 0. truth.mu guards it.
+	// states are the states of the events, the first at 0. truth.mu guards it.
 	states []state
 }
 
-// committed is an event that is committed, and since when that is known.
+// committed is a committed event, with the time at which the writer learned of the commit.
 type committed struct {
 	ref
 	at time.Time
@@ -62,7 +62,7 @@ func newTruth(seed uint64, at time.Time) *truth {
 	return t
 }
 
-// id is the id of an event.
+// id returns the id of an event.
 func (t *truth) id(r ref) uuid.UUID {
 	var id uuid.UUID
 	copy(id[:8], t.name[:])
@@ -71,13 +71,13 @@ func (t *truth) id(r ref) uuid.UUID {
 	return id
 }
 
-// of tells which event of this campaign has the id.
+// of returns the event that has the id, and whether this campaign wrote it.
 func (t *truth) of(id uuid.UUID) (ref, bool) {
 	r := ref{binary.BigEndian.Uint32(id[8:]) & 0xffffff, binary.BigEndian.Uint32(id[12:])}
 	return r, t.id(r) == id
 }
 
-// newAggregate makes an aggregate of a type.
+// newAggregate creates an aggregate of a type.
 func (t *truth) newAggregate(typ string) *aggregate {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -87,7 +87,7 @@ func (t *truth) newAggregate(typ string) *aggregate {
 	return a
 }
 
-// aggregate returns the one with the number, nil if there is none.
+// aggregate returns the aggregate with the number, or nil.
 func (t *truth) aggregate(number uint32) *aggregate {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -97,7 +97,7 @@ func (t *truth) aggregate(number uint32) *aggregate {
 	return t.aggregates[number]
 }
 
-// open begins n events of an aggregate, whose lock the caller holds, and returns the first.
+// open adds n open events to an aggregate, whose lock the caller holds, and returns the first.
 func (t *truth) open(a *aggregate, n int) ref {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -111,14 +111,14 @@ func (t *truth) open(a *aggregate, n int) ref {
 // outcome is how a transaction ended.
 type outcome int
 
-// The outcomes: unknown is one whose commit was not answered.
+// The outcomes. unknown means that the commit got no answer.
 const (
 	unknown outcome = iota
 	yes
 	no
 )
 
-// end says what became of n events from first on.
+// end records the outcome of n events, beginning with first.
 func (t *truth) end(first ref, n int, o outcome) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -140,7 +140,7 @@ func (t *truth) end(first ref, n int, o outcome) {
 	}
 }
 
-// settle says of an event whose commit was not answered what became of it.
+// settle records whether an event whose commit got no answer is in Postgres.
 func (t *truth) settle(r ref, there bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -157,14 +157,14 @@ func (t *truth) settle(r ref, there bool) {
 	}
 }
 
-// state of an event; stateNone of one that never was.
+// state returns the state of an event; stateNone if it does not exist.
 func (t *truth) state(r ref) state {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.stateOf(r)
 }
 
-// stateOf is state for a caller that holds mu.
+// stateOf is state for callers that hold mu.
 func (t *truth) stateOf(r ref) state {
 	if int(r.aggregate) >= len(t.aggregates) {
 		return stateNone
@@ -176,14 +176,14 @@ func (t *truth) stateOf(r ref) state {
 	return a.states[r.n-1]
 }
 
-// counts are how many events were committed, rolled back, and whose commit was not answered.
+// counts returns how many events were committed, were rolled back, or got no answer to their commit.
 func (t *truth) counts() (committed, rolled, unclear int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.committed, t.rolled, t.unclear
 }
 
-// checksum is in every payload, so that content which belongs to another event is noticed.
+// checksum is part of every payload. It shows whether a payload belongs to another event.
 func checksum(r ref, pad string) uint32 {
 	var b [8]byte
 	binary.BigEndian.PutUint32(b[:4], r.aggregate)
@@ -191,7 +191,7 @@ func checksum(r ref, pad string) uint32 {
 	return crc32.Update(crc32.ChecksumIEEE(b[:]), crc32.IEEETable, []byte(pad))
 }
 
-// payload of an event, as Postgres prints it.
+// payload returns the payload of an event, in the format of Postgres.
 func payload(r ref, pad string) []byte {
 	return fmt.Appendf(nil, `{"n": %d, "crc": %d, "pad": "%s"}`, r.n, checksum(r, pad), pad)
 }

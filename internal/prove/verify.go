@@ -14,10 +14,10 @@ import (
 	"posthaste/internal/pause"
 )
 
-// verifyWithin bounds the verification beside what waits for the system.
+// verifyWithin bounds the verification as a whole. Single steps that wait for the system have shorter limits.
 const verifyWithin = 30 * time.Minute
 
-// verify reads everything once more, when nobody writes and nothing is owed, and holds it against the truth.
+// verify compares everything with the truth once more, after all writers have stopped and all events are settled.
 func (c *campaign) verify(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyWithin)
 	defer cancel()
@@ -33,7 +33,7 @@ func (c *campaign) verify(ctx context.Context) error {
 	return nil
 }
 
-// breaks notes a broken promise that was found at the end.
+// breaks records a broken promise that the verification found.
 func (c *campaign) breaks(promise string, event uuid.UUID, subject, format string, args ...any) {
 	b := &breach{Promise: promise, Subject: subject, At: time.Now(), What: fmt.Sprintf(format, args...)}
 	if event != uuid.Nil {
@@ -42,7 +42,7 @@ func (c *campaign) breaks(promise string, event uuid.UUID, subject, format strin
 	c.broke(b)
 }
 
-// until waits until cond holds; if it does not, a promise is broken.
+// until waits until cond holds. If it does not hold in time, the promise is broken.
 func (c *campaign) until(
 	ctx context.Context, promise, what string, cond func(ctx context.Context) (bool, error),
 ) error {
@@ -62,7 +62,7 @@ func (c *campaign) until(
 	}
 }
 
-// verifyEmpty waits until nothing is owed.
+// verifyEmpty waits until all events are settled.
 func (c *campaign) verifyEmpty(ctx context.Context) error {
 	return c.until(ctx, "stuck", "the outbox is not empty", func(ctx context.Context) (bool, error) {
 		var owed bool
@@ -71,8 +71,8 @@ func (c *campaign) verifyEmpty(ctx context.Context) error {
 	})
 }
 
-// verifyTable learns what became of the events whose commit was not answered: Postgres has them or not. And it has
-// every event that it said it had committed.
+// verifyTable reads from Postgres which of the events without an answer to their commit were committed. It also checks
+// that Postgres has every event whose commit it confirmed.
 func (c *campaign) verifyTable(ctx context.Context) error {
 	there := newTally(c.truth)
 	if err := c.eachID(ctx, "SELECT id, aggregate_id FROM outbox WHERE aggregate_type = ANY ($1)",
@@ -127,7 +127,7 @@ func (c *campaign) verifyStreams(ctx context.Context) error {
 	return nil
 }
 
-// verifyUnread reads for the groups that never did: each begins with the first entry of its stream.
+// verifyUnread reads for the groups that never read: each must begin with the first entry of its stream.
 func (c *campaign) verifyUnread(ctx context.Context) (err error) {
 	c.unread.Range(func(stream, _ any) bool {
 		name := stream.(string) //nolint:forcetypeassert // nothing else is stored
@@ -148,7 +148,7 @@ func (c *campaign) verifyUnread(ctx context.Context) (err error) {
 	return err
 }
 
-// verifyHistory holds the history against the truth: each event once.
+// verifyHistory compares the history with the truth: it must have each event once.
 func (c *campaign) verifyHistory(ctx context.Context) error {
 	there := newTally(c.truth)
 	if err := c.eachID(ctx, "SELECT id, aggregate_id FROM outbox_history WHERE aggregate_type = ANY ($1)",
@@ -175,7 +175,7 @@ func (c *campaign) eachID(ctx context.Context, query string, do func(id uuid.UUI
 	return err
 }
 
-// each calls do for every event there is. do may call the truth.
+// each calls do for every event. do may call methods of truth.
 func (t *truth) each(do func(r ref, s state)) {
 	t.mu.Lock()
 	list := t.aggregates
@@ -200,7 +200,7 @@ type tally struct {
 
 func newTally(t *truth) *tally { return &tally{t, map[uint32][]uint8{}} }
 
-// add counts an event. One of somebody else is none of ours.
+// add counts an event. It ignores events that this campaign did not write.
 func (t *tally) add(id uuid.UUID) error {
 	r, ours := t.truth.of(id)
 	if !ours || r.n == 0 {
@@ -224,21 +224,21 @@ func (t *tally) count(r ref) int {
 	return 0
 }
 
-// saw tells whether an event was seen.
+// saw reports whether an event was read.
 func (p *pass) saw(r ref) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return *p.flag(r)&flagSeen != 0
 }
 
-// count is how many events were seen.
+// count returns how many events were read.
 func (p *pass) count() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.seen
 }
 
-// verifyOrders holds the orders against what clients were answered, and their events against the orders.
+// verifyOrders compares the orders with the answers to clients, and the events with the orders.
 func (c *campaign) verifyOrders(ctx context.Context) error {
 	rows, err := c.stage.pool.Query(ctx, "SELECT id FROM orders WHERE user_id = $1", c.shop.user)
 	if err != nil {
@@ -279,7 +279,7 @@ func (c *campaign) verifyOrders(ctx context.Context) error {
 	return nil
 }
 
-// verifyEffects waits until every order had its effects, and finds none of the inbox's twice.
+// verifyEffects waits until every order has its effects, and checks that none of them occurred twice with the inbox.
 func (c *campaign) verifyEffects(ctx context.Context) error {
 	var effects, distinct, delivered, reached int
 	err := c.until(ctx, "effects", "orders are without their effects", func(ctx context.Context) (bool, error) {
@@ -300,8 +300,7 @@ func (c *campaign) verifyEffects(ctx context.Context) error {
 	return nil
 }
 
-// verifyCredits holds the balances against the ledger, and, unless Redis has forgotten something, against what clients
-// were answered.
+// verifyCredits compares the balances with the ledger and, unless Redis has lost data, with the answers to clients.
 func (c *campaign) verifyCredits(ctx context.Context) error {
 	var r *credits.Report
 	err := c.until(ctx, "overspent", "the ledger is behind Redis", func(ctx context.Context) (bool, error) {
@@ -317,7 +316,7 @@ func (c *campaign) verifyCredits(ctx context.Context) error {
 	}
 	for _, a := range c.shop.accounts {
 		var balance, entries int64
-		var rebuilt bool // from the ledger: Redis has forgotten operations, maybe nothing of a stream
+		var rebuilt bool // from the ledger: Redis lost operations, even if its streams are complete
 		err := c.stage.pool.QueryRow(ctx, `SELECT coalesce(pg_catalog.max(a.balance), 0),
 			coalesce(pg_catalog.sum(
 				CASE WHEN e.outcome <> 'OK' THEN 0 WHEN e.kind = 'add' THEN e.amount ELSE -e.amount END), 0),

@@ -17,39 +17,39 @@ import (
 	"posthaste/sql"
 )
 
-// types are the aggregate types of the writers' events, each with a stream.
+// types are the aggregate types of the writers' events. Each has its own stream.
 var types = []string{"cart", "parcel", "invoice"}
 
 const (
-	// aggregatesEach is how many aggregates the writers have of each type.
+	// aggregatesEach is the number of aggregates of each type.
 	aggregatesEach = 100
-	// writerCount is how many write at once.
+	// writerCount is the number of concurrent writers.
 	writerCount = 6
-	// writeTimeout bounds a transaction: a commit may be held back, a connection may say nothing.
+	// writeTimeout bounds a transaction: a commit may be delayed, and a connection may not answer.
 	writeTimeout = 15 * time.Second
-	// largePayload is what a large event carries.
+	// largePayload is the size of a large event.
 	largePayload = 1 << 20
 )
 
-// writers commit events at a rate, in transactions of every kind, and tell the truth of it.
+// writers commit events at a rate, in transactions of every kind, and record the outcomes in truth.
 type writers struct {
 	truth *truth
 	pool  *pgxpool.Pool
 	rate  int
-	// mine are the aggregates that they write to, by type.
+	// mine are the aggregates of the writers, by type.
 	mine map[string][]*aggregate
 }
 
 func newWriters(ctx context.Context, t *truth, url string, rate int) (*writers, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, errors.New("parse the URL of Postgres") // the error may quote it
+		return nil, errors.New("parse the URL of Postgres") // the error may quote the URL
 	}
 	config.MaxConns = writerCount + 4
 	config.ConnConfig.ConnectTimeout = 5 * time.Second
 	for name, value := range map[string]string{
 		"application_name": "prove writer",
-		// A writer that is cut off must not keep its locks.
+		// Postgres ends the session of a disconnected writer, and so releases its locks.
 		"idle_in_transaction_session_timeout": "20s",
 		"lock_timeout":                        "10s",
 	} {
@@ -77,7 +77,7 @@ func (w *writers) run(ctx context.Context, seed uint64) {
 	all.Wait()
 }
 
-// write is one writer.
+// write runs one writer.
 func (w *writers) write(ctx context.Context, r *rand.Rand) {
 	perEvent := time.Duration(writerCount) * time.Second / time.Duration(w.rate)
 	due := time.Now()
@@ -86,7 +86,7 @@ func (w *writers) write(ctx context.Context, r *rand.Rand) {
 		if err != nil {
 			pause.For(ctx, 50*time.Millisecond)
 		}
-		// What could not be written in time is not made up for: that would be another load.
+		// A writer that is late does not catch up: a burst would be a different load.
 		if due = due.Add(time.Duration(n) * perEvent); due.Before(time.Now().Add(-time.Second)) {
 			due = time.Now()
 		}
@@ -94,15 +94,15 @@ func (w *writers) write(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// shape is what a transaction does.
+// shape describes a transaction.
 type shape struct {
 	aggregates, events int
 	size               int
-	// savepoint rolls a part of it back, rollback all of it.
+	// savepoint rolls back a part of the transaction, rollback all of it.
 	savepoint, rollback bool
 }
 
-// shapeOf chooses one.
+// shapeOf chooses a random shape.
 func shapeOf(r *rand.Rand) shape {
 	s := shape{aggregates: 1, events: 1 + r.IntN(5), size: 20 + r.IntN(200)}
 	switch k := r.IntN(1000); {
@@ -120,7 +120,7 @@ func shapeOf(r *rand.Rand) shape {
 	return s
 }
 
-// transaction writes one, and returns how many events it had.
+// transaction writes one transaction and returns the number of its events.
 func (w *writers) transaction(r *rand.Rand) (int, error) {
 	s := shapeOf(r)
 	var chosen []*aggregate
@@ -130,7 +130,7 @@ func (w *writers) transaction(r *rand.Rand) (int, error) {
 			chosen = append(chosen, a)
 		}
 	}
-	// In one order for all, so that nobody waits in a circle.
+	// All writers lock in the same order, which prevents deadlocks.
 	slices.SortFunc(chosen, func(a, b *aggregate) int { return int(a.number) - int(b.number) })
 	for _, a := range chosen {
 		a.lock.Lock()
@@ -143,7 +143,7 @@ func (w *writers) transaction(r *rand.Rand) (int, error) {
 	return s.events * len(chosen), job.run(ctx, w.pool, chosen, s.events)
 }
 
-// one writes events of an aggregate of their own in one transaction, for faults that need them.
+// one writes n events of a new aggregate in one transaction, for faults that need them.
 func (w *writers) one(ctx context.Context, typ string, n int, pad string) error {
 	a := w.truth.newAggregate(typ)
 	job := &job{truth: w.truth, pad: pad}
@@ -162,7 +162,7 @@ type job struct {
 	parts []part
 }
 
-// part is what a job has begun of one aggregate.
+// part has the events of one aggregate that a job has begun.
 type part struct {
 	first  ref
 	n      int
@@ -175,9 +175,9 @@ func (j *job) run(ctx context.Context, pool *pgxpool.Pool, list []*aggregate, n 
 	if err != nil {
 		return err
 	}
-	result := no // until the commit is sent, nothing is
+	result := no // until the commit is sent, nothing is committed
 	defer func() {
-		_ = tx.Rollback(context.WithoutCancel(ctx)) // after a commit it does nothing
+		_ = tx.Rollback(context.WithoutCancel(ctx)) // after a commit, this has no effect
 		for _, p := range j.parts {
 			o := result
 			if p.undone {
@@ -187,7 +187,7 @@ func (j *job) run(ctx context.Context, pool *pgxpool.Pool, list []*aggregate, n 
 		}
 	}()
 	for _, a := range list {
-		// The lock comes first: the order of an aggregate's events is promised only to writers that take it.
+		// The lock comes first: the order of an aggregate's events is guaranteed only to writers that take it.
 		_, err = tx.Exec(ctx, "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, 7))", a.id)
 		if err != nil {
 			return err
@@ -231,7 +231,7 @@ func (j *job) run(ctx context.Context, pool *pgxpool.Pool, list []*aggregate, n 
 	return err
 }
 
-// copyFrom is from how many events on they are copied in, instead of inserted.
+// copyFrom is the number of events from which on COPY replaces INSERT.
 const copyFrom = 50
 
 // insert writes n events of an aggregate.
@@ -257,7 +257,7 @@ func (j *job) insert(ctx context.Context, tx pgx.Tx, a *aggregate, n int) error 
 	return nil
 }
 
-// padding returns n bytes of text that hardly compress.
+// padding returns n bytes of text that hardly compresses.
 func padding(r *rand.Rand, n int) string {
 	var b strings.Builder
 	for b.Len() < n {
@@ -266,7 +266,7 @@ func padding(r *rand.Rand, n int) string {
 	return b.String()[:n]
 }
 
-// newRandom returns a source of choices. The same seed and number give the same choices.
+// newRandom returns a random source. The same seed and number give the same choices.
 func newRandom(seed, number uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, number)) //nolint:gosec // choices, no secrets
 }
