@@ -87,7 +87,7 @@ func (f *clustered) promoted(by int, stream string, old int) (master int) {
 	testenv.Eventually(f, 30*time.Second, func() (err error) {
 		master, err = f.cluster.MasterBy(f.Context(), f.cluster.On(f, by), f.cluster.Slot(f, stream))
 		if err == nil && master == old {
-			err = errors.New("nobody was promoted")
+			err = errors.New("no replica was promoted")
 		}
 		return err
 	})

@@ -67,7 +67,7 @@ func (w *clustered) replaced(master int, whenDown func()) (now int) {
 	testenv.Eventually(w.t, 30*time.Second, func() (err error) {
 		now, err = w.cluster.MasterBy(w.t.Context(), other, w.slot(master%3))
 		if err == nil && now == master {
-			err = fmt.Errorf("nobody was promoted")
+			err = fmt.Errorf("no replica was promoted")
 		}
 		return err
 	})
@@ -159,7 +159,7 @@ func TestAMinorityMasterTakesWrites(t *testing.T) {
 		testenv.Eventually(t, 30*time.Second, func() error {
 			now, err := w.cluster.MasterBy(t.Context(), other, w.slot(0))
 			if err == nil && now == 0 {
-				err = fmt.Errorf("nobody was promoted")
+				err = fmt.Errorf("no replica was promoted")
 			}
 			return err
 		})

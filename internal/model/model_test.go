@@ -131,7 +131,7 @@ func TestEverySafeguardOfTheMarkIsNeeded(t *testing.T) {
 		"the stream checks the mark":                           {"A0", ""},
 		"the timeline is noted":                                {"A0", "pgback"},
 		"unsettled ids become doubt":                           {"A0", "crash"},
-		"what is in the stream is in doubt":                    {"A0", "pgback"},
+		"events in the stream are in doubt":                    {"A0", "pgback"},
 		"missing events are published again":                   {"A0", "flush"},
 	} {
 		m := newMachine(where[0], broken)

@@ -253,7 +253,7 @@ func (m *machine) look(s *state, i int) {
 			settled := t == visible && m.settled(&s.pg, e)
 			switch {
 			case s.pg.dead.has(e) || id != e && t == planned:
-			case ids.has(id) && !settled && !m.without("what is in the stream is in doubt"):
+			case ids.has(id) && !settled && !m.without("events in the stream are in doubt"):
 				n.rd.gate.doubt = n.rd.gate.doubt.with(id)
 			case !ids.has(id) && settled && seen && !m.without("missing events are published again"):
 				p.missing = p.missing.with(e)

@@ -5,7 +5,7 @@ package main
 var modelled = map[string]string{
 	"a lost reply publishes once":                 "the gate checks the number",
 	"batches are numbered":                        "the gate checks the number",
-	"what is in doubt is not published again":     "doubt stays until it is settled",
+	"events in doubt are not published again":     "doubt stays until it is settled",
 	"a claim inherits what the one before left":   "a claim inherits doubt",
 	"an earlier claim is fenced":                  "the gate checks the claim",
 	"a gate that went back in time is noticed":    "the gate checks how far it has come",
@@ -20,12 +20,12 @@ var modelled = map[string]string{
 	"a park is the owner's":                       "a park checks the epoch",
 	"one order per key":                           "without the unique index",
 	"streams are repaired before anything newer":  "nothing is published before the stream is whole",
-	"what is in the stream is not restored":       "what is in the stream is in doubt",
+	"events in the stream are not restored":       "events in the stream are in doubt",
 	"a restart of Redis is noticed":               "the gate's count is noted",
 	"a hand-over waits for older transactions":    "a new slot has a barrier",
 	"a hand-over ends with a pass over the table": "all parts are drained before one mark is made",
 	"a mark moves on evidence":                    "a transaction is done as a whole",
-	"what the stream has missed is noticed":       "a missed row is noticed",
+	"events that the stream missed are noticed":   "a missed row is noticed",
 	"flights are settled without a gap":           "only what is settled is confirmed",
 	"only what is contiguous is confirmed":        "only what is settled is confirmed",
 }

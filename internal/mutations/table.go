@@ -29,7 +29,7 @@ var mutations = []mutation{
 		pkg: "./sink", test: "TestAHalfFailedScriptGoesOnWhereItStopped",
 	},
 	{
-		safeguard: "what is in doubt is not published again", about: "doubt is not checked",
+		safeguard: "events in doubt are not published again", about: "doubt is not checked",
 		file: "sink/lua/publish.lua", old: "  if known[i] then", replacement: "  if false then",
 		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
 	},
@@ -73,7 +73,7 @@ var mutations = []mutation{
 		pkg:         "./sink", test: "TestALostGateHidesNoLoss",
 	},
 	{
-		safeguard: "a younger entry hides no loss where entries were trimmed", about: "what was added is not counted",
+		safeguard: "a younger entry hides no loss where entries were trimmed", about: "added entries are not counted",
 		file:        "sink/lua/register.lua",
 		old:         "return added and base and added < tonumber(base)",
 		replacement: "return false and added < tonumber(base)",
@@ -265,7 +265,7 @@ var mutations = []mutation{
 		pkg: "./relay", test: "TestCrashPoints",
 	},
 	{
-		safeguard: "what is in the stream is not restored", about: "everything is",
+		safeguard: "events in the stream are not restored", about: "everything is",
 		file: "relay/repair.go", old: "if !c.known(e.ID) && e.Mark", replacement: "if c.known(e.ID); e.Mark",
 		pkg: "./relay", test: "TestCrashPoints",
 	},
@@ -339,7 +339,7 @@ var mutations = []mutation{
 		pkg: "./relay", test: "TestADeletedRowIsNoEvidence|TestAGiantTransaction",
 	},
 	{
-		safeguard: "what the stream has missed is noticed", about: "it is not",
+		safeguard: "events that the stream missed are noticed", about: "it is not",
 		file: "relay/settler.go", old: "\tif passed < s.suspects.End {", replacement: "\tif true {",
 		pkg: "./relay", test: "TestTheSettlerFindsAMissedRow",
 	},
@@ -431,7 +431,7 @@ var mutations = []mutation{
 		replacement: "if true || ok && (m.err == nil ||", pkg: "./credits", test: "TestOldKnowledgeOnAStaleReplica",
 	},
 	{
-		safeguard: "what is on its way into the ledger is waited for", about: "it is not",
+		safeguard: "operations on their way into the ledger are waited for", about: "it is not",
 		file: "credits/connections.go", old: "settledBuckets(ctx, b.pool)", replacement: "LedgerBuckets(ctx, b.pool)",
 		pkg: "./credits", test: "TestWhatIsOnItsWayIntoTheLedgerIsInIt",
 	},

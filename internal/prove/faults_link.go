@@ -18,7 +18,7 @@ func linkFaults() []*fault {
 			least: 200 * time.Millisecond, most: 8 * time.Second, inject: troubled(link.Trouble{Refuse: true}),
 		},
 		{
-			name: "link-hang", about: "nothing passes; what was sent is delivered when it is over",
+			name: "link-hang", about: "nothing passes; data sent meanwhile is delivered afterwards",
 			touches: touchesLinks, least: time.Second, most: 15 * time.Second,
 			inject: troubled(link.Trouble{Stall: true}),
 		},
@@ -36,7 +36,7 @@ func linkFaults() []*fault {
 			inject: troubled(link.Trouble{BytesPerSecond: 64 << 10}),
 		},
 		{
-			name: "link-lose-replies", about: "what is asked arrives, the answers do not", touches: touchesLinks,
+			name: "link-lose-replies", about: "requests arrive, the answers do not", touches: touchesLinks,
 			least: 500 * time.Millisecond, most: 6 * time.Second,
 			inject: troubled(link.Trouble{LoseReplies: true}),
 		},

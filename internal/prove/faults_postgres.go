@@ -61,7 +61,7 @@ func sessionFaults() []*fault {
 			inject: slotDropped,
 		},
 		{
-			name: "slot-advanced", about: "the slot is advanced by hand, past what nobody has read",
+			name: "slot-advanced", about: "the slot is advanced by hand, past unread changes",
 			touches: touchesSlot, inject: slotAdvanced,
 		},
 		{

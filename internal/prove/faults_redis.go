@@ -75,7 +75,7 @@ func redisFaults() []*fault {
 			touches: touchesRedis, forgets: true, inject: onStream(retryDead),
 		},
 		{
-			name: "redis-stream-replaced", about: "a stream is deleted, and somebody else makes it again",
+			name: "redis-stream-replaced", about: "a stream is deleted, and another client creates it again",
 			touches: touchesRedis, forgets: true,
 			inject: onStream(func(ctx context.Context, c *campaign, stream string) error {
 				return replaceStream.Run(ctx, c.stage.client, []string{stream}).Err()

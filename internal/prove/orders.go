@@ -62,7 +62,7 @@ func (o *orders) see(e entry) (uint32, *breach) {
 	b := &breach{Event: e.id.String(), Subject: e.subject}
 	order, err := uuid.Parse(e.subject)
 	if err != nil || e.typ != "order.created" {
-		b.Promise, b.What = "phantom", "an event in the stream of orders that is none of an order"
+		b.Promise, b.What = "phantom", "an event in the stream of orders that does not belong to an order"
 		return 0, b
 	}
 	if _, again := o.inStream[order]; again {

@@ -263,7 +263,7 @@ func (p *pass) see(e entry) (uint32, *breach) {
 	b := &breach{Event: e.id.String(), Subject: e.subject}
 	r, ours := p.truth.of(e.id)
 	if !ours {
-		b.Promise, b.What = "phantom", "an event that nobody has written"
+		b.Promise, b.What = "phantom", "an event that no writer wrote"
 		return 0, b
 	}
 	p.mu.Lock()
@@ -272,7 +272,7 @@ func (p *pass) see(e entry) (uint32, *breach) {
 	defer p.truth.mu.Unlock()
 	switch p.truth.stateOf(r) {
 	case stateNone:
-		b.Promise, b.What = "phantom", "an event that nobody has written"
+		b.Promise, b.What = "phantom", "an event that no writer wrote"
 		return 0, b
 	case stateRolledBack:
 		b.Promise, b.What = "phantom", "an event whose transaction was rolled back"

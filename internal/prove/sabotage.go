@@ -30,7 +30,7 @@ func sabotages() []*fault {
 			}),
 		},
 		{
-			name: "sabotage-phantom", about: "an event that nobody has written is added to a stream",
+			name: "sabotage-phantom", about: "an event that no writer wrote is added to a stream",
 			touches: touchesRedis,
 			inject: spoiled(func(ctx context.Context, c *campaign, stream string, m redis.XMessage) error {
 				m.Values["id"] = uuid.NewString()

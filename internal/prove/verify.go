@@ -264,12 +264,12 @@ func (c *campaign) verifyOrders(ctx context.Context) error {
 	defer c.orders.mu.Unlock()
 	for _, id := range c.orders.answered {
 		if !placed[id] {
-			c.breaks("orders", uuid.Nil, id.String(), "a client was told of an order that is not there")
+			c.breaks("orders", uuid.Nil, id.String(), "a client got an order that does not exist")
 		}
 	}
 	for id := range c.orders.inStream {
 		if !placed[id] {
-			c.breaks("phantom", c.orders.inStream[id], id.String(), "an event of an order that is not there")
+			c.breaks("phantom", c.orders.inStream[id], id.String(), "an event of an order that does not exist")
 		}
 	}
 	if len(placed) > len(c.orders.keys) {

@@ -463,7 +463,7 @@ func (s *RedisSentinel) Promoted(tb testing.TB, old int) (master int) {
 	tb.Helper()
 	Eventually(tb, 60*time.Second, func() (err error) {
 		if master, err = s.Master(tb.Context()); err == nil && master == old {
-			err = errors.New("nobody was promoted")
+			err = errors.New("no replica was promoted")
 		}
 		return err
 	})
