@@ -128,6 +128,6 @@ func usable(kind byte, col column) error {
 	case kind == 'u': // cannot occur in an insert
 		return fmt.Errorf("column %q was left out as unchanged", columnNames[col])
 	default:
-		return errors.New("column " + columnNames[col] + " is binary, text was asked for")
+		return errors.New("column " + columnNames[col] + " is in binary format; the text format was requested")
 	}
 }

@@ -43,7 +43,7 @@ const (
 )
 
 // errNotMet means that the comparison failed, so the connection is not used.
-var errNotMet = errors.New("what a new server of the balances lacks cannot be known")
+var errNotMet = errors.New("cannot determine which operations on balances a new Redis server lacks")
 
 // onConnect is the client's hook for new connections. Without the comparison, a process whose marks are up to a second
 // old could reuse an operation number that is already in the ledger, if the server lacks that operation.
@@ -85,7 +85,7 @@ func identify(ctx context.Context, cn *redis.Conn) (s server, role string, err e
 	if redis.HasErrorPrefix(err, "NOPERM") {
 		return server{}, "", nil
 	} else if err != nil {
-		return server{}, "", fmt.Errorf("ask the server who it is: %w", err)
+		return server{}, "", fmt.Errorf("identify the server: %w", err)
 	}
 	return server{infoField(info, "run_id"), infoField(info, "master_replid")}, infoField(info, "role"), nil
 }

@@ -54,7 +54,7 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 func newLost(reg prometheus.Registerer) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "credits_lost_operations_total",
-		Help: "Acknowledged operations that Redis lost before they were in the ledger, as far as a process told.",
+		Help: "Acknowledged operations that Redis lost before they reached the ledger, as far as processes detected.",
 	})
 	if reg == nil {
 		return c

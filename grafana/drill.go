@@ -48,7 +48,7 @@ var drill = board{
 				steps:   []step{{0, blue}},
 			},
 		}},
-		{"Who does what", 6, []panel{
+		{"Roles and modes", 6, []panel{
 			{
 				form: states, title: "Mode by relay", unit: "short", texts: modes, alert: "OutboxRelayFallbackActive",
 				width: 12,
@@ -75,7 +75,7 @@ var drill = board{
 				form: states, title: "Desired mode", unit: "short", alert: "OutboxRelayFallbackActive", width: 24,
 				texts: map[string]text{"0": {"–", grey}, "1": {"wanted", blue}},
 				means: "The mode that posthaste mode or the console set; relays follow within a second. If the " +
-					"change is unexpected, find out who made it.",
+					"change is unexpected, posthaste audit shows its author.",
 				queries: []query{{"max by (mode) (outbox_relay_desired_mode{FILTER})", "{{mode}}"}},
 			},
 		}},

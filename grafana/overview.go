@@ -131,8 +131,8 @@ var suppressedAndParked = panel{
 
 var slotWAL = panel{
 	title: "WAL held by the slot", unit: "bytes", alert: "OutboxSlotRetainedWALCritical",
-	means: "Retained: what Postgres must keep on disk. Confirmed lag: what is not yet settled. Limit: " +
-		"max_slot_wal_keep_size, where Postgres invalidates the slot; below 0 there is none, and an abandoned slot " +
+	means: "Retained: WAL that Postgres must keep on disk. Confirmed lag: WAL that is not yet settled. Limit: " +
+		"max_slot_wal_keep_size, where Postgres invalidates the slot; below 0 it is unlimited, and an abandoned slot " +
 		"fills the disk. On a rise, look for an open transaction.",
 	queries: []query{
 		{leading("outbox_slot_retained_bytes"), "retained"},
@@ -214,7 +214,7 @@ var requestDuration = panel{
 
 var guardOutcomes = panel{
 	title: "Idempotency guard", unit: "reqps", alert: "ApiErrors",
-	means: "What the guard decided. degraded: Redis is unusable and Postgres decides alone, which is slower but " +
+	means: "The guard's decisions. degraded: Redis is unusable and Postgres decides alone, which is slower but " +
 		"correct. replay_…: clients repeat. mismatch: clients reuse keys. unknown: it is not known whether the " +
 		"commit succeeded.",
 	queries: []query{{rate("idem_requests_total", "outcome"), "{{outcome}}"}},

@@ -203,7 +203,7 @@ var redis = board{
 			},
 			{
 				title: "Answers 503 and 423", unit: "reqps", alert: "CreditsStoreUnavailable",
-				means: "503: Redis is unreachable, or cannot provide the durability asked for; nothing was done, and " +
+				means: "503: Redis is unreachable, or cannot provide the configured durability; nothing was done, and " +
 					"clients repeat with the " +
 					"same key. 423: a frozen account.",
 				queries: []query{{`sum by (route, status) ` +

@@ -57,7 +57,7 @@ func newMetrics(reg prometheus.Registerer, routes []string) *metrics {
 		short: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "idem_short_records_total",
 			Help: "Results that stay in Redis for a lease only, because its memory is short; later replays come from " +
-				"the database. A rise asks for a larger maxmemory, or a Redis of its own for the guard.",
+				"the database. On a rise, increase maxmemory, or give the guard its own Redis.",
 		}),
 	}
 	for _, r := range routes {

@@ -112,7 +112,8 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 	scope := o.Scope(r)
 	if scope == "" {
 		refuse(w, refusal{
-			status: http.StatusUnauthorized, code: "unauthorized", title: "The key would be nobody's", safeNewKey: true,
+			status: http.StatusUnauthorized, code: "unauthorized",
+			title: "An idempotency key needs an authenticated user", safeNewKey: true,
 		})
 		return
 	}

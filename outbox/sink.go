@@ -292,9 +292,10 @@ func (*ForeignError) Permanent() bool { return true }
 type TwinError struct{ Holder string }
 
 func (e *TwinError) Error() string {
-	return fmt.Sprintf("%s leads for a database with this one's identity, on another server of Postgres%s", e.Holder,
-		RemedyMark) + "if that one is the right one, give the copy another Redis, or an identity of its own: UPDATE " +
-		"relay_state SET database_oid = 0, and start its relay anew; if this one is, stop that relay for good"
+	return fmt.Sprintf("%s leads for a database with the same identity, on another Postgres server%s", e.Holder,
+		RemedyMark) + "if the other database is the right one, give this copy its own Redis, or a new identity: " +
+		"UPDATE relay_state SET database_oid = 0, and restart its relay; if this database is the right one, stop the " +
+		"other relay for good"
 }
 
 // Permanent reports that repeating the call cannot help.

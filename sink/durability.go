@@ -124,7 +124,7 @@ func (s *Sink) barriers(ctx context.Context, calls []streamCall) error {
 	return s.failed("confirm", calls[0].stream, errRedirects)
 }
 
-var errRedirects = errors.New("the nodes of the cluster do not agree on who has the stream")
+var errRedirects = errors.New("the nodes of the cluster do not agree on the master of the stream")
 
 // place is where a call is made.
 type place struct {

@@ -158,8 +158,9 @@ func (s *Sink) durabilityExists(ctx context.Context, c *redis.Client) error {
 	}
 	if n, _ := strconv.Atoi(info["connected_slaves"]); n < s.durable.Replicas {
 		return &NotReadyError{
-			Reason: "replicas", Err: fmt.Errorf("durability %s is asked for and %d are connected", s.durable, n),
-			Remedy: "bring the replicas back, or ask for fewer",
+			Reason: "replicas",
+			Err:    fmt.Errorf("durability %s is configured, and %d replicas are connected", s.durable, n),
+			Remedy: "start the missing replicas, or set the durability to fewer replicas",
 		}
 	}
 	return nil
@@ -182,7 +183,7 @@ func aofExists(ctx context.Context, c *redis.Client) error {
 	}
 	if info["aof_enabled"] != "1" {
 		return &NotReadyError{
-			Reason: "aof_off", Err: errors.New("durability aof is asked for and the server has no append-only file"),
+			Reason: "aof_off", Err: errors.New("durability aof is configured, and the server has no append-only file"),
 			Remedy: "set appendonly yes",
 		}
 	}

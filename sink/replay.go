@@ -153,7 +153,7 @@ var ErrReplayTaken = errors.New("another process has taken this replay over")
 
 // ErrReplayGone means that Redis has lost the progress of this replay.
 var ErrReplayGone = errors.New(
-	"redis has forgotten how far this replay was (flushed, evicted, failed over, or begun again elsewhere)")
+	"redis has lost the progress of this replay (flushed, evicted, failed over, or begun again elsewhere)")
 
 // ErrReplayMoved means that Redis failed over to a replica or was restored, and lost entries together with the record
 // of them. Begin, with a Replay of the same name, continues from there.

@@ -106,7 +106,7 @@ func Sharing(
 	for i, stream := range streams {
 		fields, err := registers[i].Result()
 		if err != nil && !notAStream(err) {
-			return nil, fmt.Errorf("read who shares stream %q: %w", stream, err)
+			return nil, fmt.Errorf("read the databases that share stream %q: %w", stream, err)
 		}
 		for field, source := range fields {
 			if name, ok := strings.CutPrefix(field, "s:"); ok && fields["alone"] == "" {

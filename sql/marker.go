@@ -120,7 +120,7 @@ func (m *marker) Look(ctx context.Context, since outbox.Settled, below uint64) (
 	l, err := m.look(ctx, since, below)
 	if err != nil {
 		m.end()
-		return outbox.Look{}, fmt.Errorf("look what is owed: %w", err)
+		return outbox.Look{}, fmt.Errorf("find unsettled rows: %w", err)
 	}
 	return l, nil
 }

@@ -135,7 +135,7 @@ func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]D
 func ConfirmPayments(ctx context.Context, db DB, limit int) (int64, error) {
 	tag, err := db.Exec(ctx, query("payment_confirm"), limit)
 	if err != nil {
-		return 0, fmt.Errorf("forget the payments that are done: %w", err)
+		return 0, fmt.Errorf("delete the records of completed payments: %w", err)
 	}
 	return tag.RowsAffected(), nil
 }
@@ -143,7 +143,7 @@ func ConfirmPayments(ctx context.Context, db DB, limit int) (int64, error) {
 // DropPayment deletes the record of a payment.
 func DropPayment(ctx context.Context, db DB, op uuid.UUID) error {
 	if _, err := db.Exec(ctx, query("payment_drop"), op); err != nil {
-		return fmt.Errorf("forget payment %s: %w", op, err)
+		return fmt.Errorf("delete the record of payment %s: %w", op, err)
 	}
 	return nil
 }

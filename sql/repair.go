@@ -29,7 +29,7 @@ type note struct {
 func (s *store) Repairs(ctx context.Context, within time.Duration) ([]outbox.Repair, error) {
 	list, err := s.repairs(ctx, within)
 	if err != nil {
-		return nil, fmt.Errorf("list what is to be repaired: %w", err)
+		return nil, fmt.Errorf("list the pending repairs: %w", err)
 	}
 	return list, nil
 }
@@ -264,7 +264,7 @@ func (s *store) Events(ctx context.Context, list []outbox.Logged) ([]*outbox.Eve
 func (s *store) Owed(ctx context.Context, stream string, visit func(id uuid.UUID)) error {
 	for part := range outbox.Partitions {
 		if err := s.owed(ctx, stream, part, visit); err != nil {
-			return fmt.Errorf("list what is owed to %q: %w", stream, err)
+			return fmt.Errorf("list the unsettled events of %q: %w", stream, err)
 		}
 	}
 	return nil

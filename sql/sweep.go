@@ -238,7 +238,7 @@ func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries out
 }
 
 // errMoved means that another session wrote a mark although this one has the claim.
-var errMoved = errors.New("somebody else has written a mark")
+var errMoved = errors.New("another session has written a mark")
 
 // noted returns the entries that a mark stores, NULL for none.
 func noted(entries outbox.Entries) any {

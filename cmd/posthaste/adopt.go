@@ -53,7 +53,7 @@ func (c adoptCmd) Run(ctx context.Context, e *env) error {
 		question := fmt.Sprintf("Take over %s? A relay of another database that still writes there is shut out.",
 			strings.Join(what, ", "))
 		if len(others) > 0 {
-			question += " Those who share streams now: " + strings.Join(others, ", ") + "."
+			question += " Databases that share streams now: " + strings.Join(others, ", ") + "."
 		}
 		if a.Balances {
 			question += " Balances that this database's ledger does not explain freeze their accounts."

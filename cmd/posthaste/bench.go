@@ -8,11 +8,11 @@ import (
 )
 
 type benchCmd struct {
-	Drain   benchDrainCmd   `cmd:"" help:"Measure events per second, from the outbox to delivered and settled, beside what Postgres and Redis do alone."`
+	Drain   benchDrainCmd   `cmd:"" help:"Measure events per second, from the outbox to delivered and settled, and compare it with Postgres and Redis alone."`
 	Growth  benchGrowthCmd  `cmd:"" help:"Measure whether a relay gets slower or larger with its backlog, its payloads and its streams."`
-	Idle    benchIdleCmd    `cmd:"" help:"Measure what a relay, Postgres and Redis use while nothing happens, beside the servers without a relay."`
-	Latency benchLatencyCmd `cmd:"" help:"Measure the time from a commit to the consumer at fixed rates, and processor time per event, beside a bare commit and a bare stream."`
-	Orders  benchOrdersCmd  `cmd:"" help:"Measure POST /orders, with and without the guard, beside an empty handler and the bare transaction."`
+	Idle    benchIdleCmd    `cmd:"" help:"Measure the resources that an idle relay, Postgres and Redis use, and compare them with the servers without a relay."`
+	Latency benchLatencyCmd `cmd:"" help:"Measure the time from a commit to the consumer at fixed rates, and processor time per event, and compare them with a commit alone and a stream alone."`
+	Orders  benchOrdersCmd  `cmd:"" help:"Measure POST /orders, with and without the guard, and compare it with an empty handler and the transaction alone."`
 }
 
 // benchFlags are the flags of every measurement.

@@ -22,7 +22,7 @@ import (
 
 type groupsCmd struct {
 	List groupsListCmd `cmd:"" help:"List the consumer groups of every known stream, and which of them keeps entries from being trimmed."`
-	Drop groupsDropCmd `cmd:"" help:"Drop a consumer group that nobody reads any more, with everything that waits for it."`
+	Drop groupsDropCmd `cmd:"" help:"Drop a consumer group that is no longer used. Its pending and unread entries are not delivered."`
 }
 
 // withGroups runs do with the groups of every stream that posthaste has recorded or that has its prefix. If Postgres is
@@ -125,7 +125,7 @@ func printGroups(w io.Writer, groups []sink.Group) error {
 	}
 	for _, g := range groups {
 		if ops.StateOf(g) == ops.Abandoned {
-			fmt.Fprintf(w, "nobody has read for group %s of %s in %s; if nobody will, run: %s\n",
+			fmt.Fprintf(w, "no consumer has read for group %s of %s in %s; if the group is no longer used, run: %s\n",
 				ops.Printable(g.Name), ops.Printable(g.Stream), ops.Rough(g.Idle),
 				ops.DropGroupCommand(g.Stream, g.Name))
 		}

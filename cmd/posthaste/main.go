@@ -37,8 +37,8 @@ type commandLine struct {
 	Dead        deadCmd        `cmd:"" help:"List, retry or drop parked events."`
 	Replay      replayCmd      `cmd:"" help:"Publish history again, marked as replayed; continues where the same command stopped."`
 	Streams     streamsCmd     `cmd:"" help:"Delete a stream on purpose."`
-	Phantoms    phantomsCmd    `cmd:"" help:"List events that are in streams and not in Postgres since a failover or a restore: the commit is lost, or somebody deleted the row."`
-	Audit       auditCmd       `cmd:"" help:"List who changed what, and what was refused."`
+	Phantoms    phantomsCmd    `cmd:"" help:"List events that are in streams and not in Postgres since a failover or a restore: the commit is lost, or the row was deleted."`
+	Audit       auditCmd       `cmd:"" help:"List changes and refused attempts, with the user of each."`
 	Groups      groupsCmd      `cmd:"" help:"List or drop consumer groups; an abandoned one keeps streams from being trimmed."`
 	Trace       traceCmd       `cmd:"" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`
 	Doctor      doctorCmd      `cmd:"" help:"Check Postgres and Redis before the relay does; every finding names its remedy."`
@@ -48,7 +48,7 @@ type commandLine struct {
 	Keygen      keygenCmd      `cmd:"" help:"Make an API key and its line for the file of keys: the line goes to standard output, the key to standard error."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running process whether it is healthy; for containers."`
 	Version     versionCmd     `cmd:"" help:"Print the version."`
-	Bench       benchCmd       `cmd:"" help:"Measure throughput and latency, beside the limits measured in the same run."`
+	Bench       benchCmd       `cmd:"" help:"Measure throughput and latency, and compare them with limits measured in the same run."`
 	Demo        demoCmd        `cmd:"" help:"Run everything on its own servers and show events arriving."`
 	Prove       proveCmd       `cmd:"" help:"Inject faults into the whole product, on its own servers, and verify that every promise is kept."`
 	GenDocs     genDocsCmd     `cmd:"" hidden:"" help:"Write the reference of the settings."`

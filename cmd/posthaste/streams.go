@@ -72,7 +72,7 @@ func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 			return cli.WithRedisRemedy(err)
 		}
 		if err := e.Confirm(asking, c.Yes, fmt.Sprintf("Delete stream %s with its %s entries and all of its consumer "+
-			"groups? What is not published yet is published to it all the same.", c.Stream,
+			"groups? Events that are not published yet will still be published to it.", c.Stream,
 			humanize.Comma(n))); err != nil {
 			return err
 		}
@@ -102,8 +102,8 @@ func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 			}{c.Stream, n, waiting})
 		}
 		if len(waiting) > 0 {
-			fmt.Fprintf(e.Stdout, "%s is shared: it is deleted when these say so, too, within an hour: %s\n", c.Stream,
-				strings.Join(waiting, ", "))
+			fmt.Fprintf(e.Stdout, "%s is shared: it is deleted once streams drop also runs, within an hour, for: %s\n",
+				c.Stream, strings.Join(waiting, ", "))
 			return nil
 		}
 		fmt.Fprintf(e.Stdout, "stream %s is gone, with %s entries\n", c.Stream, humanize.Comma(n))
@@ -143,8 +143,8 @@ func (c streamsLeaveCmd) Run(ctx context.Context, e *env) error {
 		if len(left) == 0 {
 			return fmt.Errorf("%q shares none of this database's streams", c.Source)
 		}
-		if err := e.Confirm(asking, c.Yes, fmt.Sprintf("Take %s out of those who share %s? Its entries stay. A "+
-			"relay of it that still runs compares them with its database, and shares them again.", c.Source,
+		if err := e.Confirm(asking, c.Yes, fmt.Sprintf("Remove %s from the databases that share %s? Its entries stay. "+
+			"A relay of it that still runs compares them with its database, and shares them again.", c.Source,
 			strings.Join(left, ", "))); err != nil {
 			return err
 		}

@@ -285,7 +285,7 @@ func (o *orders) verdict(ctx context.Context, s *scene, w *row, calls, replayed 
 		for _, q := range []string{"p50", "p99"} {
 			w.Ratios[q+" of transaction"] = w.median(q+"_ms") / o.report.find("transaction").median(q+"_ms")
 		}
-		w.Bound = "the rate that was asked for"
+		w.Bound = "the requested rate"
 	case busy >= 90:
 		w.Bound = fmt.Sprintf("the processors (%.0f %% busy); the lower limit is %s", busy, lowest)
 	default:

@@ -260,7 +260,7 @@ func (a *assessment) old() {
 		}
 		a.add(Problem{
 			Level: Degraded, Part: l.part,
-			Title: "What is shown of " + l.name + " is " + span(a.s.Now.Sub(*l.asOf)) + " old",
+			Title: "The figures of " + l.name + " are " + span(a.s.Now.Sub(*l.asOf)) + " old",
 			Why:   "It takes long to answer, or this process was suspended.",
 			Remedy: "Wait a few seconds. If it persists, check the load of both servers; posthaste status queries " +
 				"them again.",

@@ -248,7 +248,7 @@ func situations() map[string]situation {
 		"old": {func(s *Snapshot) {
 			then := s.Now.Add(-20 * time.Second)
 			s.Asked.Postgres.AsOf = &then
-		}, Degraded, "What is shown of Postgres is 20 s old", partOutbox, "20 s old"},
+		}, Degraded, "The figures of Postgres are 20 s old", partOutbox, "20 s old"},
 		"not too many streams": {func(s *Snapshot) { s.Streams = 256 }, OK, fine, "", streamed},
 		"too many streams": {
 			func(s *Snapshot) { s.Streams = 257 },

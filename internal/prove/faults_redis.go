@@ -71,7 +71,8 @@ func redisFaults() []*fault {
 			}),
 		},
 		{
-			name: "redis-stream-retried", about: "a stream is deleted, its group created again, and a dead event retried",
+			name:    "redis-stream-retried",
+			about:   "a stream is deleted, its group created again, and a dead event retried",
 			touches: touchesRedis, forgets: true, inject: onStream(retryDead),
 		},
 		{

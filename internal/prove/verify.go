@@ -141,7 +141,8 @@ func (c *campaign) verifyUnread(ctx context.Context) (err error) {
 		case gerr != nil && !errors.Is(gerr, redis.Nil) && !redis.HasErrorPrefix(gerr, "NOGROUP"):
 			err = gerr
 		case gerr != nil || len(first) == 0 || got[0].Messages[0].ID != first[0].ID:
-			c.breaks("lost", uuid.Nil, "", "group %s does not get %s from its first entry on: %v", groupAway, name, gerr)
+			c.breaks("lost", uuid.Nil, "", "group %s does not get %s from its first entry on: %v", groupAway, name,
+				gerr)
 		}
 		return err == nil
 	})

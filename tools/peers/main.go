@@ -84,7 +84,7 @@ func parse(args []string, o cli.IO) (c options, err error) {
 	flags.IntVar(&c.backlog, "backlog", 100_000, "events that wait when a peer starts; 0 leaves this load out")
 	rates := flags.String("rates", "2000,5000,0",
 		"transactions of one event `per second`; 0: as many as 16 connections can")
-	names := flags.String("peers", strings.Join(peerNames(), ","), "who is `measured`")
+	names := flags.String("peers", strings.Join(peerNames(), ","), "the peers to be `measured`")
 	flags.IntVar(&c.size, "size", 300, "bytes of an event's payload")
 	flags.StringVar(&c.dir, "dir", "", "`folder` for the servers' data, on the disk to be measured")
 	flags.StringVar(&c.posthaste, "posthaste", "../../bin/posthaste", "the `program` posthaste")
