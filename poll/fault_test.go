@@ -131,7 +131,7 @@ func TestManySweepersAndKills(t *testing.T) {
 	r.oracle().Check(t, load, 20*time.Second)
 }
 
-// A mark is written, and nobody hears of it: the next claim finds it, or finds what is in doubt.
+// The answer to the write of a mark is lost. The next claim reads the new mark, or finds the events in doubt.
 func TestTheAnswerToAMarkIsLost(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -156,7 +156,7 @@ func TestTheAnswerToAMarkIsLost(t *testing.T) {
 	r.oracle().Check(t, load, 20*time.Second)
 }
 
-// A pass that a killed worker has left is gone on with by another one: behind its cursor, over the same snapshot.
+// A worker is killed during a pass. Another worker resumes it after the cursor, with the same snapshot.
 func TestAPassGoesOnAfterAKill(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -200,8 +200,9 @@ func TestAPassGoesOnAfterAKill(t *testing.T) {
 	}
 }
 
-// A worker's session is ended while it stands still, before it publishes and behind; another one does its work; then it
-// wakes. Its late publish and its late mark must change nothing, and it must go on working.
+// A worker's session is ended while the worker is paused, before it publishes or before it writes the mark. Another
+// worker does its work, and then the first one resumes. Its late publish and its late mark must change nothing, and it
+// must continue to work.
 func TestAZombieWakes(t *testing.T) {
 	t.Parallel()
 	for _, when := range []string{"before publishing", "before the mark"} {
@@ -256,7 +257,7 @@ func TestASlowLinkGetsSmallerBatches(t *testing.T) {
 	}
 }
 
-// Rows that another session holds delay nobody, and whoever holds rows is not delayed.
+// Row locks of another session do not delay the sweep, and the sweep does not delay that session.
 func TestRowsHeldByAnotherSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -334,7 +335,7 @@ func TestAPartThatFails(t *testing.T) {
 
 var errStuck = errors.New("stuck")
 
-// What is parked is not owed, also where the mark is missing: nobody tries it, or parks it, again.
+// A parked event has left the backlog even if the mark was not written: it is neither published nor parked again.
 func TestACrashBetweenParkAndMark(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -368,7 +369,8 @@ func TestACrashBetweenParkAndMark(t *testing.T) {
 	}
 }
 
-// Somebody else has adopted, and the gates do not know yet: what is published now is not settled, and the sweep ends.
+// Another relay has adopted and the gates have not been raised yet. Events published now are not settled, and the sweep
+// ends.
 func TestASupersededSweepEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -55,7 +55,7 @@ type rig struct {
 	failed     func(err error) // if set, is told of failures
 	// batches has the ids of each group that was published and committed.
 	batches [][]uuid.UUID
-	// published, if set, is called beside.
+	// published, if set, is called with the events that were published.
 	published func(events []*outbox.Event)
 	// ensure, if set, is called before a stream is published to.
 	ensure func(stream string) error
@@ -273,7 +273,6 @@ func (r *rig) direct() *sink.Sink {
 	return sink.New(sink.Options{Client: r.redis.Client, Source: "/posthaste/test"})
 }
 
-// owed counts the rows that are not settled.
 func (r *rig) owed() int {
 	r.tb.Helper()
 	return testenv.Value[int](r.tb, r.db, "SELECT count(*) FROM outbox_backlog")

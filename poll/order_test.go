@@ -34,8 +34,8 @@ func TestOrderWithManyWorkersAndSweepers(t *testing.T) {
 	}
 }
 
-// A transaction that began early commits between two batches, and its aggregate has a younger event behind the first
-// batch. The pass goes on without both; the next one has them in order.
+// A transaction that began early commits between two batches, and its aggregate has a younger event after the first
+// batch. The pass leaves both out; the next pass publishes them in order.
 func TestALateRowIsNotOvertaken(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -64,8 +64,8 @@ func TestALateRowIsNotOvertaken(t *testing.T) {
 	}
 }
 
-// Rows may be written to, or withdrawn, until they are read; what is published is what was committed then. Whoever has
-// not committed is not waited for.
+// Rows may be updated or withdrawn until they are read. The version that was committed when they were read is
+// published. The sweep does not wait for uncommitted changes.
 func TestRowsThatAreWrittenMeanwhile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

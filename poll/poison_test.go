@@ -72,8 +72,8 @@ func TestAStreamThatRefusesParksItsEvents(t *testing.T) {
 	}
 }
 
-// Events of many aggregates go to a key of another type. It is asked a few times, not by every event, and no claim ends
-// for it: nobody waits with the others.
+// Events of many aggregates go to a key of another type. The sweep tries that stream a few times rather than once for
+// each event, and the claim does not end, so the events of other streams do not wait.
 func TestAStreamThatRefusesEndsNoClaim(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -109,7 +109,7 @@ func TestAStreamThatRefusesEndsNoClaim(t *testing.T) {
 	}
 }
 
-// Parking may fail. The attempts before that count all the same.
+// Parking may fail. The attempts made before that still count.
 func TestAttemptsOutliveAFailure(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -102,7 +102,8 @@ func TestDrainReachesWhatWasThere(t *testing.T) {
 	r.must(poll.New(o).Drain(t.Context(), r.scope(), r.pass())) // of nothing
 }
 
-// Somebody else has a part: it has reached the pass when its rows are settled, whoever has published them.
+// Another session holds a part. The part has reached the pass when its rows are settled, no matter which session
+// published them.
 func TestDrainWaitsForPartsOfOthers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

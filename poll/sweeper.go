@@ -22,27 +22,27 @@ const (
 	settleTimeout = 10 * time.Second
 	// batchBytes bounds the payload of one batch.
 	batchBytes = 4 << 20
-	// turn is how many batches a worker takes from one part, turnTime about how long, before it lets others have their
-	// turn: no part waits while another one's backlog is worked off.
+	// turn and turnTime bound the batches and the time that a worker spends on one part before it continues with the
+	// next part, so that a large backlog in one part does not delay the others.
 	turn, turnTime = 50, 5 * time.Second
 	// idleFirst and idleMost bound the wait when nothing was found.
 	idleFirst, idleMost = 20 * time.Millisecond, 500 * time.Millisecond
 	// failFirst and failMost bound the wait after a failure.
 	failFirst, failMost = 50 * time.Millisecond, 2 * time.Second
-	// standsPause is the wait after a batch of which one stream takes nothing: no part waits for it for long.
+	// standsPause is the wait after a batch in which one stream was blocked. It is short, to not delay other parts.
 	standsPause = 200 * time.Millisecond
 )
 
 // Options are what a Sweeper needs.
 type Options struct {
-	// URL and Schema say where the table is, Name which relay this is.
+	// URL and Schema locate the table; Name is the name of the relay.
 	URL, Schema, Name string
 	// Workers is how many connections sweep at once. Default 2.
 	Workers int
 	// BatchRows bounds the rows of one batch. Default 500.
 	BatchRows int
 	Sink      outbox.Sink
-	// Registerer takes the metrics; nil for none.
+	// Registerer receives the metrics; nil for none.
 	Registerer prometheus.Registerer
 	// Logger may be nil.
 	Logger *slog.Logger
@@ -54,9 +54,9 @@ type Sweeper struct {
 	log     *slog.Logger
 	metrics *metrics
 
-	// refused remembers, from one batch to the next, what the sink refuses.
+	// refused counts, across batches, the attempts to publish the events that the sink refuses.
 	refused poison.Refusals
-	// rows is how many rows the next batch of each part takes: fewer after one that failed.
+	// rows is the number of rows in the next batch of each part. It is reduced after a failed batch.
 	rows [outbox.Partitions]atomic.Int64
 }
 
@@ -93,14 +93,14 @@ func (s *Sweeper) Run(ctx context.Context, scope outbox.Scope) error {
 	})
 }
 
-// Drain settles, in every part, everything that pass sees, whoever does the work. It returns nil only then: otherwise
-// Run's errors, or ctx's.
+// Drain sweeps until every row that pass sees is settled, by this sweeper or by another. It returns nil only then;
+// otherwise it returns Run's errors or ctx's.
 func (s *Sweeper) Drain(ctx context.Context, scope outbox.Scope, pass outbox.Pass) error {
 	q := newQueue()
 	return s.each(ctx, scope, func(ctx context.Context, w *worker) error { return w.drain(ctx, q, pass) })
 }
 
-// each runs work on every worker. The first error ends all of them, and is returned.
+// each runs work on every worker. The first error stops all workers and is returned.
 func (s *Sweeper) each(ctx context.Context, scope outbox.Scope, work func(ctx context.Context, w *worker) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for range s.o.Workers {
@@ -113,8 +113,8 @@ func (s *Sweeper) each(ctx context.Context, scope outbox.Scope, work func(ctx co
 	return g.Wait()
 }
 
-// shrink makes the part's next batches smaller after one of rows rows failed: what is too much for Redis, for the
-// network or for one row's sake comes through in pieces, and at the size of one it is known which row it is.
+// shrink makes the part's next batches smaller after a batch of rows rows has failed. A batch that is too large for
+// Redis or for the network then succeeds in pieces, and at a size of one the failing row is known.
 func (s *Sweeper) shrink(part, rows int) {
 	s.rows[part].Store(int64(max(rows/8, 1)))
 }
@@ -139,7 +139,8 @@ func newQueue() *queue {
 	return q
 }
 
-// take returns a part to work on; ok is false when none waits, and over when none is being worked on either.
+// take returns a part to work on. ok is false if no part waits; over is true if, in addition, no part is being worked
+// on.
 func (q *queue) take() (part int, ok, over bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -49,7 +49,7 @@ func (w *worker) connect(ctx context.Context) error {
 	return nil
 }
 
-// failed waits after a failure; a final one is returned. What the session holds is unclear, so it ends.
+// failed waits after a failure and returns the error if it is final. It closes the session, whose state is unknown.
 func (w *worker) failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // stopping
@@ -89,9 +89,9 @@ func (w *worker) final(ctx context.Context, err error) error {
 	return nil
 }
 
-// round finds a part with rows, claims it and sweeps it for a turn; without any it waits. It begins behind the part
-// tried last: one that fails (its stream refuses, say) then delays the others once before each has had its turn, where
-// parts taken by chance could be delayed again and again.
+// round finds a part with rows, claims it and sweeps it for a turn. If there is no such part, it waits. It starts after
+// the part tried last, so a part that fails (because its stream refuses events, for example) delays the others at most
+// once per cycle. With a random choice it could delay them repeatedly.
 func (w *worker) round(ctx context.Context) error {
 	err := w.connect(ctx)
 	var parts []int
@@ -146,8 +146,8 @@ func (w *worker) drain(ctx context.Context, q *queue, pass outbox.Pass) error {
 	return ctx.Err()
 }
 
-// reach sweeps a part for a turn, unless it has reached the pass (done): the next turn will tell. Somebody else may
-// have the part, and do the work.
+// reach sweeps a part for one turn unless the part has already reached the pass (done). The next turn checks again. If
+// another relay holds the part, reach claims nothing.
 func (w *worker) reach(ctx context.Context, part int, pass outbox.Pass) (claimed, done bool, err error) {
 	if err = w.connect(ctx); err == nil {
 		done, err = w.conn.Reached(ctx, part, pass)
@@ -168,7 +168,7 @@ type claim struct {
 	marks map[string]int64 // settled batch numbers by stream
 }
 
-// sweep claims the part and sweeps it for a turn. A new pass is over what within sees, if it is given.
+// sweep claims the part and sweeps it for a turn. A new pass covers the rows that within sees, if it is not nil.
 func (w *worker) sweep(ctx context.Context, part int, within *outbox.Pass) (claimed bool, err error) {
 	number, ok, err := w.conn.Claim(ctx, part, w.scope.Owner)
 	if err != nil || !ok {
@@ -196,9 +196,9 @@ func (w *worker) sweep(ctx context.Context, part int, within *outbox.Pass) (clai
 	return true, w.conn.Release(ctx, part)
 }
 
-// run sweeps batch after batch, until the pass or the turn is over. A pass that is longer than a turn is gone on with
-// in the next one. Going on behind the last number is right because the pass keeps its snapshot: what becomes visible
-// meanwhile, with whatever number, is owed to the next pass.
+// run sweeps batches until the pass or the turn ends. The next turn continues an unfinished pass. It is correct to
+// continue after the last number because the pass keeps its snapshot: rows that become visible later belong to the next
+// pass, whatever their number.
 func (c *claim) run(ctx context.Context, within *outbox.Pass) (err error) {
 	for n, began := 0, time.Now(); n < turn && time.Since(began) < turnTime && ctx.Err() == nil; n++ {
 		if c.pass == nil || !c.pass.Listed() {
@@ -217,8 +217,8 @@ func (c *claim) run(ctx context.Context, within *outbox.Pass) (err error) {
 	return nil
 }
 
-// batch sweeps one batch: it is published, what is refused is parked, and then a mark says so. Whatever goes wrong
-// before: the rows are still owed, and what was published is remembered by the gate.
+// batch publishes one batch, parks the refused events and then writes a mark. If any step before the mark fails, the
+// rows stay unsettled, and the gate keeps the events that were published.
 func (c *claim) batch(ctx context.Context) error {
 	w := c.w
 	rows := int(w.s.rows[c.part].Load())
@@ -243,10 +243,11 @@ func (c *claim) batch(ctx context.Context) error {
 	return nil
 }
 
-// errSmaller asks for the same batch again, in smaller pieces or without its first row.
+// errSmaller makes run read the batch again, in smaller pieces or without its first row.
 var errSmaller = errors.New("the batch is read again")
 
-// unreadable goes around a row whose data cannot be read: by smaller batches, and at last by parking it on the server.
+// unreadable gets past a row whose data cannot be read. It reduces the batch size, and finally parks the row on the
+// server.
 func (c *claim) unreadable(ctx context.Context, rows int, cause error) error {
 	w := c.w
 	if rows > 1 {
@@ -266,7 +267,7 @@ func (c *claim) unreadable(ctx context.Context, rows int, cause error) error {
 	return errSmaller
 }
 
-// outcome is what became of a batch.
+// outcome is the result of publishing a batch.
 type outcome struct {
 	entries outbox.Entries
 	marks   []outbox.Mark
@@ -280,8 +281,9 @@ type group struct {
 	suppressed int
 }
 
-// publish puts the events into their streams, in order, one bounded attempt per stream. A stream that refuses an event
-// has its next attempt when the others had theirs. They have theirs also beside one that takes nothing.
+// publish puts the events into their streams in order, with one bounded attempt per stream. If a stream refuses an
+// event, its next attempt follows the attempts of the other streams. A blocked stream does not keep the others from
+// getting their attempts.
 func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcome) error {
 	var order []string
 	byStream := map[string][]*outbox.Event{}
@@ -324,7 +326,7 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 	return stands
 }
 
-// putting is what a batch puts into one stream.
+// putting is the part of a batch that goes to one stream.
 type putting struct {
 	stream   string
 	events   []*outbox.Event
@@ -382,7 +384,7 @@ func (c *claim) publishTo(ctx context.Context, p *putting, out *outcome) error {
 	return nil
 }
 
-// open returns the claim's lane into a stream, which it makes ready.
+// open returns the claim's lane into a stream, after ensuring that the stream's gate is raised.
 func (c *claim) open(ctx context.Context, stream string) (outbox.LanePublisher, error) {
 	if err := c.w.scope.Ensure(ctx, stream); err != nil {
 		return nil, err
@@ -398,8 +400,8 @@ func (c *claim) open(ctx context.Context, stream string) (outbox.LanePublisher, 
 	return lane, nil
 }
 
-// attempt publishes, and tries once more at once: a connection that stood idle over a restart of Redis fails only the
-// first time, and whether an event is what breaks connections shows at the second.
+// attempt publishes, and repeats a failed call once at once. A connection that was idle during a restart of Redis fails
+// only the first time. If an event itself breaks connections, the second attempt shows it.
 func attempt(ctx context.Context, d outbox.Delivery) (outbox.Receipt, error) {
 	r, err := d.Publish(ctx)
 	if poison := (*outbox.PoisonError)(nil); err == nil || errors.As(err, &poison) || ctx.Err() != nil {
@@ -408,11 +410,11 @@ func attempt(ctx context.Context, d outbox.Delivery) (outbox.Receipt, error) {
 	return d.Publish(ctx)
 }
 
-// settle parks what was refused, waits for the durability asked for and writes the mark. A mark of which it is not
-// known whether it was written is an error like any other: the next claim of the part finds it or does not.
+// settle parks the refused events, waits for the configured durability and writes the mark. If it is unknown whether
+// the mark was written, settle returns an error; the next claim of the part reads the mark that is there.
 func (c *claim) settle(ctx context.Context, out *outcome) error {
 	w := c.w
-	// What is published should be settled, even if we were asked to stop meanwhile.
+	// Settle published events even if ctx has ended since.
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	if len(out.parked) > 0 {
@@ -449,8 +451,8 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 	return nil
 }
 
-// tell reports what is settled to the gates, so that the next claim finds nothing in doubt. Losing it costs a little
-// memory.
+// tell reports the settled batches to the gates, so that the next claim finds nothing in doubt. A lost report only
+// costs a little memory.
 func (c *claim) tell(ctx context.Context) {
 	if len(c.marks) == 0 {
 		return

@@ -19,7 +19,7 @@ type Status struct {
 	Since    time.Time
 }
 
-// activity is what this instance does, and under which owner. It is safe for concurrent use.
+// activity holds the current phase of this instance and the owner under which it acts. It is safe for concurrent use.
 type activity struct {
 	*reporter
 	store outbox.Store
@@ -88,7 +88,7 @@ func (a *activity) current() phase {
 	return a.phase
 }
 
-// status is what is told of it.
+// status returns the current view of this instance.
 func (a *activity) status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()

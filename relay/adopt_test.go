@@ -14,7 +14,7 @@ import (
 	"posthaste/outbox"
 )
 
-// lead gives the instance the leader lock, and returns its leadership, which nobody runs.
+// lead gives the instance the leader lock and returns its leadership, which is not running.
 func (i *instance) lead(t *testing.T) *leadership {
 	t.Helper()
 	locks, err := memLocks{i}.Open(context.Background())
@@ -30,7 +30,7 @@ func (i *instance) lead(t *testing.T) *leadership {
 	return l
 }
 
-// inLeadership runs do with a leadership that nobody runs.
+// inLeadership runs do with a leadership that is not running.
 func inLeadership(t *testing.T, o Options, do func(w *world, l *leadership)) {
 	t.Helper()
 	inWorld(t, o, func(w *world) {
@@ -75,7 +75,7 @@ func (s slowLook) Look(ctx context.Context, source uuid.UUID, streams []string, 
 	return s.Sink.Look(ctx, source, streams, noted)
 }
 
-// A look may take longer than a publish: it goes through what others have put into a shared stream.
+// Reading a stream may take longer than a publish: it also reads the entries that others have put into a shared stream.
 func TestALookTakesItsTime(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
@@ -89,7 +89,7 @@ func TestALookTakesItsTime(t *testing.T) {
 	})
 }
 
-// Somebody who has adopted since the state was read ends this leadership: it has nothing to raise any more.
+// If another instance has adopted since the state was read, this leadership ends without raising any gate.
 func TestAnAdoptionThatComesTooLate(t *testing.T) {
 	t.Parallel()
 	for name, overtake := range map[string]func(w *world, l *leadership){
@@ -179,7 +179,7 @@ func TestAGateAheadOfTheTableIsOvertaken(t *testing.T) {
 	})
 }
 
-// Whoever finds a gate ahead and is not named by the table any more has simply been succeeded.
+// If a gate is ahead and the table names another owner, the instance has simply been succeeded.
 func TestAGateAheadOfASuccessor(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
@@ -193,8 +193,8 @@ func TestAGateAheadOfASuccessor(t *testing.T) {
 	})
 }
 
-// A stream of another database is not taken over: it is named until somebody does that on purpose, and then all goes
-// on.
+// A stream of another database is not taken over. Health names it until an operator releases it; then the relay
+// continues.
 func TestAForeignStreamIsNamed(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
@@ -221,7 +221,7 @@ func TestAForeignStreamIsNamed(t *testing.T) {
 	})
 }
 
-// An adoption waits for a sink that does not answer, says so, and ends when it is superseded meanwhile.
+// An adoption waits for a sink that does not answer, reports it, and ends when it is superseded during the wait.
 func TestAnAdoptionWaitsForTheSink(t *testing.T) {
 	t.Parallel()
 	for _, superseded := range []bool{false, true} {
@@ -329,7 +329,7 @@ func TestTakePipe(t *testing.T) {
 	})
 }
 
-// Polling waits for whoever has the pipe for itself, and gives up with its context.
+// Polling waits while another instance holds the pipe lock exclusively, and gives up when its context ends.
 func TestTakePipeWaits(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
@@ -352,8 +352,7 @@ func TestTakePipeWaits(t *testing.T) {
 	})
 }
 
-// What the pipe allowed counts only with a state read after it: somebody may have led, and toggled, while it was waited
-// for.
+// Only a state that was read under the pipe lock is valid: another instance may have led, and toggled, during the wait.
 func TestTheStateIsReadAgainUnderThePipe(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
@@ -375,8 +374,8 @@ func TestTheStateIsReadAgainUnderThePipe(t *testing.T) {
 	})
 }
 
-// What an adoption has seen in a stream may be gone when it tells the gate. It tells it all the same, which makes the
-// gate notice.
+// Entries that an adoption has read in a stream may have disappeared when it reports them to the gate. The report makes
+// the gate detect that.
 func TestWhatIsRecalledIsGone(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
@@ -396,8 +395,8 @@ func TestWhatIsRecalledIsGone(t *testing.T) {
 	})
 }
 
-// What a repair does not look for, because a consumer or a trim may have taken it away, is not published again; what
-// later marks have settled is.
+// A repair does not republish events that it does not check because a consumer or a trim may have removed them. It does
+// republish events that later marks have settled.
 func TestARepairPublishesWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for _, missing := range []int64{0, 1} { // the world's log has mark 1

@@ -11,7 +11,7 @@ import (
 
 const (
 	auditInterval = 5 * time.Second
-	// stallLimit is how long the stream may lag behind a noted position, with the WAL growing, before it counts as
+	// stallLimit is how long the stream may stay before a noted position, while the WAL grows, before it counts as
 	// stalled.
 	stallLimit = 15 * time.Second
 )
@@ -23,7 +23,7 @@ type auditState struct {
 	taken bool
 }
 
-// check compares with the mark taken before. passed is how far the publisher is; again takes a new mark.
+// check compares with the mark taken before. passed is how far the router is; again takes a new mark.
 func (a *auditState) check(passed outbox.LSN, again func() (outbox.AuditMark, error), now time.Time) error {
 	if !a.taken || passed >= a.last.LSN {
 		a.renew(again, now)
@@ -46,21 +46,21 @@ func (a *auditState) check(passed outbox.LSN, again func() (outbox.AuditMark, er
 	}
 }
 
-// renew takes a new mark; without an answer the old one stays.
+// renew takes a new mark. If that fails, the old mark stays.
 func (a *auditState) renew(again func() (outbox.AuditMark, error), now time.Time) {
 	if mark, err := again(); err == nil {
 		a.last, a.since, a.taken = mark, now, true
 	}
 }
 
-// forget drops the mark, when the stream stood still for a known reason.
+// forget drops the mark. It is called while the stream is blocked for a known reason.
 func (a *auditState) forget() { a.taken = false }
 
-// auditor looks from outside at a stream that runs. One goroutine owns it.
+// auditor checks a running stream against the table. One goroutine owns it.
 type auditor struct {
 	*reporter
 	store outbox.Store
-	// progress is how far everything is published; known is false while the stream stands still for a known reason.
+	// progress is how far everything is routed; known is false while the router waits for a stream that is blocked.
 	progress func() (passed outbox.LSN, known bool)
 
 	state auditState
@@ -92,8 +92,8 @@ func (a *auditor) once(ctx context.Context) error {
 	}, time.Now())
 }
 
-// answered notes whether the table answered. One audit without an answer is no finding; a table that goes on not
-// answering is not known to be empty.
+// answered records whether the table could be audited. A single failed audit is ignored; from the second in a row,
+// health reports it.
 func (a *auditor) answered(ctx context.Context, err error) {
 	switch {
 	case err == nil:

@@ -22,7 +22,7 @@ func auditing(t *testing.T, do func(w *world, a *auditor, at func(passed outbox.
 	})
 }
 
-// A stream that stands still for a known reason is not stalled, and what was noted before that says nothing afterwards.
+// A stream that is blocked for a known reason is not stalled, and the mark that was taken before is discarded.
 func TestTheAuditForgetsWhatItKnewBeforeAKnownReason(t *testing.T) {
 	t.Parallel()
 	auditing(t, func(w *world, a *auditor, at func(outbox.LSN, bool)) {
@@ -48,7 +48,7 @@ func TestTheAuditForgetsWhatItKnewBeforeAKnownReason(t *testing.T) {
 	})
 }
 
-// One audit without an answer is no finding; a table that goes on not answering is said, and taken back.
+// A single failed audit is ignored. Repeated failures are reported, and the report is cleared when an audit succeeds.
 func TestAnAuditWithoutAnAnswerIsSaid(t *testing.T) {
 	t.Parallel()
 	auditing(t, func(w *world, a *auditor, at func(outbox.LSN, bool)) {

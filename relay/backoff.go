@@ -10,7 +10,7 @@ import (
 const (
 	// publishTimeout bounds one attempt to publish a batch, or one other call of the sink.
 	publishTimeout = 5 * time.Second
-	// patience is how long something may fail before readiness says so.
+	// patience is how long something may fail before readiness reports it.
 	patience = 5 * time.Second
 )
 

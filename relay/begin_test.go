@@ -76,7 +76,8 @@ func TestASlotMovedBeforeAStartThatFails(t *testing.T) {
 	})
 }
 
-// Polling that is asked for just before the last pass of a hand-over ends it, however long that pass would take.
+// A toggle to polling just before the last pass of a hand-over ends the hand-over, no matter how long that pass would
+// take.
 func TestAToggleBeforeTheLastPass(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {

@@ -8,19 +8,19 @@ import (
 	"posthaste/outbox"
 )
 
-// Poison is what happens to the later events of an aggregate when one of its events is parked.
+// Poison is the policy for the later events of an aggregate when one of its events is parked.
 type Poison string
 
 const (
 	// PoisonSkip publishes them.
 	PoisonSkip Poison = "skip"
-	// PoisonBlockKey parks them too, so that they can be retried in order.
+	// PoisonBlockKey also parks them, so that they can be retried in order.
 	PoisonBlockKey Poison = "block-key"
 )
 
-// blocks knows the parked events, for block-key. A nil *blocks blocks nothing.
+// blocks holds the parked events, for block-key. A nil *blocks blocks nothing.
 type blocks struct {
-	// reading keeps refreshes apart: each begins to collect anew what is parked while it reads.
+	// reading serializes refreshes: each one resets recent, which collects the events that are parked while it reads.
 	reading callLock
 
 	mu   sync.Mutex
@@ -31,7 +31,7 @@ type blocks struct {
 	recent []outbox.Dead
 }
 
-// refresh replaces what is known by what list reads from the table.
+// refresh replaces the parked events by those that list reads from the table.
 func (b *blocks) refresh(list func() ([]outbox.Dead, error)) error {
 	b.reading.Lock()
 	defer b.reading.Unlock()
@@ -89,8 +89,8 @@ func (b *blocks) add(e *outbox.Event) {
 	b.recent = append(b.recent, d)
 }
 
-// blocker returns the id of the parked event that e has to wait for, or "". An event that is being retried holds up
-// only what is before its new row: what is behind it comes after it anyway, unless it is parked again.
+// blocker returns the id of the parked event that e has to wait for, or "". A parked event that is back in the outbox
+// for a retry blocks only events before its new row. Later events follow it anyway, unless it is parked again.
 func (b *blocks) blocker(e *outbox.Event) string {
 	if b == nil {
 		return ""

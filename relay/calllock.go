@@ -2,16 +2,16 @@ package relay
 
 import "sync"
 
-// callLock is a mutex that is held over calls of a port, which take their time. Waiters get it in the order they came.
-// Unlike a sync.Mutex it can be waited for in a synctest bubble, whose clock stands still while somebody waits for a
-// mutex. The zero value is unlocked.
+// callLock is a mutex that may be held during calls of a port, which can be slow. Waiters acquire it in the order of
+// their arrival. Unlike with a sync.Mutex, a goroutine that waits for it counts as blocked in a synctest bubble, so the
+// bubble's clock advances. The zero value is unlocked.
 type callLock struct {
 	mu      sync.Mutex
 	held    bool
 	waiting []chan struct{}
 }
 
-// Lock waits until the lock is free, or handed over.
+// Lock waits until the lock is free or handed over to the caller.
 func (l *callLock) Lock() {
 	l.mu.Lock()
 	if !l.held {
@@ -25,7 +25,7 @@ func (l *callLock) Lock() {
 	<-turn
 }
 
-// Unlock hands the lock over to whoever has waited longest.
+// Unlock hands the lock to the goroutine that has waited longest.
 func (l *callLock) Unlock() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

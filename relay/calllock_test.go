@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Whoever has waited longest is next, and the clock goes on while somebody waits.
+// The goroutine that has waited longest is next, and the bubble's clock advances while a goroutine waits.
 func TestCallLock(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -15,7 +15,7 @@ var (
 	errSweepEnded  = errors.New("the sweep ended")
 )
 
-// permanent is what waiting cannot fix.
+// permanent is implemented by errors that waiting cannot fix.
 type permanent interface{ Permanent() bool }
 
 // finished reports whether err ends the lane it came from.
@@ -25,7 +25,7 @@ func finished(err error) bool {
 	return errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) || errors.As(err, &foreign)
 }
 
-// hopeless reports whether nothing of ours can be published or settled any more.
+// hopeless reports whether this owner can no longer publish or settle anything.
 func hopeless(cause error) bool {
 	var fenced *outbox.FencedError
 	return errors.Is(cause, errLockLost) || errors.Is(cause, outbox.ErrSuperseded) || errors.Is(cause, outbox.ErrGap) ||

@@ -9,7 +9,7 @@ import (
 	"posthaste/outbox"
 )
 
-// follower is what an instance does while another one leads. One goroutine owns it.
+// follower is the work of an instance while another one leads. One goroutine owns it.
 type follower struct {
 	*reporter
 	spread   *Spread
@@ -43,7 +43,7 @@ func (f *follower) assist(ctx context.Context, locks outbox.LockSession) error {
 		return err
 	}
 	defer func() { _ = locks.DropPipe(context.WithoutCancel(ctx), false) }()
-	// Only what is read after the lock was taken counts.
+	// Only a state that was read under the lock is valid.
 	if st, err = f.activity.state(ctx); err != nil || st.Desired != outbox.ModePoll || st.Active != outbox.ModePoll {
 		return err
 	}
@@ -52,8 +52,8 @@ func (f *follower) assist(ctx context.Context, locks outbox.LockSession) error {
 
 // sweep sweeps under the leader's owner until that changes or the leader is gone.
 func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbox.State) error {
-	// What the leader has adopted under is published to, and nothing else: another server may lack something, which is
-	// the leader's to find out.
+	// A follower publishes only to the server that the leader has adopted. Another server may lack events, and only an
+	// adoption by the leader finds out which.
 	server, err := f.sink.Bind(ctx)
 	defer f.sink.Release()
 	var twin *outbox.Sign // of a copy's table the original's relay is the leader until the copy's has adopted
@@ -86,7 +86,7 @@ func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbo
 	})
 	f.health.clear(conditionPublish) // this instance does not publish now
 	if err != nil && (finished(err) || errors.Is(err, outbox.ErrSuperseded)) {
-		// The leader adopts anew; until then there is nothing to sweep under.
+		// The leader will adopt again. Until then there is no owner to sweep under.
 		f.log.Debug("sweeping along ended", "err", err)
 		pause.About(ctx, 200*time.Millisecond)
 		return nil

@@ -8,8 +8,8 @@ import (
 	"posthaste/outbox"
 )
 
-// following runs do with an instance that does not lead, beside a leader that is only in the table: mode poll, and
-// gates raised. assist is one round of it, cut short after two minutes: one that sweeps on forever is to be seen.
+// following runs do with an instance that does not lead. The leader exists only in the table: mode poll, with gates
+// raised. assist runs one round, limited to two minutes so that an endless sweep fails the test.
 func following(t *testing.T, do func(w *world, i *instance, assist func() error, locks *lockSession)) {
 	t.Helper()
 	inWorld(t, Options{}, func(w *world) {
@@ -110,7 +110,7 @@ func TestAFollowerThatIsFinished(t *testing.T) {
 	})
 }
 
-// Where nothing is to be swept along, a standby waits a little and leaves the locks alone.
+// If there is nothing to sweep, a standby waits a little and does not touch the locks.
 func TestAStandbyWaits(t *testing.T) {
 	t.Parallel()
 	following(t, func(w *world, i *instance, assist func() error, _ *lockSession) {
@@ -123,7 +123,7 @@ func TestAStandbyWaits(t *testing.T) {
 		if w.count("Locks.TryPipe") != n || i.relay.Status().Phase != "standby" {
 			t.Errorf("status %+v", i.relay.Status())
 		}
-		// What was true before the lock was taken may not be true under it.
+		// A state that was read before the lock was acquired may be outdated.
 		w.pg.state.Active = outbox.ModePoll
 		w.after(callTime+callTime/2, func() { w.pg.state.Active = outbox.ModeStandby })
 		if err := assist(); err != nil || w.count("Sink.Bind") != 1 {

@@ -59,7 +59,7 @@ func TestTheShortCutComesAfterAPassThatSawEverything(t *testing.T) {
 	})
 }
 
-// Beside a long transaction the stream begins where the slot stands: nothing is passed by, and nobody waits for long.
+// During a long transaction the stream begins at the slot's position. No event is skipped, and the wait is short.
 func TestBesideALongTransactionThereIsNoShortCut(t *testing.T) {
 	t.Parallel()
 	inHandOver(t, func(w *world, l *leadership) {
@@ -76,8 +76,8 @@ func TestBesideALongTransactionThereIsNoShortCut(t *testing.T) {
 	})
 }
 
-// Where the slot was moved without a wait before, the stream cannot begin beside an older transaction: the relay sweeps
-// on, names the reason, and goes on when the transaction has ended.
+// If the slot was moved earlier without waiting, the stream cannot begin while an older transaction is open. The relay
+// continues to sweep, reports the reason, and streams when the transaction has ended.
 func TestABarrierRefusesTheHandOver(t *testing.T) {
 	t.Parallel()
 	for _, barrier := range []uint64{0, outbox.BarrierUnknown} {
@@ -104,8 +104,8 @@ func TestABarrierRefusesTheHandOver(t *testing.T) {
 	}
 }
 
-// What the publication left out may be of a transaction that stays open while it is put back, and the stream ends. No
-// stream begins beside that one.
+// Rows that the publication left out may belong to a transaction that is still open when the publication is repaired,
+// which ends the stream. No stream begins before that transaction has ended.
 func TestWhatThePublicationLeftOutIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
@@ -150,7 +150,7 @@ func TestTheHandOverFreesTheSlot(t *testing.T) {
 	}
 }
 
-// A toggle in the middle of a hand-over is no failure of the slot; what the slot refuses is.
+// A toggle during a hand-over is not a failure of the slot; an error of the slot is.
 func TestWhatRefusesAHandOver(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -229,8 +229,8 @@ func TestEventsDoNotWaitForTheSlotToBeMoved(t *testing.T) {
 	}
 }
 
-// When nobody else can move the slot any more: one more pass, which becomes the mark of every part, then H, then the
-// mode is recorded. What was committed until then is swept, and is not streamed again.
+// Once no other program can move the slot, the hand-over makes one more pass, writes it as the mark of every part,
+// reads H and records the mode. Everything committed until then is swept and not streamed again.
 func TestTheEndOfAHandOver(t *testing.T) {
 	t.Parallel()
 	inHandOver(t, func(w *world, l *leadership) {
@@ -252,8 +252,8 @@ func TestTheEndOfAHandOver(t *testing.T) {
 	})
 }
 
-// A slot that somebody else has moved in the middle of a hand-over has passed what may not be visible: that is noted,
-// and the hand-over starts over.
+// If another program moves the slot during a hand-over, the slot may have passed commits that are not visible. The
+// relay records that and starts the hand-over again.
 func TestASlotMovedDuringTheHandOver(t *testing.T) {
 	t.Parallel()
 	inHandOver(t, func(w *world, l *leadership) {
@@ -271,7 +271,7 @@ func TestASlotMovedDuringTheHandOver(t *testing.T) {
 	})
 }
 
-// Readiness does not flicker: what kept the slot from being streamed is forgotten at once only if it never failed
+// Readiness does not flicker: the reason why the slot was not streamed is cleared at once only if no stream has failed
 // before.
 func TestReadinessDoesNotFlicker(t *testing.T) {
 	t.Parallel()

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Health is what readiness is answered from.
+// Health is the content of a readiness response.
 type Health struct {
 	// Role is "leader" or "standby".
 	Role string `json:"role"`
 	// Ready is false when events do not flow, or may not.
 	Ready bool `json:"-"`
-	// Reasons says why not; each begins with a name from a closed set.
+	// Reasons lists why the instance is not ready; each begins with a name from a closed set.
 	Reasons []string `json:"reasons,omitempty"`
-	// Degraded says what is wrong although events flow.
+	// Degraded lists problems that do not keep events from flowing.
 	Degraded []string `json:"degraded,omitempty"`
 }
 
@@ -84,7 +84,7 @@ func (h *health) put(m map[string]string, name, detail string) bool {
 	return !known
 }
 
-// clear forgets a condition of either kind and reports whether there was one.
+// clear removes a condition of either kind and reports whether there was one.
 func (h *health) clear(name string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

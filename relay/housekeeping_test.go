@@ -20,7 +20,7 @@ func (l *leadership) keeps(d time.Duration) {
 	l.housekeeper.run(ctx)
 }
 
-// The leader's gauges show the table, parked events and losses; the sink's own gauges are asked for with as many
+// The leader's gauges show the table, parked events and losses. The sink's own gauges are refreshed for at most as many
 // streams as may have labels.
 func TestHousekeeping(t *testing.T) {
 	t.Parallel()
@@ -53,7 +53,7 @@ func TestHousekeeping(t *testing.T) {
 	})
 }
 
-// What was published and waits for the mark to move is no backlog.
+// Events that are published and wait for the mark do not count as backlog.
 func TestTheBacklogIsWhatIsNotPublished(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
@@ -91,8 +91,8 @@ func TestOthersAreTrimmedBesideAStreamThatStandsStill(t *testing.T) {
 	})
 }
 
-// What cannot be read is counted, and the gauges keep their last value. A sink that is gone is asked once a round, not
-// once for each stream.
+// A failed read is counted, and the gauges keep their last value. A sink that is down is called once a round, not once
+// for each stream.
 func TestHousekeepingWithoutAnswers(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{Poison: PoisonBlockKey}, func(w *world, l *leadership) {
@@ -221,8 +221,8 @@ func (h *noHistory) KeepHistory(context.Context) error {
 	return errors.New("no room")
 }
 
-// What an adoption noted as perhaps lost is counted once, in the background; a failure is repeated, and a Postgres that
-// went back in time is no lost event.
+// Events that an adoption recorded as possibly lost are counted once, in the background. A failed count is retried.
+// Events that Postgres has lost by going back in time do not count as lost.
 func TestLossesAreCounted(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder

@@ -155,8 +155,8 @@ func TestAnAdoptionAwaitsTheLayout(t *testing.T) {
 	})
 }
 
-// Somebody who has been replaced, and has a row of a type that nobody has met before, publishes it nowhere: no adoption
-// has raised the gate of the stream that it would have under the layout before.
+// A leader that has been replaced, and has a row of a new type, does not publish it: no adoption has raised the gate of
+// the stream that the row would go to under the old layout.
 func TestWhoIsReplacedMeetsNoNewStream(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
@@ -173,7 +173,7 @@ func TestWhoIsReplacedMeetsNoNewStream(t *testing.T) {
 	})
 }
 
-// Who is waited for is the group that nobody has read for in the longest time.
+// The text names the group that has been idle longest.
 func TestUnreadText(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

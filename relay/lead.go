@@ -10,7 +10,7 @@ import (
 	"posthaste/outbox"
 )
 
-// run goes through the phases of the machine until leadership is lost or ctx ends.
+// run executes the phases of the machine until leadership is lost or ctx ends.
 func (l *leadership) run(ctx context.Context) error {
 	l.activity.leading.Store(true)
 	l.metrics.leader.Set(1)
@@ -93,7 +93,7 @@ func (l *leadership) do(ctx context.Context, p phase) (transition, error) {
 	}
 }
 
-// standDown records, as far as that is still possible, that nobody is active.
+// standDown records, if that is still possible, that no instance is active.
 func (l *leadership) standDown(ctx context.Context, t transition) {
 	reason := outbox.ReasonLeadership
 	if t == onStop {

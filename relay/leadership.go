@@ -11,7 +11,7 @@ import (
 
 // leadership is one holding of the leader lock.
 //
-// One goroutine owns it, the one that goes through the phases (lead.go).
+// The goroutine that executes the phases (lead.go) owns it.
 type leadership struct {
 	*reporter
 	holder      string
@@ -40,27 +40,28 @@ type leadership struct {
 	degraded          string
 	handover          outbox.LSN
 	reason            string // why the next phase is entered
-	// noted is the highest confirmed position of the slot that is no surprise: beyond it, somebody else moved the slot.
+	// noted is the highest confirmed position of the slot that this leadership accounts for. If the slot is beyond it,
+	// another program has moved the slot.
 	noted outbox.LSN
 	// fence is the epoch of the gate that has fenced this leadership although the table names it: the table has gone
 	// back.
 	fence int64
-	// signed is what was signed last, nil before; id is this process.
+	// signed is the last sign of life, nil before the first; id identifies this process.
 	signed atomic.Pointer[signed]
 	id     string
-	// told is when it was last reported what a change of the layout waits for.
+	// told is the time of the last report of the reason why a change of the layout waits.
 	told time.Time
 	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.
 	failures int
 	// silent is since when the state could not be read; zero if it can.
 	silent time.Time
-	// stuck is since when every phase has failed before it came to its work; zero if one has not.
+	// stuck is the time since which every phase has failed before it began to work; zero if none has.
 	stuck time.Time
-	// worked is whether the phase has come to its work.
+	// worked is set when the phase has begun to work.
 	worked bool
 }
 
-// failing notes that a phase has failed. working, called while events can flow, forgets that.
+// failing records that a phase has failed. working, which is called while events can flow, clears that.
 func (l *leadership) failing(err error) {
 	if l.stuck.IsZero() {
 		l.stuck = time.Now()
@@ -80,7 +81,7 @@ func (l *leadership) working() {
 	l.health.clear(conditionLead)
 }
 
-// record persists what this leadership does now. A failure is retried by the next check, and harms nobody.
+// record persists the mode of this leadership. If the write fails, the next check retries it.
 func (l *leadership) record(ctx context.Context, mode outbox.Mode) error {
 	ok, err := l.store.SetActive(ctx, l.gates.owner.Epoch, mode, l.handover, l.degraded)
 	if err != nil {
@@ -94,7 +95,7 @@ func (l *leadership) record(ctx context.Context, mode outbox.Mode) error {
 	return nil
 }
 
-// check reads the state and says whether this leadership is still the one it names.
+// check reads the state and returns ErrSuperseded if it names another owner.
 func (l *leadership) check(ctx context.Context) (outbox.State, error) {
 	st, err := l.activity.state(ctx)
 	l.answered(ctx, err)
@@ -122,7 +123,7 @@ func (l *leadership) answered(ctx context.Context, err error) {
 	}
 }
 
-// over turns the error that ended a sweep into the reason for adopting again.
+// over translates the error that ended a sweep into the reason for adopting again.
 func (l *leadership) over(err error) (transition, error) {
 	var fenced *outbox.FencedError
 	switch {
@@ -141,8 +142,8 @@ func (l *leadership) over(err error) (transition, error) {
 	return onOver, err
 }
 
-// watchGates asks, about once a second, whether the gates are still ours; an error says they are not. Trouble in asking
-// is no answer.
+// watchGates checks about once a second whether the gates still belong to this owner, and returns an error if not. It
+// ignores a check that fails for another reason.
 func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool, error) {
 	if time.Since(*lastGate) < time.Second {
 		return true, nil
@@ -158,8 +159,8 @@ func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool,
 	return true, nil
 }
 
-// during runs fn, and cancels it when the leadership is superseded or another mode is desired; poll tells whether
-// polling is.
+// during runs fn, and cancels it when the leadership is superseded or another mode is desired. poll is whether polling
+// is desired.
 func (l *leadership) during(ctx context.Context, poll bool, fn func(ctx context.Context) error) error {
 	return l.whileOwned(ctx, func(st outbox.State) error {
 		if (st.Desired == outbox.ModePoll) != poll {
@@ -169,8 +170,8 @@ func (l *leadership) during(ctx context.Context, poll bool, fn func(ctx context.
 	}, fn)
 }
 
-// whileOwned runs fn, and cancels it when the leadership is superseded, or the state is not right any more, with the
-// error that says so.
+// whileOwned runs fn. It cancels fn when the leadership is superseded or right rejects the state, and returns the
+// cause.
 func (l *leadership) whileOwned(ctx context.Context, right func(st outbox.State) error,
 	fn func(ctx context.Context) error,
 ) error {
@@ -207,8 +208,8 @@ func (l *leadership) whileOwned(ctx context.Context, right func(st outbox.State)
 	}
 }
 
-// drain makes one pass over the table, as during does what it is given: everything that was visible when it began is
-// settled then.
+// drain makes one pass over the table, under the same conditions as during. When it returns nil, every event that was
+// visible at its start is settled.
 func (l *leadership) drain(ctx context.Context, poll bool) (pass outbox.Pass, err error) {
 	err = l.during(ctx, poll, func(ctx context.Context) (err error) {
 		if pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {
@@ -219,8 +220,8 @@ func (l *leadership) drain(ctx context.Context, poll bool) (pass outbox.Pass, er
 	return pass, err
 }
 
-// unusable notes why the slot cannot be streamed. Events go on by the sweep; whether that is good enough is the desired
-// mode's to say.
+// unusable reports why the slot cannot be streamed. The sweep still publishes events, so this is a fault only if the
+// desired mode is cdc.
 func (l *leadership) unusable(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return

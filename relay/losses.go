@@ -8,8 +8,8 @@ import (
 	"posthaste/outbox"
 )
 
-// lossCounter counts what adoptions note as perhaps lost. History may be long: nothing else waits for it. One goroutine
-// owns it; suspect may be called from any.
+// lossCounter counts the events that adoptions have recorded as possibly lost. It runs separately because the history
+// may be long. One goroutine owns it; suspect may be called from any.
 type lossCounter struct {
 	*reporter
 	store outbox.Store
@@ -19,10 +19,10 @@ type lossCounter struct {
 	uncounted atomic.Bool
 }
 
-// suspect says that there may be something to count.
+// suspect requests a count.
 func (c *lossCounter) suspect() { c.uncounted.Store(true) }
 
-// run counts what adoptions note as perhaps lost, until ctx ends. History may be long: nothing else waits for it.
+// run counts the events that adoptions have recorded as possibly lost, until ctx ends.
 func (c *lossCounter) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if c.uncounted.Swap(false) {
@@ -32,7 +32,7 @@ func (c *lossCounter) run(ctx context.Context) {
 	}
 }
 
-// count says what is lost.
+// count counts the losses and reports them.
 func (c *lossCounter) count(ctx context.Context) {
 	losses, err := c.store.CountLosses(ctx, c.sink.Tail)
 	if err != nil {

@@ -2,7 +2,7 @@ package relay
 
 import "posthaste/outbox"
 
-// phase is what a relay is doing.
+// phase is a phase of the relay.
 type phase string
 
 const (
@@ -32,8 +32,8 @@ const (
 	onStop       transition = "stop"        // the process was asked to stop
 )
 
-// machine is the whole mode machine. Every way out of a phase in which something was published leads through adopt:
-// what was published and not settled becomes the doubt set, and is not published again.
+// machine is the complete mode machine. Every way out of a phase in which something was published leads through adopt:
+// events that were published and not settled are then in doubt, and are not published again.
 var machine = []struct {
 	from phase
 	on   transition
@@ -70,7 +70,7 @@ func (p phase) next(t transition) phase {
 	panic("relay: no transition from " + string(p) + " on " + string(t))
 }
 
-// mode is what the phase is called outside: in relay_state, in metrics and in the status.
+// mode is the public name of the phase: in relay_state, in metrics and in the status.
 func (p phase) mode() outbox.Mode {
 	switch p {
 	case phaseStream:

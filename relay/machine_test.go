@@ -8,7 +8,7 @@ import (
 	"posthaste/outbox"
 )
 
-// outcomes are the events a phase can end with, beside those that end every phase.
+// outcomes are the events that can end a phase, including those that end every phase.
 func outcomes(p phase) []transition {
 	out := []transition{onLost, onStop}
 	for _, t := range machine {

@@ -102,14 +102,14 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 	return m
 }
 
-// addEvents adds what tells of events, on their way and afterwards.
+// addEvents adds the metrics of events.
 func (m *metrics) addEvents(r *registry) {
 	m.published = r.NewCounterVec(prometheus.CounterOpts{
 		Name: "outbox_published_total",
 		Help: "Events published and known to be in their stream, by the mode they travelled in.",
 	}, []string{"mode", "stream"})
 	m.parked = r.counter("outbox_parked_total",
-		"Events moved to outbox_dead. Any rise needs a look: posthaste dead list.")
+		"Events moved to outbox_dead. Any rise needs attention: posthaste dead list.")
 	m.commitToPublish = r.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "outbox_commit_to_publish_seconds", Buckets: latencyBuckets,
 		Help: "Age of an event when its publish returned: from its commit when streamed, from its insert when " +
@@ -124,16 +124,16 @@ func (m *metrics) addEvents(r *registry) {
 	m.lost = r.ofLeader("outbox_lost_events",
 		"Events that the sink lost after they were settled, and that were not published again yet.")
 	m.lostEvents = r.counter("outbox_lost_events_total",
-		"Events that the sink was found to have lost after they were settled. Any rise needs a look: posthaste "+
+		"Events that the sink was found to have lost after they were settled. Any rise needs attention: posthaste "+
 			"status names the command that restores them.")
 	m.restored = r.counter("outbox_restored_events_total",
 		"Events that the sink had lost after they were settled, and that an adoption has published again.")
 	m.phantoms = r.counter("outbox_phantom_events_total",
-		"Events found in a stream whose commit Postgres has forgotten, by a failover or a restore. Any rise needs a "+
-			"look: posthaste phantoms names them.")
+		"Events found in a stream whose commit Postgres has lost, by a failover or a restore. Any rise needs "+
+			"attention: posthaste phantoms names them.")
 	m.failovers = r.counter("outbox_postgres_failovers_total",
 		"Times Postgres was found to have gone back in time, by a failover or a restore, so that it may have "+
-			"forgotten what was settled or committed.")
+			"lost marks or commits.")
 	m.streamInfo = r.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "outbox_stream_info",
 		Help: "1 for each stream, with what the names of the streams of its type have in common: of several, it is " +
@@ -145,7 +145,7 @@ func (m *metrics) addEvents(r *registry) {
 	}, []string{"collector"})
 }
 
-// addState adds what tells of this instance.
+// addState adds the metrics of this instance.
 func (m *metrics) addState(r *registry) {
 	m.mode = r.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "outbox_relay_mode", Help: "1 for the mode this instance is in: cdc, poll or standby.",
@@ -167,10 +167,10 @@ func (m *metrics) addState(r *registry) {
 		Help: "Times the stream was found to be silent about rows: missed or stalled.",
 	}, []string{"reason"})
 	m.stalled = r.ofLeader("outbox_relay_stalled",
-		"1 while rows wait and nothing moves, or one part of the table stands still, whatever the cause.")
+		"1 while rows wait and nothing moves, or one part of the table is stalled, whatever the cause.")
 }
 
-// addSlot adds what tells of the slot.
+// addSlot adds the metrics of the slot.
 func (m *metrics) addSlot(r *registry) {
 	m.slotActive = r.ofLeader("outbox_slot_active", "1 if a walsender streams the slot.")
 	m.slotRetained = r.ofLeader("outbox_slot_retained_bytes",
@@ -261,7 +261,8 @@ func (m *metrics) streamLabel(stream string) string {
 
 func (m *metrics) observe(mode outbox.Mode, events []*outbox.Event, now time.Time) {
 	h := m.commitToPublish.WithLabelValues(string(mode))
-	// One exemplar for all: reading headers costs more than everything else here, and the slowest is what one asks for.
+	// Only the slowest event gets an exemplar: it is the one of interest, and reading headers is the most expensive
+	// step here.
 	var slowest *outbox.Event
 	for _, e := range events {
 		if len(e.Headers) > 0 && (slowest == nil || e.Time.Before(slowest.Time)) {

@@ -60,15 +60,14 @@ func (w *world) settles(mode outbox.Mode) {
 	})
 }
 
-// forgotten tells whether Redis has forgotten something that is settled: a moment later it is noticed. The caller holds
-// mu.
+// forgotten reports whether Redis has lost a settled event; the relay notices that a moment later. The caller holds mu.
 func (w *world) forgotten() bool {
 	return len(w.pg.rows(func(r *tableRow) bool {
 		return w.pg.held(r) && !w.pg.parked(r) && !w.rd.has(w.pg.stream(r), r.ID)
 	})) > 0
 }
 
-// judge stops everybody in order and looks at what is left.
+// judge stops all instances in order and checks the final state.
 func (w *world) judge() {
 	w.t.Helper()
 	elapse(2 * time.Second)

@@ -8,8 +8,9 @@ import (
 )
 
 // oversee runs while another session holds the leader's lock, and checks that events make progress. A session that is
-// no relay (one that a pooler has kept, a psql) holds the lock for ever, and each relay would be a standby and ready:
-// oversee ends that session if it may. It never ends the session of a relay: Postgres ends it when the relay is silent.
+// not a relay's (one that a pooler has kept, a psql) could hold the lock forever while every relay is a ready standby.
+// oversee ends that session if it has the right to. It never ends the session of a relay: Postgres ends it when the
+// relay stops responding.
 func (r *Relay) oversee(ctx context.Context) {
 	var w *watchdog
 	for ctx.Err() == nil {
@@ -26,7 +27,7 @@ func (r *Relay) oversee(ctx context.Context) {
 	}
 }
 
-// overseen looks once.
+// overseen makes one check.
 func (r *Relay) overseen(ctx context.Context, w *watchdog) {
 	mark, err := w.store.Audit(ctx)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"posthaste/outbox"
 )
 
-// adopt takes the pipe lock the desired mode needs, raises the epoch and then every gate. Nothing is read from the
+// adopt takes the pipe lock that the desired mode needs, raises the epoch and then every gate. It does not read the
 // table before that is complete.
 func (l *leadership) adopt(ctx context.Context) (transition, error) {
 	st, err := l.activity.state(ctx)
@@ -26,7 +26,7 @@ func (l *leadership) adopt(ctx context.Context) (transition, error) {
 	if err != nil {
 		return onOver, err
 	}
-	// What the lock allowed counts only with a state read after it.
+	// Only a state that was read under the lock is valid.
 	if st, err = l.activity.state(ctx); err != nil {
 		return onOver, err
 	}
@@ -173,22 +173,22 @@ func (l *leadership) repair(ctx context.Context) error {
 	return err
 }
 
-// found is what an adoption finds in the sink.
+// found is the state of the sink at an adoption.
 type found struct {
 	// server is the one that is published to from now on; see outbox.Sink.
 	server string
-	// suspects are the streams that may lack something, or whose gates do; intact are those that have a gate, which is
-	// not older than what is known of it, and have forgotten nothing that it knows of.
+	// suspects are the streams that may lack events or whose gates may lack entries. intact are the streams that have a
+	// gate which is as new as the table expects and has lost none of its entries.
 	suspects []outbox.StreamState
 	intact   map[string]bool
-	// delivered tells whether anything was ever settled.
+	// delivered is whether any event was ever settled.
 	delivered bool
 	// beyond is the epoch of a gate that has seen a later owner than the table; 0 if none has.
 	beyond int64
 }
 
-// bind chooses the server that is published to, and looks whether it is the one of the last adoption, and has what was
-// published there. It repeats what fails for the moment.
+// bind chooses the server to publish to. It checks whether the server is the one of the last adoption and has the
+// events that were published there. It retries temporary failures.
 func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err error) {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	var seen twin
@@ -207,8 +207,8 @@ func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err er
 	}
 }
 
-// refused notes why streams cannot be adopted. That one is another database's, or a copy's, the state tells as well: it
-// needs a person, who may ask elsewhere than here.
+// refused reports why the streams cannot be adopted. If another database owns them, or a copy of this one does, the
+// table records it as well: an operator must act, and may query another instance.
 func (l *leadership) refused(ctx context.Context, epoch int64, err error) {
 	is := conditionAdopt
 	switch {
@@ -263,9 +263,9 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (
 	return f, l.suspect(ctx, st, &f, states)
 }
 
-// suspect names the streams that may lack what was settled: all, if the server is another process than at the last
-// adoption; those that are gone, or whose gate is, or knows of less than we do, or than is in the stream. What it is
-// that they lack is found out when the gates are raised; before anything was delivered it is nothing.
+// suspect determines the streams that may lack settled events: all of them, if the server is another process than at
+// the last adoption; otherwise those that are missing, or whose gate is missing or behind the table or the stream.
+// Raising the gates then finds out which events are missing. Before any event was delivered, none can be.
 func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, states []outbox.StreamState) error {
 	other := f.server != "" && f.server != st.Sink
 	f.intact = map[string]bool{}
@@ -301,13 +301,13 @@ func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, sta
 	}
 	if len(gone) > 0 {
 		l.sink.Missed(len(gone))
-		l.log.Error("the sink has forgotten streams that were published to: it was flushed, restored, or is another "+
-			"one", "streams", gone)
+		l.log.Error("the sink has lost streams that were published to: it was flushed, restored, or is another "+
+			"server", "streams", gone)
 	}
 	return nil
 }
 
-// raiseGates raises the gate of every known stream, repeating what fails for the moment.
+// raiseGates raises the gate of every known stream and retries temporary failures.
 func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {

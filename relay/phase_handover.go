@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// visibleWait is how long a hand-over waits for older transactions before it does without the short cut.
+	// visibleWait is how long a hand-over waits for older transactions before it omits the short cut.
 	visibleWait = 5 * time.Second
-	// movingWait is how long events wait for the slot to be moved. It takes milliseconds, as a rule; but the server
-	// waits for the standbys that it is to wait for (synchronized_standby_slots), and one of them may be dead.
+	// movingWait is how long events wait while the slot is moved. That usually takes milliseconds, but the server first
+	// waits for the standbys in synchronized_standby_slots, and one of them may be down.
 	movingWait = time.Second
 )
 
@@ -68,8 +68,8 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 	return onReady, nil
 }
 
-// beside runs fn, which needs the slot, and has events swept meanwhile if that takes long: they are before the mark
-// that the stream begins with. It returns when fn has.
+// beside runs fn, which needs the slot, and returns when fn has returned. If fn takes long, events are swept
+// concurrently; the mark with which the stream begins covers them.
 func (l *leadership) beside(ctx context.Context, fn func(ctx context.Context) error) error {
 	fctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -151,8 +151,8 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 	return false, nil
 }
 
-// endHandOver is what is left to do when nobody else can move the slot any more: one more pass, which becomes the mark
-// of every part, then H, which is the end of what it returns.
+// endHandOver completes the hand-over once no other program can move the slot. It makes one more pass, writes it as the
+// mark of every part, and then reads H, which becomes the End of the pass that it returns.
 func (l *leadership) endHandOver(ctx context.Context) (pass outbox.Pass, err error) {
 	st, err := l.slots.Status(ctx)
 	if err != nil {
@@ -185,7 +185,7 @@ func (l *leadership) endHandOver(ctx context.Context) (pass outbox.Pass, err err
 	return pass, l.record(ctx, outbox.ModeCDC)
 }
 
-// recovered forgets why the slot was not streamed before.
+// recovered clears the reason why the slot was not streamed.
 func (l *leadership) recovered() {
 	l.degraded = ""
 	l.health.clear(conditionSlot)

@@ -16,14 +16,14 @@ import (
 // layoutInterval is how often a leader checks whether consumers have read everything.
 const layoutInterval = 500 * time.Millisecond
 
-// layoutTold is how often it repeats what it waits for.
+// layoutTold is the interval at which the reason of a wait is reported again.
 const layoutTold = 5 * time.Second
 
 // Spread is a change of how many streams a type has.
 type Spread struct {
 	// Shards is one of outbox.ShardCounts.
 	Shards int
-	// Waiting is called with what the change waits for, when that changes and every few seconds.
+	// Waiting is called with the reason why the change waits, whenever it changes and every few seconds.
 	Waiting func(why string)
 
 	mu   sync.Mutex // of last and told
@@ -33,7 +33,7 @@ type Spread struct {
 	err  error
 }
 
-// wait reports what the change waits for.
+// wait reports the reason why the change waits.
 func (s *Spread) wait(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,12 +64,12 @@ func (l *leadership) wantedLayout() outbox.Layout {
 	return to
 }
 
-// changeLayout changes how streams are named: it publishes and settles all events under the old layout, waits, where a
-// type is to have another number of streams, until every consumer group has acknowledged everything, and then writes
-// the mark that has the new layout. It follows an adoption, and another one follows it. No other relay publishes during
-// that time: for others no mode is active.
+// changeLayout changes the names of streams. It publishes and settles all events under the old layout. If the number of
+// streams of a type changes, it then waits until every consumer group has acknowledged everything. Finally it writes
+// the mark that has the new layout. It follows an adoption, and another adoption follows it. No other relay publishes
+// during that time, because the state shows no active mode.
 //
-// Once: every published event is settled when the mark is written, so no gate must know what is in another stream.
+// Once: every published event is settled when the mark is written, so no gate needs the events of another stream.
 // In order: each group has read the old streams before the first event goes to a new one.
 func (l *leadership) changeLayout(ctx context.Context) (transition, error) {
 	from, to := l.gates.layout, l.wantedLayout()
@@ -99,7 +99,7 @@ func (l *leadership) changeLayout(ctx context.Context) (transition, error) {
 	return onOver, nil
 }
 
-// refuseLayout ends a spread if err says that a type cannot have so many streams.
+// refuseLayout ends a spread if err shows that a type cannot have so many streams.
 func (l *leadership) refuseLayout(err error) (transition, error) {
 	if l.spread == nil || !errors.Is(err, outbox.ErrLayout) {
 		return l.over(err)
@@ -108,7 +108,7 @@ func (l *leadership) refuseLayout(err error) (transition, error) {
 	return onStop, nil
 }
 
-// awaitLayout repeats what fails for the moment, as when gates are raised.
+// awaitLayout retries temporary failures, as the raising of gates does.
 func (l *leadership) awaitLayout(ctx context.Context) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
@@ -125,8 +125,8 @@ func (l *leadership) awaitLayout(ctx context.Context) error {
 	}
 }
 
-// settleAll sweeps until everything that was committed before the adoption is visible, and then once more: so whatever
-// anybody has published is settled. What that pass has seen becomes the mark of every part.
+// settleAll sweeps until everything that was committed before the adoption is visible, and then makes one more pass.
+// After it, every event that any instance has published is settled. The pass becomes the mark of every part.
 func (l *leadership) settleAll(ctx context.Context) error {
 	l.health.clear(conditionLayout)
 	l.told = time.Now() // it takes a moment, as any adoption does
@@ -170,8 +170,8 @@ func (l *leadership) settleAll(ctx context.Context) error {
 	return l.store.SettleAll(ctx, l.gates.owner, pass)
 }
 
-// awaitReaders waits until nobody has anything before him in any stream. A sink that has just forgotten a stream has
-// nothing in it, and somebody may not have read what will be restored: so the gates are asked last.
+// awaitReaders waits until no consumer group has unread or pending events in any stream. A sink that has just lost a
+// stream reports no such events, although restored ones will be unread. Therefore unread checks the gates last.
 func (l *leadership) awaitReaders(ctx context.Context) error {
 	l.health.clear(conditionLayout) // it may be there as the milder one
 	l.told = time.Time{}
@@ -214,7 +214,7 @@ func (l *leadership) unread(ctx context.Context) ([]outbox.Unread, error) {
 	return list, err
 }
 
-// unreadText names who is waited for: the one that nobody reads for the longest time, because that may be for ever.
+// unreadText describes the consumer group that has been idle longest, because it may never be read again.
 func unreadText(list []outbox.Unread) string {
 	worst := list[0]
 	for _, u := range list[1:] {
@@ -235,8 +235,8 @@ func unreadText(list []outbox.Unread) string {
 	return text
 }
 
-// layoutWaits reports what a change waits for: in readiness, in the log and to the caller of a spread. paused: nothing
-// is published until then, which the state has, too, for posthaste status.
+// layoutWaits reports why a change waits: in readiness, in the log and to the caller of a spread. If paused, nothing is
+// published until then, and the state records the reason for posthaste status.
 func (l *leadership) layoutWaits(ctx context.Context, paused bool, what string) {
 	if l.spread != nil {
 		l.spread.wait(what)

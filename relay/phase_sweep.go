@@ -16,7 +16,7 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 	if err := l.record(ctx, outbox.ModePoll); err != nil {
 		return onOver, err
 	}
-	// Only these: what a stream met later has in doubt may be younger than the horizon.
+	// Only the streams known now: the doubt of a stream that is met later may be younger than the horizon.
 	known := l.gates.streams()
 	_, xid, err := l.store.Horizon(ctx)
 	if err != nil {
@@ -62,8 +62,8 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 	}
 }
 
-// forgetDoubt makes the pass after which nothing in streams is in doubt any more. It is called when everything that was
-// committed before the adoption is visible; poll says whether polling is wanted, and the pass ends when that changes.
+// forgetDoubt makes a pass and then clears the doubt of streams. It is called when everything that was committed before
+// the adoption is visible. poll is whether polling is desired; the pass ends when that changes.
 func (l *leadership) forgetDoubt(ctx context.Context, streams []string, poll bool) error {
 	if _, err := l.drain(ctx, poll); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (l *leadership) forgetDoubt(ctx context.Context, streams []string, poll boo
 	return nil
 }
 
-// undoubted tells the sink that nothing in streams is in doubt any more.
+// undoubted clears the doubt of streams in the sink.
 func (l *leadership) undoubted(ctx context.Context, streams []string) {
 	for _, s := range streams {
 		if err := l.sink.ForgetDoubt(ctx, l.gates.owner, s); err != nil {

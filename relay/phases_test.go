@@ -10,8 +10,8 @@ import (
 	"posthaste/outbox"
 )
 
-// inPoll runs a leader in poll mode that has adopted what the owner before left in doubt: an event that is in its
-// stream, and whose row nobody sees yet.
+// inPoll runs a leader in poll mode that has adopted with an event in doubt: it is in its stream, and its row is not
+// visible yet.
 func inPoll(t *testing.T, do func(w *world, i *instance, held *transaction)) {
 	t.Helper()
 	inWorld(t, Options{}, func(w *world) {
@@ -33,7 +33,7 @@ func inPoll(t *testing.T, do func(w *world, i *instance, held *transaction)) {
 	})
 }
 
-// What an earlier owner published stays in doubt until everything it may have read is visible, and was swept after
+// Events that an earlier owner published stay in doubt until everything it may have read is visible and was swept after
 // that.
 func TestDoubtOutlivesWhatNobodySees(t *testing.T) {
 	t.Parallel()
@@ -50,7 +50,8 @@ func TestDoubtOutlivesWhatNobodySees(t *testing.T) {
 	})
 }
 
-// The doubt is forgotten only after a pass that began when all was visible: a sweep may have been somewhere else.
+// Doubt is cleared only after a pass that began when everything was visible: an earlier sweep may already have read
+// past the row.
 func TestDoubtIsForgottenAfterAPass(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
@@ -114,8 +115,8 @@ func TestPollingEndsWhenThePipeIsFree(t *testing.T) {
 	})
 }
 
-// A slot that cannot be used is waited for with growing pauses while the sweep goes on, and its reason is shown: a
-// fault where cdc is forced, else not.
+// If the slot cannot be used, the relay retries with growing pauses and continues to sweep. It reports the reason: as a
+// fault if cdc is forced, otherwise as degraded.
 func TestASlotThatCannotBeUsed(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []outbox.Mode{outbox.ModeCDC, outbox.ModeAuto} {
@@ -189,8 +190,8 @@ func TestGatesAreWatched(t *testing.T) {
 	})
 }
 
-// What takes long is cut short when somebody has adopted since, or another mode is wanted; a state that cannot be read
-// is no reason.
+// A long call is cancelled when another instance has adopted or another mode is desired. A state that cannot be read
+// does not cancel it.
 func TestDuring(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -277,7 +278,8 @@ func TestAStateThatCannotBeReadIsSaid(t *testing.T) {
 	})
 }
 
-// A leader that never comes to its work says so after a while, and takes it back when it works.
+// A leader whose phases all fail before they begin to work is reported after a while; the report is cleared when one
+// works.
 func TestALeaderThatDoesNotComeToItsWork(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(_ *world, l *leadership) {
@@ -296,8 +298,8 @@ func TestALeaderThatDoesNotComeToItsWork(t *testing.T) {
 	})
 }
 
-// A leader whose work fails again and again is not ready, although each time it begins well; degraded, if events flow
-// all the same. It is ready when nothing has failed for a while.
+// A leader whose work fails repeatedly is not ready, even if each attempt begins well; it is degraded if events still
+// flow. It is ready again when nothing has failed for a while.
 func TestWorkThatFailsAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(_ *world, l *leadership) {

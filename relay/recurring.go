@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// steady is how long something may fail again and again before health shows it, and how long it must work until health
-// forgets it.
+// steady is how long something must fail repeatedly before health reports it, and how long it must work before health
+// clears it.
 const steady = 30 * time.Second
 
-// recurring notices what fails again and again although it works in between: no single failure lasts, and still nothing
-// gets better. It is safe for concurrent use.
+// recurring detects failures that repeat although each attempt works in between. No single failure lasts long, but the
+// problem does. It is safe for concurrent use.
 type recurring struct {
 	mu   sync.Mutex
 	runs map[string]failures // by condition
@@ -22,8 +22,8 @@ type failures struct {
 	moved       int64
 }
 
-// recurs notes a failure. Once such have come for steady, without a rest as long as that, the relay is not ready, or
-// degraded where events flow all the same. It reports whether this failure begins a run.
+// recurs records a failure. When failures have repeated for the time of steady, with no pause of that length, the relay
+// is not ready, or degraded if events still flow. It reports whether this failure begins a run.
 func (r *reporter) recurs(condition string, err error, flows bool) (first bool) {
 	r.recurring.mu.Lock()
 	defer r.recurring.mu.Unlock()

@@ -35,7 +35,7 @@ type schemaError struct{}
 func (schemaError) Error() string     { return "the schema is newer" }
 func (schemaError) Condition() string { return conditionSchema }
 
-// What waiting cannot repair ends a relay at its start, and never later; everything else is waited for.
+// An error that waiting cannot solve ends a relay at its start, and never later. The relay waits for everything else.
 func TestRunEndsOnlyAtItsStart(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
@@ -107,7 +107,7 @@ func TestWhyThereIsNoSession(t *testing.T) {
 	})
 }
 
-// unadoptable is a Store that reads, and takes no adoption while refuses says so.
+// unadoptable is a Store that can be read but refuses adoptions while refuses is set.
 type unadoptable struct {
 	outbox.Store
 	refuses *atomic.Bool
@@ -120,8 +120,8 @@ func (u unadoptable) Adopt(ctx context.Context, a outbox.Adoption) (bool, error)
 	return u.Store.Adopt(ctx, a)
 }
 
-// What fails twice a second is not said twice a second: neither that there is no session, nor that a leader in one
-// comes to nothing.
+// A failure that repeats twice a second is not logged each time, neither a failed session nor a leader whose phases
+// fail.
 func TestWhatFailsAgainAndAgainIsCounted(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder
@@ -165,7 +165,8 @@ func TestWhatFailsAgainAndAgainIsCounted(t *testing.T) {
 	})
 }
 
-// A lost lock ends everything at once: somebody else may lead by now. What this leadership said of itself goes with it.
+// A lost lock ends the leadership at once, because another instance may lead. The health conditions of the leadership
+// are cleared.
 func TestALostLockEndsTheLeadership(t *testing.T) {
 	t.Parallel()
 	forgotten := 0
@@ -201,7 +202,7 @@ func TestALostLockEndsTheLeadership(t *testing.T) {
 	})
 }
 
-// A stop is recorded, so that the next one to look knows that nobody is active, and does not sweep along with nobody.
+// A stop is recorded, so that other instances see that none is active and do not sweep without a leader.
 func TestAStopIsRecorded(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
@@ -260,7 +261,7 @@ func TestTheSinkIsWatched(t *testing.T) {
 	})
 }
 
-// A standby that is ready shows nothing as degraded: what is wrong with the slot is the leader's to show.
+// A ready standby reports nothing as degraded: only the leader reports problems with the slot.
 func TestHealthOfAStandby(t *testing.T) {
 	t.Parallel()
 	r := New(Options{})
@@ -344,7 +345,7 @@ func TestLabelsAreBounded(t *testing.T) {
 	}
 }
 
-// Whoever asked is told which events a publish brought, and the watchdog sees that something moves.
+// OnPublished is called with the events of a publish, and the watchdog sees that events move.
 func TestWhatIsPublishedIsTold(t *testing.T) {
 	t.Parallel()
 	var told []string

@@ -14,23 +14,24 @@ import (
 	"posthaste/outbox"
 )
 
-// repairer makes streams whole again before anything newer is published to them, where the sink or Postgres has
-// forgotten what the other one knows. What it has to do was written down with the adoption, so whoever adopts next goes
-// on with it: what is in the stream is compared with what is settled, event by event. One goroutine owns it.
+// repairer restores streams before anything newer is published to them, where the sink or Postgres has lost data that
+// the other one has. The adoption has written the work down, so that the next adoption continues it. repairer compares
+// the events in a stream with the settled events. One goroutine owns it.
 //
-//   - What is settled, and not in its stream, is published again, in the order of the log; before that the consumer
-//     groups that are gone are made again, so that it is there for them, and is not trimmed.
-//   - What is in the stream, and not settled, is put in doubt, if the gate may not know it: it is not published again.
-//   - What is in the stream, and not in a table that has gone back in time, is named as a phantom.
+//   - An event that is settled but missing in its stream is published again, in the order of the log. Missing consumer
+//     groups are recreated first, so that they receive the event and it is not trimmed.
+//   - An event that is in the stream but not settled is put in doubt if the gate may not have it. It is not published
+//     again.
+//   - An event that is in the stream but not in a table that has gone back in time is reported as a phantom.
 type repairer struct {
 	*reporter
 	store outbox.Store
 	sink  outbox.Sink
-	// within is how far back it restores what the sink has lost.
+	// within bounds the age of the events that it restores.
 	within time.Duration
 }
 
-// run does all that is to be done. It repeats what fails, and returns what ends the ownership; owned is asked about
+// run makes all pending repairs. It retries failures, and returns errors that end the ownership. It calls owned about
 // once a second.
 func (r *repairer) run(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
@@ -44,7 +45,7 @@ func (r *repairer) run(ctx context.Context, o outbox.Owner, owned func(ctx conte
 			return err
 		}
 		if r.health.fail(conditionRestore, err.Error()) {
-			r.log.Warn("what the sink or postgres has forgotten cannot be put right; retrying", "err", err)
+			r.log.Warn("cannot reconcile the streams with the outbox; retrying", "err", err)
 		}
 		bo.wait(ctx)
 		if err := owned(ctx); errors.Is(err, outbox.ErrSuperseded) {
@@ -80,7 +81,8 @@ type comparison struct {
 	lane      outbox.Lane
 	publisher outbox.LanePublisher
 
-	// tail is what is in the stream, by id; isKnown says of each whether Postgres has it, as far as was looked.
+	// tail lists the entries of the stream, ordered by id. isKnown records, for the entries compared so far, which ones
+	// Postgres has.
 	tail    []outbox.Entry
 	isKnown []bool
 	last    outbox.Entry // of the stream
@@ -91,7 +93,7 @@ type comparison struct {
 	row int
 	// noted is set when the table knows that something is restored.
 	noted bool
-	// asked is when the owner was asked for last, said when the progress was told.
+	// asked is the time of the last check of the owner, said that of the last report of the progress.
 	asked, said time.Time
 }
 
@@ -126,7 +128,7 @@ func (c *comparison) regroup(ctx context.Context) error {
 	return c.sink.Regroup(actx, c.job.Stream, c.job.Groups)
 }
 
-// read lists what is in the stream.
+// read lists the entries of the stream.
 func (c *comparison) read(ctx context.Context) (err error) {
 	if c.tail, err = c.sink.Tail(ctx, c.job.Stream, c.job.After); err != nil {
 		return err
@@ -149,7 +151,7 @@ func (c *comparison) known(id uuid.UUID) bool {
 	return there
 }
 
-// compare publishes again what a page of the log has, and the stream has not.
+// compare republishes the events of a page of the log that the stream lacks.
 func (c *comparison) compare(ctx context.Context, page []outbox.Logged) error {
 	var missing []outbox.Logged
 	for _, e := range page {
@@ -176,12 +178,12 @@ func (c *comparison) compare(ctx context.Context, page []outbox.Logged) error {
 	return c.still(ctx)
 }
 
-// refusals is how many events in a row are refused before the rest of the stream is not tried any more: somebody has
-// put another kind of key in its place.
+// refusals is the number of consecutive refused events after which the rest of the stream is skipped: its key probably
+// holds another type.
 const refusals = 100
 
-// publish repeats until the events are in the stream. One that is refused, which it was not the first time, is left
-// out: it stays lost, and is told as such.
+// publish retries until the events are in the stream. An event that the sink accepted the first time and refuses now is
+// left out and stays counted as lost.
 func (c *comparison) publish(ctx context.Context, events []*outbox.Event) error {
 	if len(events) == 0 {
 		return nil
@@ -202,8 +204,8 @@ func (c *comparison) publish(ctx context.Context, events []*outbox.Event) error 
 			}
 			c.done.Refused += int64(refused)
 			c.number = receipt.Number
-			// The gate remembers them until it is noted that the stream is whole: what a consumer or a trim takes away
-			// meanwhile is not missing.
+			// The gate keeps them until the stream is recorded as whole, so that events which a consumer deletes or a
+			// trim removes until then do not count as missing.
 			c.done.Restored += int64(restored)
 			c.done.Last = receipt.Last
 			c.metrics.restored.Add(float64(restored))
@@ -229,7 +231,7 @@ func (c *comparison) publish(ctx context.Context, events []*outbox.Event) error 
 	}
 }
 
-// failed tells what has failed, and waits a little. An error says that it is not to be repeated.
+// failed reports a failure and waits a little. It returns an error if the call must not be repeated.
 func (c *comparison) failed(ctx context.Context, bo *backoff, err error) error {
 	if finished(err) || ctx.Err() != nil {
 		return err
@@ -239,7 +241,7 @@ func (c *comparison) failed(ctx context.Context, bo *backoff, err error) error {
 	return c.still(ctx)
 }
 
-// still asks, about once a second, whether this is the owner. Trouble in asking is no answer.
+// still checks, about once a second, whether this is the owner. It ignores a check that fails for another reason.
 func (c *comparison) still(ctx context.Context) error {
 	if time.Since(c.asked) < time.Second {
 		return nil
@@ -251,7 +253,7 @@ func (c *comparison) still(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// tell says how far it is, in readiness and in the log.
+// tell reports the progress in readiness and in the log.
 func (c *comparison) tell() {
 	c.said = time.Now()
 	c.log.Warn("comparing a stream with what is settled", "stream", c.job.Stream, "expected", c.job.Expected,
@@ -259,13 +261,13 @@ func (c *comparison) tell() {
 	c.ready()
 }
 
-// ready has readiness say how far it is.
+// ready reports the progress in readiness.
 func (c *comparison) ready() {
 	c.health.fail(conditionRestore, fmt.Sprintf("%s is compared with what is settled: of about %d events %d were "+
 		"missing so far, and are published again", c.job.Stream, c.job.Expected, c.done.Restored))
 }
 
-// progress says how far it is after each publish: readiness at once, the log and the table from time to time.
+// progress reports the progress after each publish: in readiness at once, in the log and the table from time to time.
 func (c *comparison) progress(ctx context.Context) {
 	c.ready()
 	if time.Since(c.said) <= 5*time.Second {
@@ -277,7 +279,7 @@ func (c *comparison) progress(ctx context.Context) {
 	}
 }
 
-// unsettled deals with what is in the stream and not settled.
+// unsettled handles the entries of the stream that are not settled.
 func (c *comparison) unsettled(ctx context.Context) error {
 	if !c.job.Recall && !c.job.Back {
 		return nil
@@ -313,7 +315,7 @@ func (c *comparison) unsettled(ctx context.Context) error {
 	return nil
 }
 
-// finish waits until what was published is as durable as is asked for, and notes that the stream is whole.
+// finish waits until the published events have the configured durability, and records that the stream is whole.
 func (c *comparison) finish(ctx context.Context) error {
 	marks := []outbox.Mark{{Stream: c.job.Stream, Lane: c.lane, Number: c.number}}
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}

@@ -13,11 +13,10 @@ import (
 	"posthaste/outbox"
 )
 
-// streamStands is how long a sweep's word that a stream stands still counts. It tries again sooner.
+// streamStands is how long a stream counts as blocked after a sweep has reported it. The sweep retries sooner.
 const streamStands = 10 * time.Second
 
-// reporter says what happens: in the log, in metrics and in health. Every part has the same one; it is safe for
-// concurrent use.
+// reporter reports events in the log, in metrics and in health. All parts share it; it is safe for concurrent use.
 type reporter struct {
 	log     *slog.Logger
 	metrics *metrics
@@ -32,14 +31,14 @@ type reporter struct {
 	sessions, phases outage.Run
 }
 
-// sessionEnded reports that there is no session with Postgres, for as long as that lasts.
+// sessionEnded reports that there is no session with Postgres, and repeats that while it lasts.
 func (r *reporter) sessionEnded(err error) {
 	if attrs, say := r.sessions.Failed(err); say {
 		r.log.Warn("relay session ended", attrs...)
 	}
 }
 
-// sessionWorks reports that a session has read the relay's state: Postgres does not only let it in.
+// sessionWorks reports that a session has read the relay's state. A connection alone does not prove that it works.
 func (r *reporter) sessionWorks() {
 	if attrs, say := r.sessions.Over(); say {
 		r.log.Info("relay session works again", attrs...)
@@ -53,7 +52,7 @@ func (r *reporter) phaseEnded(p phase, err error) {
 	}
 }
 
-// phaseWorks reports that a leader has come to its work.
+// phaseWorks reports that a phase of a leader has begun to work.
 func (r *reporter) phaseWorks() {
 	if attrs, say := r.phases.Over(); say {
 		r.log.Info("phases work again", attrs...)
@@ -81,7 +80,7 @@ func (r *reporter) parked(e *outbox.Event, err error) {
 	r.log.Error("event parked", "event_id", e.ID, "aggregate_type", e.AggregateType, "seq", e.Seq, "err", err)
 }
 
-// settled reports rows that the mark has come to hold.
+// settled reports rows that the mark now covers.
 func (r *reporter) settled(rows int) {
 	r.metrics.settled.Add(float64(rows))
 	r.moved.Add(int64(rows))
@@ -111,7 +110,7 @@ func (r *reporter) outcome(err error) {
 			return
 		}
 		r.health.clear(conditionPublish) // the sink answers
-		// Others that sweep along may publish what waits, and say nothing here.
+		// Followers may publish the remaining rows, and their failures do not appear here.
 		r.health.lasts(conditionStreams, fmt.Sprintf("%s stand still, the others go on as far as a page of the table "+
 			"reaches: %v", stream.Stream, err), false, time.Now().Add(streamStands))
 	}

@@ -11,64 +11,65 @@ import (
 )
 
 const (
-	// keepInterval is how often the leader looks at the slot, and keepLong how often at one that is streamed and may
-	// hold back keepRoom bytes more: even a quick server needs about as long to write them.
+	// keepInterval is how often the leader reads the slot's state. keepLong applies to a streamed slot that may hold
+	// back keepRoom bytes more: even a fast server needs about that long to write them.
 	keepInterval = 250 * time.Millisecond
 	keepLong     = time.Second
 	keepRoom     = 512 << 20
-	// softBytes is the retained WAL beyond which the leader helps the slot along.
+	// softBytes is the retained WAL beyond which the leader helps the slot advance.
 	softBytes = 16 << 20
-	// softInterval is how long a slot that nobody streams may stand still.
+	// softInterval is how long a slot that is not streamed may stay at one position.
 	softInterval = 10 * time.Second
 	// nudgeInterval bounds how often a streamed slot is helped along.
 	nudgeInterval = 2 * time.Second
 )
 
-// slotKeeper bounds the WAL that the slot holds back, in every phase: the database's disk always wins. That loses
-// nothing, because whatever a slot was moved past or dropped with is still in the table.
+// slotKeeper bounds the WAL that the slot holds back, in every phase: the database's disk takes precedence. No event is
+// lost, because the rows that a slot was moved past, or dropped with, are still in the table.
 type slotKeeper struct {
 	*reporter
 	store  outbox.Store
 	slots  outbox.Slots
 	budget int64
-	// phase and epoch are what this instance does now, and under which owner.
+	// phase and epoch return the current phase and the epoch of the owner.
 	phase func() phase
 	epoch func() int64
 
-	// mu is held while the slot is being moved, so that a hand-over and the budget do not meet.
+	// mu is held while the slot is moved, so that a hand-over and the budget do not move it at the same time.
 	mu   callLock
 	last time.Time // of the last advance or nudge
 	// next is where the slot may be moved as soon as everything older than its transaction has ended; zero for nowhere.
 	next slotTarget
 	// known is set while this process knows of a slot that it has not dropped itself.
 	known bool
-	// position is where the slot stood at the last look, 0 without one; still is set while nobody of ours moves it.
+	// position is the slot's position when it was last read, 0 if it was not. still is set while this instance does not
+	// move it.
 	position outbox.LSN
 	still    bool
 	// streamed is set while a stream moves it, beingMade while this process makes one.
 	streamed, beingMade bool
 
-	// hit tells a running stream that the budget is exhausted.
+	// hit ends a running stream when the budget is exhausted.
 	hitMu sync.Mutex
 	hit   func()
 }
 
-// slotTarget is a position in the WAL. What was committed at or before lsn is visible when every transaction older than
-// xid has ended.
+// slotTarget is a position in the WAL. Everything that was committed at or before lsn is visible when every transaction
+// older than xid has ended.
 type slotTarget struct {
 	lsn outbox.LSN
 	xid uint64
 }
 
-// soft and hard are the retained bytes at which the keeper helps the slot along, and at which it acts on the budget.
-// The distance to the budget itself is for what is written while it acts.
+// soft and hard are the retained bytes at which the keeper helps the slot advance, and at which it enforces the budget.
+// hard is below the budget to leave room for WAL that is written while the keeper acts.
 func (k *slotKeeper) soft() int64 { return min(softBytes, k.budget/4) }
 func (k *slotKeeper) hard() int64 { return k.budget / 4 * 3 }
 
-// run looks at the slot until ctx ends.
+// run checks the slot until ctx ends.
 func (k *slotKeeper) run(ctx context.Context) {
-	// A slot that stood still while nobody led is left to the first hand-over. Where it was to go next may mean nothing
-	// any more: another instance has led, or another server, which may never have had one.
+	// A slot that did not move while no instance led is left to the first hand-over. Its next target may be invalid:
+	// another instance may have led, or the server may be a different one, which never had a slot.
 	k.mu.Lock()
 	k.last, k.next, k.still, k.known = time.Now(), slotTarget{}, false, false
 	k.mu.Unlock()
@@ -77,12 +78,12 @@ func (k *slotKeeper) run(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			k.log.Debug("slot upkeep", "err", err)
 		}
-		// Never longer than that: the disk fills meanwhile.
+		// The wait is never longer than next, because the disk fills in the meantime.
 		pause.For(ctx, min(next, pause.UntilTick(next)))
 	}
 }
 
-// tick looks once, and returns after how long to look again.
+// tick makes one check and returns the wait before the next one.
 func (k *slotKeeper) tick(ctx context.Context) (next time.Duration, err error) {
 	st, err := k.look(ctx)
 	if err != nil {
@@ -95,7 +96,7 @@ func (k *slotKeeper) tick(ctx context.Context) (next time.Duration, err error) {
 	return next, k.act(ctx, st)
 }
 
-// act does what the slot's state asks for.
+// act moves, drops or leaves the slot, depending on its state.
 func (k *slotKeeper) act(ctx context.Context, st outbox.SlotStatus) error {
 	if !st.Exists || st.Lost {
 		k.health.clear(conditionWAL) // it holds nothing back
@@ -127,12 +128,12 @@ func (k *slotKeeper) act(ctx context.Context, st outbox.SlotStatus) error {
 	return nil
 }
 
-// overBudget says what keeps the budget from being enforced: events flow, and the disk fills.
+// overBudget reports why the budget cannot be enforced: events flow, but the disk fills.
 func (k *slotKeeper) overBudget(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	// A failure on the way may have been enough all the same.
+	// An attempt that ends with an error may still have freed enough.
 	if st, serr := k.look(ctx); serr != nil || st.RetainedBytes <= k.hard() {
 		return err
 	}
@@ -142,7 +143,7 @@ func (k *slotKeeper) overBudget(ctx context.Context, err error) error {
 	return err
 }
 
-// helped notes that the slot was helped along now, idle tells how long ago that was.
+// helped records that the slot was just helped. idle returns the time since then.
 func (k *slotKeeper) helped() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -155,7 +156,7 @@ func (k *slotKeeper) idle() time.Duration {
 	return time.Since(k.last)
 }
 
-// look reads the slot's state into the gauges, and notices a move by somebody else.
+// look reads the slot's state, updates the gauges, and detects a move by another program.
 func (k *slotKeeper) look(ctx context.Context) (outbox.SlotStatus, error) {
 	k.mu.Lock() // so that nobody of ours moves it between the look and the comparison
 	defer k.mu.Unlock()
@@ -180,10 +181,10 @@ func (k *slotKeeper) look(ctx context.Context) (outbox.SlotStatus, error) {
 	return st, nil
 }
 
-// watch notices that somebody else has moved the slot, or made one: an operator, or a leader that was deposed in the
-// middle of it. What that passed may not be visible. The caller holds mu.
+// watch detects that another program has moved or created the slot: an operator, or a leader that was deposed while it
+// did so. Commits that the slot has passed may not be visible. The caller holds mu.
 func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before phase) error {
-	// An adoption, too, lets it rest, for as long as the sink does not answer; and a stream that has not begun.
+	// The slot also rests during an adoption, as long as the sink does not answer, and before a stream has begun.
 	resting := func(p phase) bool {
 		switch p {
 		case phaseAdopt, phaseLayout, phasePoll, phaseSweep, phaseHandover:
@@ -204,19 +205,19 @@ func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before pha
 	return nil
 }
 
-// moved notes that the slot has passed, or the stream left out, what may not be visible.
+// moved records that the slot has passed, or that the stream has left out, commits that may not be visible.
 func (k *slotKeeper) moved(ctx context.Context) error {
 	return k.store.RaiseBarrier(ctx, k.epoch(), outbox.BarrierUnknown, false)
 }
 
-// know notes whether there is a slot that somebody else would have to drop.
+// know records whether a slot exists that only another program would drop.
 func (k *slotKeeper) know(known bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.known = known
 }
 
-// made says why a slot was made in the place of what st shows.
+// made returns the reason why a slot is made when the state was st.
 func (k *slotKeeper) made(st outbox.SlotStatus) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -231,9 +232,9 @@ func (k *slotKeeper) made(st outbox.SlotStatus) string {
 	return madeNew
 }
 
-// follow moves the idle slot along, and only to where everything is visible: that is swept before the slot is streamed,
-// so no hand-over, nor another leader's, has to wait for anything because of it. It costs no WAL: what is behind the
-// beginning of an open transaction is held back by that.
+// follow moves the idle slot, and only to a position up to which everything is visible. All of that is swept before the
+// slot is streamed, so no hand-over, of this leader or another, has to wait because of the move. Staying behind open
+// transactions costs no WAL: the server keeps the WAL since the oldest one began anyway.
 func (k *slotKeeper) follow(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -260,7 +261,8 @@ func (k *slotKeeper) follow(ctx context.Context) error {
 	return k.slots.Advance(ctx, lsn)
 }
 
-// advance moves the idle slot to the present end of the WAL, whatever is visible. The rows it passes are in the table.
+// advance moves the idle slot to the current end of the WAL, regardless of visibility. The rows it passes are in the
+// table.
 func (k *slotKeeper) advance(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -268,14 +270,15 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 		return nil
 	}
 	k.last, k.still = time.Now(), false
-	// A running-transactions record below the target is what lets restart_lsn follow in this advance and not the next.
+	// With a running-transactions record below the target, restart_lsn follows in this advance and not only in the next
+	// one.
 	nudgeErr := k.slots.Nudge(ctx)
 	lsn, xid, err := k.store.Horizon(ctx)
 	if err != nil {
 		return err
 	}
-	// Noted before the slot moves, where the next leader finds it: a failure in between only makes a hand-over wait for
-	// nothing.
+	// The barrier is raised before the slot moves, so that the next leader finds it. A failure in between only makes a
+	// hand-over wait unnecessarily.
 	if err := k.store.RaiseBarrier(ctx, k.epoch(), xid, false); err != nil {
 		return err
 	}
@@ -285,15 +288,16 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 	return nudgeErr
 }
 
-// enforce brings the slot under the budget: by advancing it, and if an older transaction holds its WAL all the same, by
-// dropping it. A new one is made when the oldest transaction has moved on.
+// enforce brings the slot under the budget. It advances the slot, and drops it if an older transaction still holds back
+// its WAL. A new slot is created when the oldest transaction has advanced.
 func (k *slotKeeper) enforce(ctx context.Context) error {
 	err := k.advance(ctx)
 	if errors.Is(err, outbox.ErrSuperseded) {
 		return err // it is another one's to move, or drop
 	}
 	if err != nil {
-		// As a rule a walsender that is just ending still holds it. A slot is quickly dropped, and slowly made again.
+		// Usually a walsender that is just ending still holds the slot. Ending it is better than dropping the slot,
+		// which is slow to create again.
 		if err = k.slots.Evict(ctx); err == nil {
 			err = k.advance(ctx)
 		}
@@ -323,8 +327,8 @@ func (k *slotKeeper) exhausted() {
 	}
 }
 
-// streams notes whether a stream moves the slot. Where it stood before tells nothing then; that nobody else moved it
-// until then is checked by the end of the hand-over.
+// streams records whether a stream moves the slot. While it does, the position from before cannot be compared; the end
+// of the hand-over checks that no other program has moved the slot until then.
 func (k *slotKeeper) streams(on bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -334,14 +338,14 @@ func (k *slotKeeper) streams(on bool) {
 	}
 }
 
-// onExhausted names what ends the running stream; nil when none runs.
+// onExhausted sets the function that ends the running stream; nil if none runs.
 func (k *slotKeeper) onExhausted(end func()) {
 	k.hitMu.Lock()
 	k.hit = end
 	k.hitMu.Unlock()
 }
 
-// making notes that a slot is about to be made, even if nobody ever learns that it was. madeOrNot ends that.
+// making records that a slot is about to be created, in case the answer to its creation is lost. madeOrNot ends that.
 func (k *slotKeeper) making(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -349,15 +353,15 @@ func (k *slotKeeper) making(ctx context.Context) error {
 	return k.moved(ctx)
 }
 
-// madeOrNot notes that nobody here makes a slot any more.
+// madeOrNot records that this instance no longer creates a slot.
 func (k *slotKeeper) madeOrNot() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.beingMade = false
 }
 
-// ensured notes a new slot: what was committed before its position and was not visible yet will not be streamed. It may
-// also be a slot that was made by a leader that came no further.
+// ensured raises the barrier for a new slot: transactions that committed before its position and were not visible yet
+// are not streamed. The slot may also have been created by a leader that ended before it streamed.
 func (k *slotKeeper) ensured(ctx context.Context) (xid uint64, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -380,7 +384,7 @@ func (k *slotKeeper) shortcut(ctx context.Context, lsn outbox.LSN, xid uint64) e
 	return k.store.LowerBarrier(ctx, k.epoch(), xid)
 }
 
-// hidden reports whether something may have been committed before the slot's position that nobody can see yet.
+// hidden reports whether a transaction may have committed before the slot's position without being visible yet.
 func (k *slotKeeper) hidden(ctx context.Context) (bool, error) {
 	st, err := k.store.State(ctx)
 	if err != nil || st.Barrier == 0 {
@@ -388,7 +392,7 @@ func (k *slotKeeper) hidden(ctx context.Context) (bool, error) {
 	}
 	barrier := st.Barrier
 	if barrier == outbox.BarrierUnknown {
-		// From now on it is known, so that it need not be waited for anew each time.
+		// Replace an unknown barrier by a known one, so that the next attempts do not wait for newer transactions.
 		if barrier, err = k.ensured(ctx); err != nil {
 			return false, err
 		}

@@ -10,8 +10,8 @@ import (
 	"posthaste/outbox"
 )
 
-// What our own stream moves is no surprise, also when nobody has looked at the slot since it began: a barrier that
-// nobody needs would keep the next stream from being taken up beside an open transaction.
+// A move by our own stream is expected, even if the slot was not read since the stream began. An unnecessary barrier
+// would keep the next stream from beginning while a transaction is open.
 func TestTheFirstMoveOfAStreamIsNoSurprise(t *testing.T) {
 	t.Parallel()
 	m := &transactions{status: outbox.SlotStatus{Exists: true, Confirmed: 5}}
@@ -55,7 +55,7 @@ func (w *world) tick(t *testing.T, k *slotKeeper) []string {
 	return w.calls(from)
 }
 
-// What the keeper does depends on the phase, on how much the slot holds back, and on how long it has done nothing.
+// The keeper's action depends on the phase, on how much WAL the slot holds back, and on the time since the last action.
 func TestWhatTheKeeperDoes(t *testing.T) {
 	t.Parallel()
 	const little, much, over = 100, 30_000, 80_000
@@ -232,9 +232,8 @@ func TestASlotIsMadeUnderABarrier(t *testing.T) {
 	}
 }
 
-// A slot that is made while the keeper looks on, which sees none, is our own: a barrier that says that nobody knows
-// what it has passed would make the hand-over wait for transactions that have nothing to do with it. One that somebody
-// else makes is a surprise.
+// A slot that this instance creates while the keeper reads the state and sees none is expected. An unknown barrier for
+// it would make the hand-over wait for unrelated transactions. A slot that another program creates does raise one.
 func TestASlotOfOurOwnIsNoSurprise(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
@@ -268,7 +267,7 @@ func TestASlotOfOurOwnIsNoSurprise(t *testing.T) {
 	})
 }
 
-// The gauges show the slot as it is, and a look that fails is counted and changes none of them.
+// The gauges show the state of the slot. A failed read is counted and changes none of them.
 func TestTheKeeperShowsTheSlot(t *testing.T) {
 	t.Parallel()
 	keeping(t, phaseSweep, func(w *world, k *slotKeeper) {
@@ -289,7 +288,7 @@ func TestTheKeeperShowsTheSlot(t *testing.T) {
 	})
 }
 
-// A leadership begins without a memory of where the slot was to go: another instance has led since.
+// A leadership begins without a target for the slot, because another instance may have led since.
 func TestTheKeeperBeginsAnew(t *testing.T) {
 	t.Parallel()
 	keeping(t, phaseSweep, func(w *world, k *slotKeeper) {
@@ -301,7 +300,7 @@ func TestTheKeeperBeginsAnew(t *testing.T) {
 			t.Errorf("target %+v, barrier %d, slot at %v", k.next, w.pg.state.Barrier, w.pg.slot.confirmed)
 		}
 	})
-	// Nor of a slot: the server may be another one, where nobody has dropped it.
+	// Nor of a missing slot: this may be a new server, which never had one.
 	keeping(t, phaseSweep, func(w *world, k *slotKeeper) {
 		k.know(true)
 		w.do(w.dropSlot)

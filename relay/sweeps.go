@@ -7,8 +7,8 @@ import (
 	"posthaste/outbox"
 )
 
-// sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time; what it gives
-// the sweeper is safe for concurrent use.
+// sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time. The callbacks
+// that it gives the sweeper are safe for concurrent use.
 type sweeps struct {
 	*reporter
 	store   outbox.Store
@@ -16,8 +16,8 @@ type sweeps struct {
 	blocks  *blocks // nil unless block-key
 }
 
-// while runs the sweeper until check says no or fails, or the sweeper ends by itself (ErrGap and its like are
-// returned). check is asked a few times a second.
+// while runs the sweeper until check returns false or an error, or the sweeper ends by itself (it returns ErrGap and
+// similar errors). It calls check a few times a second.
 func (s *sweeps) while(ctx context.Context, g *gates, check func(ctx context.Context) (bool, error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
@@ -45,7 +45,7 @@ func (s *sweeps) while(ctx context.Context, g *gates, check func(ctx context.Con
 	}
 }
 
-// scope is what a sweep under g works with.
+// scope returns the scope of a sweep under g.
 func (s *sweeps) scope(g *gates) outbox.Scope {
 	return outbox.Scope{
 		Owner: g.owner, Layout: g.layout, Ensure: g.ensure, Lane: g.lane, Claimed: s.refresh,
@@ -69,8 +69,7 @@ func (s *sweeps) refresh(ctx context.Context) error {
 	return s.blocks.refresh(func() ([]outbox.Dead, error) { return s.store.Parked(ctx) })
 }
 
-// drain settles what pass sees, in every part. A pass that has nothing left to publish is as good as one that has: what
-// failed on the way is over.
+// drain settles the rows that pass sees, in every part. Its success also ends a failure reported before.
 func (s *sweeps) drain(ctx context.Context, g *gates, pass outbox.Pass) error {
 	err := s.sweeper.Drain(ctx, s.scope(g), pass)
 	if err == nil {

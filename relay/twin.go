@@ -11,18 +11,18 @@ import (
 	"posthaste/outbox"
 )
 
-// A copy of a server's files has the table of the original, and the same identity towards the sink: each would overtake
-// the other's gates, for ever. So whoever leads signs in the sink that it is alive, and nobody adopts while another one
-// signs who is a leader elsewhere.
+// A copy of a server's files has the table of the original and the same identity for the sink. Each would overtake the
+// other's gates again and again. So a leader signs in the sink that it is alive, and no instance adopts while a leader
+// on another server signs.
 
-// twin is who was seen to sign elsewhere; renewed is set once that one has signed anew. A leader whose Postgres was
-// restarted, or replaced by its standby, does not.
+// twin holds the sign of a leader on another server. renewed is set when that leader has signed again. A leader whose
+// Postgres was restarted, or replaced by its standby, does not sign again.
 type twin struct {
 	sign    *outbox.Sign
 	renewed bool
 }
 
-// alone signs, and returns an error if another one does; seen is what the calls before have seen.
+// alone signs, and returns an error if another leader does. seen holds the results of previous calls.
 func (l *leadership) alone(ctx context.Context, st outbox.State, seen *twin) error {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
@@ -50,7 +50,7 @@ type signed struct {
 	member outbox.Member
 }
 
-// sign repeats the sign of life, whatever the leader does. It ends with the session that has the leader's lock.
+// sign repeats the sign of life in every phase of the leader. It ends with the session that has the leader's lock.
 func (l *leadership) sign(ctx context.Context) {
 	for pause.For(ctx, time.Second) == nil {
 		if s := l.signed.Load(); s != nil {

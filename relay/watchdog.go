@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	// stallAfter is how long nothing may move, while rows wait, until that is said.
+	// stallAfter is how long rows may wait without any progress before that is reported.
 	stallAfter = 30 * time.Second
 	// partStallAfter is the same for one part while others move: it may merely wait for its turn.
 	partStallAfter = 2 * time.Minute
-	// watchInterval is how often the watchdog looks.
+	// watchInterval is the interval of the watchdog's checks.
 	watchInterval = 5 * time.Second
 )
 
-// watchdog compares what waits in the table with whether anything moves. It knows no causes: a pipeline that stands
-// still, for a reason that nobody has thought of, must not look well. One goroutine owns it.
+// watchdog checks whether events make progress while rows wait in the table. It does not consider causes, so it also
+// reports a pipeline that is stalled for an unknown reason as unhealthy. One goroutine owns it.
 type watchdog struct {
 	*reporter
 	store outbox.Store
@@ -30,7 +30,7 @@ type watchdog struct {
 	// moves is how much had moved when that last changed, at since.
 	moves int64
 	since time.Time
-	// deaf is since when the table does not tell, zero if it does.
+	// deaf is the time since which audits of the table fail, zero if they succeed.
 	deaf time.Time
 }
 
@@ -39,13 +39,13 @@ type standing struct {
 	since time.Time
 }
 
-// finding says what stands still: everything, or a part of it.
+// finding describes a stall of the whole table or of a part of it.
 type finding struct {
 	text string
 	all  bool
 }
 
-// untold notes that the table does not tell. While this instance moves rows, not all stands still; a part may.
+// untold handles a failed audit. If this instance still moves rows, the finding is not about the whole table.
 func (w *watchdog) untold(moves int64, now time.Time) finding {
 	if w.deaf.IsZero() {
 		w.deaf = now
@@ -62,14 +62,15 @@ func (w *watchdog) untold(moves int64, now time.Time) finding {
 	return finding{}
 }
 
-// note takes how much has moved.
+// note updates how much has moved.
 func (w *watchdog) note(moves int64, now time.Time) {
 	if moves != w.moves || w.since.IsZero() {
 		w.moves, w.since = moves, now
 	}
 }
 
-// check takes the first row of each part and how much has moved. The zero finding: all is well.
+// check compares the first row of each part, and how much has moved, with the previous check. The zero finding means
+// that all is well.
 func (w *watchdog) check(first map[int16]int64, moves int64, now time.Time) finding {
 	w.deaf = time.Time{}
 	before := w.first
@@ -106,7 +107,7 @@ func (w *watchdog) check(first map[int16]int64, moves int64, now time.Time) find
 	return finding{}
 }
 
-// run looks until ctx ends, and says what stands still in health, log and metric.
+// run audits the table until ctx ends, and reports stalls in health, log and metric.
 func (w *watchdog) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		var f finding

@@ -98,7 +98,7 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
-// standingStore is a Store whose table has one row that nobody moves.
+// standingStore is a Store whose table has one row that never moves.
 type standingStore struct {
 	outbox.Store
 	gone atomic.Bool
@@ -115,7 +115,7 @@ func (s *standingStore) Audit(context.Context) (outbox.AuditMark, error) {
 	return outbox.AuditMark{First: map[int16]int64{3: 11}}, nil
 }
 
-// A leader that stands still says so in its health, and takes it back.
+// A leader that makes no progress reports it in its health, and clears it afterwards.
 func TestALeaderSaysThatItStands(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -26,11 +26,11 @@ type postgres struct {
 	seq           int64
 	// running are the transactions that have not ended for others: open ones, and commits that are held back.
 	running map[uint64]*transaction
-	// log are the commits in their order, parts the rows of the table, whoever sees them.
+	// log holds the commits in order, parts the rows of the table, visible or not.
 	log   []*transaction
 	parts [outbox.Partitions][]*tableRow
 	marks []*mark
-	// listed is the most rows that a look has listed.
+	// listed is the largest number of rows that a scan has listed.
 	listed int
 
 	state   outbox.State
@@ -118,7 +118,7 @@ type transaction struct {
 	// commit and end are where its commit is in the WAL; zero while it is open.
 	commit, end outbox.LSN
 	ended       bool // for everyone
-	// crashed is set when the server has forgotten it.
+	// crashed is set when the server has lost the transaction in a crash.
 	crashed bool
 }
 
@@ -130,7 +130,7 @@ type tableRow struct {
 	deleted, unstreamed bool
 }
 
-// oneBeforeTheWrap lets the lower halves of transaction ids begin anew in the middle of a test.
+// oneBeforeTheWrap makes the lower halves of transaction ids wrap around in the middle of a test.
 const oneBeforeTheWrap = 7<<32 - 30
 
 func newPostgres(w *world) *postgres {
@@ -182,7 +182,7 @@ func (tx *transaction) insert(aggregateType, aggregate, eventType string) *table
 	return r
 }
 
-// write puts the commit into the WAL. Nobody sees it before show.
+// write puts the commit into the WAL. It is not visible before show.
 func (tx *transaction) write() {
 	tx.w.mu.Lock()
 	defer tx.w.mu.Unlock()
@@ -231,7 +231,7 @@ func (tx *transaction) undo() {
 	}
 }
 
-// crash restarts the server: what was not committed is forgotten, and its ids are given out again.
+// crash restarts the server. Uncommitted work is lost, and its ids are assigned again.
 func (pg *postgres) crash() {
 	pg.w.trace = append(pg.w.trace, step{time.Since(pg.w.began), "postgres", "CRASHES", nil})
 	pg.run++
@@ -301,7 +301,7 @@ func (pg *postgres) now() outbox.Settled {
 	}
 }
 
-// mark writes a mark for o. What never may be settled is seen here.
+// mark writes a mark for o. It detects rows that must never be settled.
 func (pg *postgres) mark(o outbox.Owner, m *mark) error {
 	if pg.state.Owner != o {
 		return outbox.ErrSuperseded
@@ -447,7 +447,7 @@ func (pg *postgres) adopt(a outbox.Adoption) bool {
 	return true
 }
 
-// repair notes what is to be repaired, once for each stream.
+// repair records a pending repair, once for each stream.
 func (pg *postgres) repair(r outbox.Repair) {
 	r.IDs = []int64{1}
 	for i := range pg.repairs {

@@ -141,7 +141,8 @@ func (r *redis) forgot(name string) bool {
 	return g != nil && g.gone || r.lacks(name, g)
 }
 
-// lacks is forgot but for what was told.
+// lacks reports whether the stream has lost entries that its gate has let through. Unlike forgot, it ignores a loss
+// that was reported before.
 func (r *redis) lacks(name string, g *gate) bool {
 	s := r.streams[name]
 	switch {
@@ -213,7 +214,7 @@ func (r *redis) adopt(name string, o outbox.Owner) (n int64, err error) {
 	return next.n, nil
 }
 
-// tell notes in a gate that somebody else has seen that the stream lacks what it has let through.
+// tell records in a gate that another instance has found its stream to lack published events.
 func (r *redis) tell(name string, g *gate) {
 	if !r.lacks(name, g) {
 		return
@@ -338,7 +339,7 @@ func (r *redis) inherit(g *gate, old gateLane, at batchKey) {
 	}
 }
 
-// forget drops the batches of a lane behind from, up to and including to.
+// forget deletes the batches of a lane after from, up to and including to.
 func (g *gate) forget(part int, from, to int64) {
 	for n := from + 1; n <= to; n++ {
 		delete(g.batches, batchKey{part, n})
@@ -394,8 +395,8 @@ func (r *redis) unread(name string) (n int) {
 	return n
 }
 
-// read has the consumer group handle what it has before it in a stream. What it meets first in an aggregate is to be
-// what was committed first, whatever stream it is in.
+// read makes the consumer group handle its unread entries of a stream. The order within an aggregate must be the order
+// of commits, across streams.
 func (r *redis) read(name string) {
 	for _, e := range r.streams[name].entries {
 		if e.id <= r.readers[name] {
@@ -437,7 +438,7 @@ func (r *redis) confirm(o outbox.Owner, marks []outbox.Mark) error {
 	return nil
 }
 
-// settle forgets batches whose rows are settled: settle.lua.
+// settle deletes batches whose rows are settled: settle.lua.
 func (r *redis) settle(o outbox.Owner, marks []outbox.Mark) error {
 	for _, m := range marks {
 		g, err := r.judge(m.Stream, o)
@@ -463,7 +464,7 @@ func (r *redis) settle(o outbox.Owner, marks []outbox.Mark) error {
 	return nil
 }
 
-// checkUnsettled looks whether every event that is in a stream, and whose row is still owed, is remembered by its gate.
+// checkUnsettled checks that the gate keeps every event that is in its stream and whose row is unsettled.
 func (w *world) checkUnsettled() {
 	for name, s := range w.rd.streams {
 		g, remembered := w.rd.gates[name], map[uuid.UUID]bool{}
@@ -486,7 +487,7 @@ func (w *world) checkUnsettled() {
 	}
 }
 
-// owed tells whether the event's row is owed, visible or not.
+// owed reports whether the event's row is unsettled, visible or not.
 func (w *world) owed(id uuid.UUID) bool {
 	return len(w.pg.rows(func(r *tableRow) bool { return r.ID == id && w.pg.owed(r) })) > 0
 }
@@ -505,7 +506,7 @@ func (r *redis) forgetDoubt(o outbox.Owner, name string) error {
 // restart makes it another process, with all its data.
 func (r *redis) restart() { r.run++ }
 
-// flush forgets everything. What was confirmed before is lost, and to be restored.
+// flush deletes everything. Events that were confirmed before are lost and must be restored.
 func (r *redis) flush() {
 	for _, s := range r.streams {
 		r.loses(s.entries)
@@ -514,7 +515,7 @@ func (r *redis) flush() {
 	r.groups = map[string][]string{}
 }
 
-// drop deletes a stream, and leaves its gate, which goes on confirming what was there.
+// drop deletes a stream but not its gate, which continues to confirm the events that were there.
 func (r *redis) drop(name string) {
 	if s := r.streams[name]; s != nil {
 		for _, e := range s.entries {

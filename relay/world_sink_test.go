@@ -10,7 +10,8 @@ import (
 	"posthaste/outbox"
 )
 
-// memSink is an instance's Sink. What crosses the network is a call; numbering and remembering are the instance's.
+// memSink is an instance's Sink. Only operations that cross the network are calls; the instance itself keeps the
+// numbers and the results.
 type memSink struct{ i *instance }
 
 var _ outbox.Sink = memSink{}
@@ -62,7 +63,7 @@ func (s memSink) Bind(ctx context.Context) (string, error) {
 	})
 }
 
-// Alive crosses no network: it is repeated beside everything else, and a lost one does nothing.
+// Alive is not modelled as a network call: it is repeated in the background, and a lost one has no effect.
 func (s memSink) Alive(_ context.Context, _ uuid.UUID, m outbox.Member, _ *outbox.Sign) (sign *outbox.Sign, _ error) {
 	s.i.w.do(func() {
 		if other := s.i.w.rd.alive; other != nil && other.Server != m.Server {

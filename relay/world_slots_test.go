@@ -141,7 +141,7 @@ var _ outbox.Source = memSource{}
 const (
 	// chunkRows is small, so that transactions are cut.
 	chunkRows = 3
-	// statusEvery is how often the server is told what is settled.
+	// statusEvery is the interval at which the settled position is reported to the server.
 	statusEvery = 100 * time.Millisecond
 )
 
@@ -386,7 +386,7 @@ func (s *walsender) end() {
 	}
 }
 
-// follow lets the WAL go that nobody needs: what is confirmed, but for open transactions.
+// follow releases the WAL up to the confirmed position, or up to the beginning of the oldest open transaction.
 func (s *slot) follow() {
 	to := s.confirmed
 	for _, tx := range s.w.pg.running {
@@ -410,7 +410,7 @@ func (pg *postgres) passed(how string) {
 	}
 }
 
-// streamed looks, when a stream begins, whether it begins behind rows that are still owed.
+// streamed checks, when a stream begins, whether it begins after rows that are still unsettled.
 func (pg *postgres) streamed() {
 	for _, tx := range pg.log {
 		for _, r := range tx.rows {
@@ -438,7 +438,7 @@ func (pg *postgres) behind(how string, from, to outbox.LSN) {
 	}
 }
 
-// moveSlot is somebody else's doing: the slot is moved to the end of the WAL, unless it is streamed.
+// moveSlot simulates another program: it moves the slot to the end of the WAL, unless the slot is streamed.
 func (w *world) moveSlot() {
 	if pg := w.pg; pg.slot != nil && pg.slot.active == nil {
 		pg.slot.confirmed = pg.wal

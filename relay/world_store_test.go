@@ -516,7 +516,7 @@ func (s *lockSession) notice() {
 	}
 }
 
-// ask is one statement on the session. An error ends it: nobody knows what is left of it.
+// ask is one statement on the session. An error ends the session, whose state is then unknown.
 func (s *lockSession) ask(ctx context.Context, name string, effect func(pg *postgres) bool) (bool, error) {
 	ok, err := call(ctx, s.i, name, func() (bool, error) {
 		if s.ended {

@@ -259,7 +259,7 @@ type sweepClaim struct {
 	lanes map[string]outbox.LanePublisher
 	marks map[string]int64
 
-	// pass is what it settles, begun if a mark says so, cursor how far it has come.
+	// pass covers the rows to settle. begun is set if a mark has recorded the pass. cursor is the last row it has read.
 	pass   outbox.Settled
 	begun  bool
 	cursor int64
@@ -268,8 +268,8 @@ type sweepClaim struct {
 	more bool
 }
 
-// sweep claims the part and makes a pass over it, or goes on with the one that is under way: what within sees, or what
-// is visible now.
+// sweep claims the part and makes a pass over it, or continues the current one. A new pass covers the rows that within
+// sees, or those visible now.
 func (w *sweepWorker) sweep(ctx context.Context, part int, within *outbox.Pass) (claimed bool, err error) {
 	number, err := sweepCall(ctx, w.conn, "Sweep.Claim", func(pg *postgres) (int64, error) {
 		if pg.state.Owner != w.scope.Owner {
@@ -310,7 +310,7 @@ func (w *sweepWorker) sweep(ctx context.Context, part int, within *outbox.Pass) 
 	return true, err
 }
 
-// begin reads the mark, and lists what is owed.
+// begin reads the mark and lists the unsettled rows.
 func (c *sweepClaim) begin(ctx context.Context, within *outbox.Pass) error {
 	_, err := sweepCall(ctx, c.w.conn, "Sweep.Begin", func(pg *postgres) (nothing, error) {
 		c.w.s.i.reads(c.w.scope.Owner)
@@ -328,7 +328,7 @@ func (c *sweepClaim) begin(ctx context.Context, within *outbox.Pass) error {
 	return err
 }
 
-// read lists what is owed behind the cursor.
+// read lists the unsettled rows after the cursor.
 func (c *sweepClaim) read(pg *postgres) {
 	c.list, c.more = nil, false
 	for _, r := range pg.parts[c.part] {

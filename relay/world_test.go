@@ -16,11 +16,11 @@ import (
 
 // world is everything outside of the relay, in memory and in a synctest bubble: one Postgres, one Redis, and the
 // instances that work on them. It keeps the promises of package outbox and none beyond: a commit is in the WAL before
-// it is visible, a slot knows nothing of visibility, a reply may be lost, a call may take effect long after its caller
-// gave up.
+// it is visible, a slot does not depend on visibility, a reply may be lost, a call may take effect long after its
+// caller gave up.
 //
-// What must never happen is looked for where it would happen (wrongly), with the calls that led to it; the rest at the
-// end (oracle_test.go).
+// Most violations are detected where they happen (wrongly) and are reported with the calls that led to them; the rest
+// are detected at the end (oracle_test.go).
 type world struct {
 	t testing.TB
 	o Options // of every instance
@@ -96,15 +96,15 @@ func (w *world) do(f func()) {
 	f()
 }
 
-// grow adds to the WAL and wakes whoever reads it. The caller holds mu.
+// grow adds to the WAL and wakes its readers. The caller holds mu.
 func (w *world) grow(bytes int) {
 	w.pg.wal += outbox.LSN(bytes)
 	close(w.grown)
 	w.grown = make(chan struct{})
 }
 
-// elapse lets time pass: it is the clock of a bubble, and nobody waits for it. Several goroutines may call it at once,
-// unlike [pass].
+// elapse lets time pass on the bubble's clock, without a real wait. Several goroutines may call it at once, unlike
+// [pass].
 func elapse(d time.Duration) { _ = pause.For(context.Background(), d) }
 
 // eventually waits until cond holds, which is asked with mu held.
@@ -223,7 +223,7 @@ func (i *instance) stop() {
 	<-i.done
 }
 
-// stopAll stops every instance in order, and returns them. What is started from then on stops by itself.
+// stopAll stops every instance in order and returns them. Instances that are started after that stop by themselves.
 func (w *world) stopAll() (all []*instance) {
 	w.do(func() { w.closing, all = true, w.instances })
 	for _, i := range all {
@@ -232,7 +232,7 @@ func (w *world) stopAll() (all []*instance) {
 	return all
 }
 
-// lease is how long a server goes on believing in a client that is gone.
+// lease is how long a server keeps the session of a client that is gone.
 const lease = 10 * time.Second
 
 // die kills the process. What it holds on the servers ends at once, or only when they miss it. The caller holds mu.
@@ -272,7 +272,7 @@ func (i *instance) disconnect() {
 	}
 }
 
-// freeze stops the process for longer than the servers wait for it. When it wakes up it goes on where it stood, and
+// freeze stops the process for longer than the servers wait for it. When it resumes, it continues where it stopped, and
 // learns only a moment later that it lost its locks. The caller holds mu.
 func (i *instance) freeze() {
 	i.w.trace = append(i.w.trace, step{time.Since(i.w.began), i.name, "FREEZES", nil})
@@ -349,8 +349,7 @@ func call[T any](ctx context.Context, i *instance, name string, effect func() (T
 	return v, err
 }
 
-// abandon ends a call whose caller gave up. Whether the server had it by then nobody knows: every other one took
-// effect.
+// abandon ends a call whose caller gave up. The server may have received it: every second one takes effect.
 func (i *instance) abandon(ctx context.Context, effect func()) error {
 	i.w.mu.Lock()
 	defer i.w.mu.Unlock()
@@ -422,7 +421,7 @@ func (i *instance) leave(name string, err error) {
 	i.w.trace = append(i.w.trace, step{time.Since(i.w.began), i.name, name, err})
 }
 
-// replace starts another instance, as whoever runs the relay does when one is in trouble.
+// replace starts another instance, as an operator does when one is in trouble.
 func (w *world) replace() {
 	name := fmt.Sprintf("other%d", len(w.instances))
 	go func() { w.start(name) }()
