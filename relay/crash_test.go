@@ -25,7 +25,7 @@ type scenario struct {
 	ends    outbox.Mode // cdc if empty
 	standby bool        // there are two instances
 	led     bool        // the leader stays: what happens while nobody leads is not part of the story
-	// story is what happens beside the writers.
+	// story runs concurrently with the writers.
 	story func(w *world)
 }
 
@@ -90,8 +90,8 @@ var scenarios = map[string]scenario{
 		}
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
 	}},
-	// The server of one stream is down, the others' are not: it comes back as it was, or anew.
-	"apart": {o: Options{Apart: true}, story: func(w *world) {
+	// The server of one stream is down and the others are up. It returns as it was, or restarted.
+	"apart": {o: Options{}, story: func(w *world) {
 		for round := range 3 {
 			elapse(1300 * time.Millisecond)
 			w.do(func() { w.rd.away["outbox.order"] = true })
@@ -154,7 +154,7 @@ var scenarios = map[string]scenario{
 		elapse(time.Second)
 		w.do(func() { w.pg.unpublished = true })
 	}},
-	// A commit is streamed long before anybody sees it, and the mode changes meanwhile, twice.
+	// A commit is streamed long before it is visible, and the mode changes twice until then.
 	"held back": {standby: true, story: func(w *world) {
 		elapse(1500 * time.Millisecond)
 		tx := w.begin()
@@ -171,7 +171,7 @@ var scenarios = map[string]scenario{
 		elapse(3 * time.Second)
 		again.show()
 	}},
-	// Somebody moves the slot past a commit that nobody sees, while it rests.
+	// Another program moves the idle slot past a commit that is not visible yet.
 	"moved": {led: true, story: func(w *world) {
 		elapse(time.Second)
 		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
@@ -188,7 +188,7 @@ var scenarios = map[string]scenario{
 		elapse(7 * time.Second)
 		tx.show()
 	}},
-	// Postgres crashes, which gives ids out again, beside a stream and a sweep.
+	// Postgres crashes during a stream and during a sweep, and assigns the same ids again.
 	"crash": {standby: true, story: func(w *world) {
 		for _, m := range []outbox.Mode{outbox.ModeAuto, outbox.ModePoll, outbox.ModePoll, outbox.ModeAuto} {
 			elapse(1700 * time.Millisecond)
@@ -200,7 +200,7 @@ var scenarios = map[string]scenario{
 			w.do(w.pg.crash)
 		}
 	}},
-	// A transaction is larger than the window, beside others.
+	// A transaction is larger than the window, and runs concurrently with others.
 	"giant": {story: func(w *world) {
 		tx := w.begin()
 		for n := range 40 {
@@ -489,9 +489,9 @@ func TestPairsOfCrashPoints(t *testing.T) {
 	t.Logf("%d calls; %d pairs never came one after the other", len(calls), apart.Load())
 }
 
-// pair looks for a scenario in which both faults strike, one after the other; which is tried first, and at which of its
-// calls the first fault strikes, is chosen by seed. What comes late leaves the second one little time, so at last the
-// first call of its kind is tried.
+// pair looks for a scenario in which both faults strike, one after the other. The seed chooses the scenario to try
+// first and the call at which the first fault strikes. A late first fault leaves little time for the second one, so the
+// last attempts use the first call of its kind.
 func pair(t *testing.T, made map[string]map[string]int, a, b fault, seed uint32) (crossed, ok bool) {
 	names := slices.Sorted(maps.Keys(made))
 	for _, anywhere := range []bool{true, false} {

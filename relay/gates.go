@@ -10,7 +10,7 @@ import (
 	"posthaste/outbox"
 )
 
-// gates remembers which streams' gates one owner has raised. A new owner gets a new gates.
+// gates records the streams whose gates one owner has raised. A new owner gets a new gates.
 type gates struct {
 	owner  outbox.Owner
 	layout outbox.Layout
@@ -57,9 +57,10 @@ func (g *gates) adopt(ctx context.Context, s outbox.Stream, intact bool,
 	return nil
 }
 
-// ensure makes the stream ready for its first publish under this owner: its row is committed before its gate is raised,
-// so that a later adoption cannot overlook it. A stream of another type is left alone: its lane refuses. A gate that
-// was raised before, by whomever, and is gone is an ErrGap: who only sweeps along must not make it anew.
+// ensure prepares the stream for its first publish under this owner. It commits the stream's row before it raises the
+// gate, so that a later adoption cannot overlook the stream. It does nothing for a stream of another type, whose lane
+// refuses events. If a gate was raised before and no longer exists, ensure returns ErrGap: a follower must not recreate
+// it.
 func (g *gates) ensure(ctx context.Context, stream string) error {
 	s := outbox.Stream{Name: stream, Base: outbox.BaseName(stream, g.layout.Shards)}
 	g.mu.RLock()
@@ -98,6 +99,11 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 		}
 		return g.fresh(ctx, stream)
 	})
+}
+
+// streamLane is the lane of the slot reader.
+func (g *gates) streamLane() outbox.Lane {
+	return outbox.Lane{Part: outbox.StreamLane, Nonce: g.owner.Nonce}
 }
 
 // lane is the lane of a stream that is ready. Where it is another type's, it refuses every event for its name.
@@ -149,8 +155,8 @@ func (d *takenDelivery) Skip(also func(e *outbox.Event) bool) (places []int) {
 	return places
 }
 
-// follow gives a stream that nobody has noted the groups of its type's others: a consumer that is away while the
-// streams per type change would otherwise not hold back what is trimmed.
+// follow gives a new stream the consumer groups of the other streams of its type. Without them, a consumer that is away
+// while the number of streams per type changes would not keep its events from being trimmed.
 func (g *gates) follow(ctx context.Context, s outbox.Stream) error {
 	list, err := g.store.Streams(ctx)
 	if err != nil {
@@ -171,8 +177,9 @@ func (g *gates) follow(ctx context.Context, s outbox.Stream) error {
 	return g.sink.Follow(ctx, s.Name, others)
 }
 
-// known returns ErrGap if a stream was published to that the table knows nothing of: it has gone back in time, and an
-// adoption has to look what is there. Somebody else may have raised the gate at this moment: then it tells so.
+// known returns ErrGap if the stream was published to but the table does not list it. Then the table has gone back in
+// time, and an adoption must compare it with the streams. If another instance is raising the gate at this moment, the
+// table lists the stream as gated, and known returns true.
 func (g *gates) known(ctx context.Context, s outbox.Stream) (gated bool, err error) {
 	states, err := g.sink.Look(ctx, g.owner.Source, []string{s.Name}, nil)
 	if err != nil {
@@ -181,7 +188,7 @@ func (g *gates) known(ctx context.Context, s outbox.Stream) (gated bool, err err
 	if !states[0].Gate || states[0].Last == "" {
 		return false, nil
 	}
-	// Who raises a gate says so before it publishes.
+	// An instance that raises a gate records it in the table before it publishes.
 	if gated, err = g.store.NoteStream(ctx, s.Name, s.Base, g.owner.Epoch); err == nil && !gated {
 		err = fmt.Errorf("stream %q is not known here: %w", s.Name, outbox.ErrGap)
 	}

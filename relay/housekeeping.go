@@ -19,7 +19,7 @@ const (
 	historyInterval = 10 * time.Second
 )
 
-// housekeeper keeps gauges, trims streams, forgets dead events and keeps history. One goroutine owns it.
+// housekeeper updates gauges, trims streams, removes retried dead events and keeps history. One goroutine owns it.
 type housekeeper struct {
 	*reporter
 	store  outbox.Store
@@ -28,9 +28,9 @@ type housekeeper struct {
 	window *window
 	// observe is Options.Observe.
 	observe func(ctx context.Context, streams []string) error
-	// next is the place of the stream that is trimmed first: that behind one that could not be trimmed.
+	// next is the index of the stream to trim first. It follows a stream that could not be trimmed.
 	next int
-	// whole is the owner under which nothing is left to be repaired.
+	// whole is the owner under which all repairs are complete.
 	whole atomic.Pointer[outbox.Owner]
 	// noted are the groups of streams that Postgres knows since the owner notedBy.
 	noted   map[string][]string
@@ -48,7 +48,8 @@ func (h *housekeeper) run(ctx context.Context) {
 		}
 		if began := time.Now(); began.After(backlog) {
 			h.countBacklog(ctx)
-			// Counting goes through all that is owed: with millions, it is to be a tenth of a session's work, not all.
+			// Counting reads every unsettled row, which may be millions. The wait keeps it below a tenth of the
+			// session's time.
 			backlog = time.Now().Add(max(backlogInterval-time.Since(began), 9*time.Since(began)))
 		}
 		h.countDead(ctx)
@@ -57,7 +58,7 @@ func (h *housekeeper) run(ctx context.Context) {
 	}
 }
 
-// done counts and reports an errand that failed, and forgets its failures if it did not.
+// done records the result of an errand: it counts and reports a failure, and a success ends a run of failures.
 func (h *housekeeper) done(ctx context.Context, condition string, err error) {
 	if err == nil {
 		h.recovered(condition)
@@ -75,7 +76,7 @@ func (h *housekeeper) countBacklog(ctx context.Context) {
 		h.metrics.scrapeErrors.WithLabelValues("backlog").Inc()
 		return
 	}
-	published, _ := h.window.held() // behind the mark
+	published, _ := h.window.inflight() // behind the mark
 	if rows = max(rows-int64(published), 0); rows == 0 {
 		oldest = 0
 	}
@@ -134,8 +135,9 @@ func (h *housekeeper) keepStreams(ctx context.Context) {
 	}
 }
 
-// noteGroups has Postgres know the consumer groups of streams, for repairs. It looks under an owner that has nothing
-// to repair, and at streams that have lost nothing since: where a group is missing, it was destroyed on purpose.
+// noteGroups records the consumer groups of streams in Postgres, for repairs. It reads them only under an owner that
+// has nothing to repair, and from streams that have lost nothing since. If a group is missing there, it was destroyed
+// on purpose.
 func (h *housekeeper) noteGroups(ctx context.Context, streams []string) error {
 	o := h.whole.Load()
 	if o == nil || len(streams) == 0 {

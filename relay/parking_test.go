@@ -12,8 +12,8 @@ import (
 	"posthaste/outbox"
 )
 
-// An event that is refused for its own sake is tried three times, then parked; the others go on, and all of them are to
-// be settled.
+// An event that the sink refuses is tried three times and then parked. The others continue, and in the end all are
+// settled.
 func TestPublisherParksWhatIsRefused(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[Poison]struct {
@@ -27,10 +27,10 @@ func TestPublisherParksWhatIsRefused(t *testing.T) {
 			rows := r.commit("done", "poison", "done")
 			r.goPublish()
 			r.s.chunks <- chunk(rows...)
-			first := <-r.s.flights
+			first := r.landed()
 			rows = append(rows, r.commit("done")...)
 			r.s.chunks <- chunk(rows[3])
-			second := <-r.s.flights
+			second := r.landed()
 			var published, parked []int64
 			for _, n := range want.published {
 				published = append(published, rows[n].Seq)
@@ -39,10 +39,10 @@ func TestPublisherParksWhatIsRefused(t *testing.T) {
 				parked = append(parked, d.Seq)
 			}
 			wantSeqs(t, r.published("outbox.order"), published...)
-			if n := first.published + second.published; n != len(published) || len(first.rows) != 3 ||
-				len(second.rows) != 1 {
+			if n := first.published + second.published; n != len(published) || len(first.ids) != 3 ||
+				len(second.ids) != 1 {
 				t.Errorf("%s: %d are published, want %d; %d and %d rows are to be settled, want 3 and 1", policy, n,
-					len(published), len(first.rows), len(second.rows))
+					len(published), len(first.ids), len(second.ids))
 			}
 			if len(parked) != len(want.parked) || parked[0] != rows[1].Seq || r.pg.dead[0].Attempts != 3 {
 				t.Errorf("%s: parked %+v, want the rows %v, after three attempts", policy, r.pg.dead, want.parked)
@@ -56,8 +56,8 @@ func TestPublisherParksWhatIsRefused(t *testing.T) {
 	}
 }
 
-// A stream that refuses every event is asked once for each delivery, and before the first is parked a few times: nobody
-// waits for it twice.
+// A stream that refuses every event is tried a few times before the first event is parked, and once for each later
+// delivery.
 func TestAStreamThatRefusesIsNotTriedAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
@@ -65,7 +65,7 @@ func TestAStreamThatRefusesIsNotTriedAgainAndAgain(t *testing.T) {
 		r.rd.wrongType["outbox.order"] = true
 		for range 3 {
 			r.s.chunks <- chunk(r.commit("done", "done")...)
-			<-r.s.flights
+			r.landed()
 		}
 		var attempts []int
 		for _, d := range r.pg.dead {
@@ -87,11 +87,11 @@ func TestParkingWaitsUntilTheRowIsVisible(t *testing.T) {
 		r.goPublish()
 		r.s.chunks <- chunk(tx.delivered()...)
 		pass(10 * time.Second)
-		if len(r.s.flights) > 0 || len(r.pg.dead) > 0 {
+		if r.s.router.tracker.portions[0].done || len(r.pg.dead) > 0 {
 			r.t.Fatal("it is passed by, or parked, before anybody sees it")
 		}
 		tx.show()
-		<-r.s.flights
+		r.landed()
 		if len(r.pg.dead) != 1 {
 			r.t.Errorf("%d are parked", len(r.pg.dead))
 		}
@@ -127,13 +127,13 @@ func (h *hanging) Park(
 	return h.Store.Park(ctx, o, row, class, reason, attempts)
 }
 
-// A stream that waits because it cannot park says so after a while, and takes it back.
+// A stream that waits because it cannot park is reported after a while, and the report is cleared when parking works.
 func TestAParkThatFailsIsSaid(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		h := &hanging{Store: r.s.publisher.store}
+		h := &hanging{Store: r.s.router.store}
 		h.broken.Store(true)
-		r.s.publisher.store = h
+		r.s.router.store = h
 		r.goPublish()
 		r.s.chunks <- chunk(r.commit("poison")...)
 		pass(patience - time.Second)
@@ -145,7 +145,7 @@ func TestAParkThatFailsIsSaid(t *testing.T) {
 			r.t.Errorf("reasons %v", bad)
 		}
 		h.broken.Store(false)
-		<-r.s.flights
+		r.landed()
 		if bad, _ := r.i.reasons(); len(bad) > 0 {
 			r.t.Errorf("not taken back: %v", bad)
 		}

@@ -65,7 +65,7 @@ func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
 	}
 }
 
-// An event parked while the list of parked events is being read must not be forgotten.
+// A refresh keeps an event that is parked while the list of parked events is being read.
 func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := &blocks{}
@@ -191,7 +191,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// Two refreshes at once: the one that began first must not forget what was parked while the second was reading.
+// Of two concurrent refreshes, the one that began first keeps the events that were parked while the second was reading.
 func TestBlocksRefreshesDoNotMeet(t *testing.T) {
 	t.Parallel()
 	b := &blocks{}
@@ -315,8 +315,8 @@ func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 	}
 }
 
-// A new stream of a type that has others gets their groups, before it is noted; one that is noted has them already, or
-// somebody has dropped them.
+// A new stream of a type with other streams gets their groups before it is noted. A stream that is already noted is
+// left as it is: it has the groups, or an operator has dropped them.
 func TestANewStreamOfATypeGetsItsGroups(t *testing.T) {
 	t.Parallel()
 	store := &memoryStore{known: []outbox.Stream{
@@ -336,8 +336,8 @@ func TestANewStreamOfATypeGetsItsGroups(t *testing.T) {
 	}
 }
 
-// The lane of a stream that is another type's refuses what is to be published, one after the other, also where the gate
-// of that stream was raised; others are as they are.
+// The lane of a stream that belongs to another type refuses all events, one after the other, even if the gate of that
+// stream was raised. Other lanes are unaffected.
 func TestAStreamOfAnotherTypeRefuses(t *testing.T) {
 	t.Parallel()
 	known := outbox.Stream{Name: "outbox.order.1", Base: "outbox.order"}
@@ -378,15 +378,7 @@ func TestAStreamOfAnotherTypeRefuses(t *testing.T) {
 	}
 }
 
-func TestLastMarks(t *testing.T) {
-	t.Parallel()
-	got := lastMarks([]outbox.Mark{{Stream: "a", Number: 1}, {Stream: "b", Number: 4}, {Stream: "a", Number: 3}})
-	if len(got) != 2 || got[0].Number != 3 || got[1].Number != 4 {
-		t.Errorf("got %v", got)
-	}
-}
-
-// transactions is a Store and Slots of ours: a transaction is open, and the slot is told to move.
+// transactions is a fake Store and Slots with at most one open transaction. It records how the slot is moved.
 type transactions struct {
 	outbox.Store
 	outbox.Slots
@@ -468,7 +460,8 @@ func TestSlotFollowsWhatIsVisible(t *testing.T) {
 	}
 }
 
-// What is unknown becomes known at the first hand-over, so that the next one need not wait for what is younger.
+// The first hand-over replaces an unknown barrier by a known one, so that the next one need not wait for younger
+// transactions.
 func TestAnUnknownBarrierIsMadeKnown(t *testing.T) {
 	t.Parallel()
 	m := &transactions{open: true, barrier: outbox.BarrierUnknown}
@@ -481,8 +474,8 @@ func TestAnUnknownBarrierIsMadeKnown(t *testing.T) {
 	}
 }
 
-// Somebody else moves the slot while it rests, or makes one: what that passed may not be visible. What a stream moves,
-// or the relay itself, is no surprise.
+// If another program moves the idle slot, or creates one, the commits that it has passed may not be visible. A move by
+// a stream or by the relay itself is expected.
 func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -8,11 +8,11 @@ import (
 	"posthaste/outbox"
 )
 
-// stream streams until something ends it, then settles what was published, as far as that is possible.
+// stream streams until it is ended, and then settles the published events as far as possible.
 func (l *leadership) stream(ctx context.Context) (transition, error) {
 	began := time.Now()
 	s := l.newStream(l.gates, l.endHandOver, l.guard())
-	l.gates.fresh = s.publisher.meet
+	l.gates.fresh = s.router.meet
 	err := s.run(ctx)
 	l.gates.fresh = nil
 	l.health.clear(conditionSettle)
@@ -49,19 +49,19 @@ func (l *leadership) stream(ctx context.Context) (transition, error) {
 	return onOver, nil
 }
 
-// guard returns what looks, each time it is called, whether this leadership may stream on; the error says why it may
-// not.
+// guard returns a function that checks whether this leadership may continue to stream, and returns an error if not.
 func (l *leadership) guard() func(ctx context.Context, well bool) error {
 	noted := false // that all is well
 	var gate time.Time
 	return func(ctx context.Context, well bool) error {
-		// Also where nothing is published: a sink that has lost something is to be noticed before the next event.
+		// The gates are also checked while nothing is published, so that a loss in the sink is noticed before the next
+		// event.
 		if _, err := l.watchGates(ctx, &gate); err != nil {
 			return err
 		}
 		if well && !noted {
 			l.recovered()
-			// Until it is written, status tells the old reason. The look at the state below finds out the rest.
+			// Until it is written, status shows the old reason. The check below finds any other problem.
 			noted = l.record(ctx, outbox.ModeCDC) == nil
 		}
 		st, err := l.check(ctx)

@@ -13,9 +13,9 @@ import (
 	"posthaste/outbox"
 )
 
-// Options are what a Relay needs. A field is required unless its comment gives a default or says that it may be nil.
+// Options are the options of a Relay. A field is required unless its comment gives a default or allows nil.
 type Options struct {
-	// Name is the relay's name, for logs; the store knows it too.
+	// Name is the relay's name, for logs. The store is configured with the same name.
 	Name string
 	// Holder names this process in relay_state, for people: host:pid.
 	Holder string
@@ -25,18 +25,16 @@ type Options struct {
 	// Spread, if not nil, makes this a relay that only changes how many streams a type has: Run returns when that is
 	// done.
 	Spread *Spread
-	// Window and WindowBytes bound what is published by the stream and not yet settled. Default 10,000 and 64 MiB.
+	// Window and WindowBytes bound the events that the stream has published and not yet settled. Default 10,000 and 64
+	// MiB.
 	Window, WindowBytes int
 	// WALBudget bounds the WAL that the slot may hold back, in bytes. Default 1 GiB.
 	WALBudget int64
-	// Poison is what happens behind a parked event. Default PoisonSkip.
+	// Poison is the policy for events after a parked event of the same aggregate. Default PoisonSkip.
 	Poison Poison
-	// Restore is how far back, from its adoption, an adoption restores what the sink has lost; 0 restores nothing,
-	// RestoreAll everything that history has.
+	// Restore bounds the age of the lost events that an adoption restores, counted back from the adoption. 0 restores
+	// nothing, RestoreAll everything that history has.
 	Restore time.Duration
-	// Apart says that streams live on different servers: the stream goes on with the others while one does not answer,
-	// until the window is full of what waits for it.
-	Apart bool
 	// DrainTimeout bounds an orderly stop. Default 10 s.
 	DrainTimeout time.Duration
 
@@ -49,21 +47,22 @@ type Options struct {
 	Source  outbox.Source
 	Slots   outbox.Slots
 	Sweeper outbox.Sweeper
-	// SinkReady, if not nil, reports whether the sink can be written to and has the durability asked for.
+	// SinkReady, if not nil, reports whether the sink accepts writes and provides the configured durability.
 	SinkReady func(ctx context.Context) error
 	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the
 	// sink.
 	Observe func(ctx context.Context, streams []string) error
-	// Unobserve, if not nil, is called when this instance leads no more: those gauges are another's to show.
+	// Unobserve, if not nil, is called when this instance no longer leads, because another instance then shows those
+	// gauges.
 	Unobserve func()
-	// OnPublished, if not nil, is told which events a publish brought into a stream, once that is known; in poll mode,
-	// after they are settled. It is called on the way of the events, from several goroutines: it must not wait for
-	// anything.
+	// OnPublished, if not nil, is called with the events that a publish has added to a stream, once that is known; in
+	// poll mode, after they are settled. It is called while events are published, from several goroutines, and must not
+	// block.
 	OnPublished func(mode outbox.Mode, stream string, events []*outbox.Event)
 
-	// Registerer takes the metrics; nil for none.
+	// Registerer receives the metrics; nil for none.
 	Registerer prometheus.Registerer
-	// Logger gets changes of state and what needs a look; nil for none.
+	// Logger receives changes of state and problems that need attention; nil for none.
 	Logger *slog.Logger
 }
 
@@ -88,8 +87,8 @@ func (o *Options) defaults() {
 	}
 }
 
-// Relay moves events from the table to the streams. It never gives up: whatever is missing or breaks, it names in its
-// health, waits, and goes on when it is there again.
+// Relay moves events from the table to the streams. It never gives up: it reports in its health what is missing or
+// broken, waits, and continues when the problem is solved.
 type Relay struct {
 	*reporter
 	o        Options
@@ -98,7 +97,7 @@ type Relay struct {
 	sweeps   *sweeps
 	follower *follower
 	keeper   *slotKeeper
-	// id tells this process from others in what it signs.
+	// id identifies this process in its signs of life.
 	id string
 	// started is set when the relay has been registered once; from then on Run ends only with its context.
 	started bool
@@ -110,7 +109,7 @@ func New(o Options) *Relay {
 	w := newWindow(o.Window, o.WindowBytes)
 	rep := &reporter{
 		log: o.Logger.With("component", "relay"), health: newHealth(), onPublished: o.OnPublished,
-		metrics:   newMetrics(o.Registerer, func() float64 { n, _ := w.held(); return float64(n) }),
+		metrics:   newMetrics(o.Registerer, func() float64 { n, _ := w.inflight(); return float64(n) }),
 		recurring: recurring{runs: map[string]failures{}},
 	}
 	rep.health.fail(conditionPostgres, "not connected yet")
@@ -155,31 +154,29 @@ func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, error),
 	guard func(context.Context, bool) error,
 ) *streaming {
-	chunks, flights := make(chan outbox.Chunk, 4), make(chan *flight, 4096)
-	lanes := newLanes(g)
+	chunks := make(chan outbox.Chunk, 4)
+	tr := &tracker{}
+	ro := &router{
+		reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, gates: g, blocks: r.sweeps.blocks, window: r.window,
+		tracker: tr, chunks: chunks, workers: map[string]*worker{},
+	}
 	s := &streaming{
 		source: r.o.Source, keeper: r.keeper, window: r.window, drain: r.o.DrainTimeout, begin: begin, guard: guard,
-		chunks: chunks, flights: flights,
+		chunks: chunks, router: ro,
 		ready: make(chan struct{}), begun: make(chan error, 1),
-		publisher: &publisher{
-			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, gates: g,
-			blocks: r.sweeps.blocks, window: r.window, lanes: lanes, chunks: chunks, flights: flights,
-			apart: r.o.Apart,
-		},
 		settler: &settler{
-			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, source: r.o.Source, owner: g.owner,
-			window: r.window, lanes: lanes, flights: flights, begun: make(chan outbox.Pass, 1),
-			apart: r.o.Apart,
+			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, source: r.o.Source, gates: g, window: r.window,
+			router: ro, tracker: tr, begun: make(chan struct{}), ended: make(chan struct{}), stuck: map[string]error{},
+			probes: make(chan struct{}, probesAtOnce),
 		},
 	}
-	s.settler.passed = s.publisher.position
 	s.auditor = &auditor{reporter: r.reporter, store: r.o.Store, progress: s.progress}
 	return s
 }
 
-// Run relays until ctx ends, then stops in order and returns nil. It returns an error only at the start and only for
-// what waiting cannot repair: a second relay name on the table, a schema newer than the binary; and with Options.Spread
-// if a type cannot have so many streams.
+// Run relays until ctx ends, then stops in order and returns nil. It returns an error only at the start and only for a
+// problem that waiting cannot solve: a second relay name on the table, or a schema newer than the binary. With
+// Options.Spread it also returns an error if a type cannot have so many streams.
 func (r *Relay) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -211,8 +208,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// session lives as long as one lock session. The reason for its end stays in the health until the next one begins: a
-// relay without an answer from Postgres is no standby.
+// session lasts as long as one lock session. Health keeps the reason for its end until the next session begins, because
+// a relay that cannot reach Postgres is not a standby.
 func (r *Relay) session(ctx context.Context) error {
 	if r.o.Migrate != nil && !r.started {
 		if err := r.o.Migrate(ctx); err != nil {
@@ -262,7 +259,7 @@ func (r *Relay) work(ctx context.Context, locks outbox.LockSession) error {
 	return context.Cause(ctx)
 }
 
-// unavailable notes why there is no session.
+// unavailable reports why there is no session.
 func (r *Relay) unavailable(err error) error {
 	name, other := conditionPostgres, conditionSchema
 	var named interface{ Condition() string }
@@ -292,7 +289,7 @@ func (r *Relay) watchSink(ctx context.Context) {
 	}
 }
 
-// Health tells whether events can flow.
+// Health reports whether events can flow.
 func (r *Relay) Health() Health {
 	bad, degraded := r.health.lists()
 	h := Health{Role: "standby", Ready: len(bad) == 0, Reasons: bad, Degraded: degraded}
@@ -304,9 +301,9 @@ func (r *Relay) Health() Health {
 	return h
 }
 
-// Status tells what this instance does now.
+// Status reports the current mode, phase and role of this instance.
 func (r *Relay) Status() Status {
 	st := r.activity.status()
-	st.Inflight, _ = r.window.held()
+	st.Inflight, _ = r.window.inflight()
 	return st
 }

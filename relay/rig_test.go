@@ -23,6 +23,8 @@ type rig struct {
 	// end ends the intake, stopWork the work.
 	end, stopWork context.CancelCauseFunc
 	span          span
+	// seen is how many portions landed has returned.
+	seen int
 }
 
 // inRig runs do with the parts of a stream under a fresh owner.
@@ -51,8 +53,8 @@ func inRig(t *testing.T, o Options, do func(r *rig)) {
 // errOverdue is the cause of what did not end by itself.
 var errOverdue = errors.New("it does not end")
 
-// bound ends, in order, what still runs after ten minutes: a part that repeats forever what it should not is to be
-// seen by its test. Calling stop calls that off.
+// bound cancels, in order, the contexts of whatever still runs after ten minutes, so that an endless loop fails its
+// test. stop cancels that timer.
 func bound(ends ...context.CancelCauseFunc) (stop func()) {
 	t := time.AfterFunc(10*time.Minute, func() {
 		for _, end := range ends {
@@ -73,7 +75,7 @@ func (r *rig) adopt() {
 func (r *rig) from(handover outbox.LSN) {
 	at := r.here()
 	at.End = handover
-	r.s.publisher.begin(at.Settled, at.End)
+	r.s.router.begin(at.Settled, at.End)
 	r.s.settler.begin(at)
 }
 
@@ -137,11 +139,36 @@ func chunk(rows ...outbox.Row) outbox.Chunk {
 func (r *rig) goPublish() <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		err := r.s.publisher.run(r.span)
-		close(r.s.flights)
+		err := r.s.router.run(r.span, func(err error) { r.end(err) })
+		close(r.s.settler.ended)
 		done <- err
 	}()
 	return done
+}
+
+// forgetDoubt waits a second and then makes the settler clear the doubt, if allowed.
+func (r *rig) forgetDoubt() {
+	soon()
+	r.s.settler.forgetDoubt(r.span.work)
+	soon()
+}
+
+// landed waits until one more portion is published, and returns it. No settler runs meanwhile.
+func (r *rig) landed() (p *portion) {
+	r.t.Helper()
+	t := r.s.router.tracker
+	for began := time.Now(); p == nil; pass(time.Millisecond) {
+		t.mu.Lock()
+		if r.seen < len(t.portions) && t.portions[r.seen].done {
+			p = t.portions[r.seen]
+		}
+		t.mu.Unlock()
+		if time.Since(began) > 5*time.Minute {
+			r.t.Fatal("nothing is published")
+		}
+	}
+	r.seen++
+	return p
 }
 
 // published are the seqs in a stream, in their order.
@@ -156,7 +183,7 @@ func (w *world) published(stream string) (seqs []int64) {
 	return seqs
 }
 
-// calls are the calls made, but for those of the names, in their order.
+// calls lists the calls made, in order, except those named in but.
 func (w *world) calls(from int, but ...string) (names []string) {
 	skip := map[string]bool{}
 	for _, name := range but {

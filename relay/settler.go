@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -15,103 +16,94 @@ import (
 )
 
 const (
-	// markInterval is how often the mark is moved, markGap the least time between two looks.
+	// markInterval is how often the mark is moved, markGap the least time between two scans.
 	markInterval = time.Second
 	markGap      = 50 * time.Millisecond
-	// lookShare is how many times longer than looking the settler does something else, for lookPause at most.
-	lookShare = 10
-	lookPause = 5 * time.Second
-	// askPause is how long others wait for a stream that is asked alone, and the least time between two such questions.
-	askPause = time.Second
+	// scanShare is how many times longer than scanning the settler does something else, for scanPause at most.
+	scanShare = 10
+	scanPause = 5 * time.Second
+	// probeWait is how long the settler waits for the streams that it asks one by one, probesAtOnce how many of them it
+	// asks at a time: each uses a connection, and publishing needs some.
+	probeWait    = time.Second
+	probesAtOnce = 32
 )
 
-// settler confirms what was published, moves the mark behind it, and tells everybody concerned. One goroutine owns it.
+// settler confirms what the workers have published, moves the mark over it, and reports that to the slot, the gates and
+// the window. One goroutine owns it.
 //
-// A mark moves on evidence: it comes to see a transaction when each of its rows, as a look finds them, was published or
-// parked, and confirmed. What a look finds and the stream has passed without delivering it, the stream has missed.
+// A mark moves on evidence: it comes to see a transaction when each of its rows, as a scan of the table finds them, was
+// published and confirmed, or parked. A row that a scan finds and that the stream has passed without delivering it was
+// missed.
 type settler struct {
 	*reporter
-	store  outbox.Store
-	sink   outbox.Sink
-	source outbox.Source
-	owner  outbox.Owner
-	window *window
-	lanes  *lanes
-	// passed is the position up to which everything is published, and in a flight.
-	passed func() outbox.LSN
+	store   outbox.Store
+	sink    outbox.Sink
+	source  outbox.Source
+	gates   *gates
+	window  *window
+	router  *router
+	tracker *tracker
+	// begun is closed when the tracker knows the mark, ended when nothing more will be published.
+	begun, ended chan struct{}
 
-	flights <-chan *flight
-	// begun gets, before the first flight, what is settled and up to where the WAL may be old.
-	begun chan outbox.Pass
-
-	// mark is the mark of every part, as far as is known; least is what the next one has to reach: an attempt, of which
-	// nobody knows what has become, did.
-	mark  outbox.Settled
-	least uint64
-	// rows are those that were published or parked and that mark does not hold, by transaction. highest is the highest
-	// of these that ever was.
-	rows    map[uint64][]int64
-	highest uint64
-	entries outbox.Entries
-	// pending are the flights, in their order, that are not settled, and unconfirmed what is to be confirmed of them.
-	pending     []*flight
-	unconfirmed []outbox.Mark
-	// apart is Options.Apart. late counts the rows of each transaction that are not published, although those behind
-	// them are, and stuck are the streams that could not be confirmed when they were last asked, with the question that
-	// is asked of them since: what is neither is settled without them. around is set while something is late or stuck.
-	apart  bool
-	late   map[uint64]int
-	stuck  map[string]*question
-	asking sync.WaitGroup
-	around atomic.Bool
-
+	// least is the transaction id that the next mark has to reach: the attempt before, whose outcome is unknown, did.
+	least  uint64
 	marker outbox.Marker // nil: none is open
-	last   outbox.Pass   // of the last look, whichever marker's
-	// suspects are what a look of this marker found and the stream had not delivered; it has to have done so at their
-	// End.
+	last   outbox.Pass   // of the last scan, whichever marker's
+	// suspects are the rows that a scan of this marker found and the stream had not delivered. It must have done so at
+	// their End.
 	suspects outbox.Look
-	// looked is when the last look began, took what it took.
-	looked time.Time
-	took   time.Duration
-	// hurried is set when somebody waits for the mark to move.
+	// advanced is when the last advance started, took the duration of its scan.
+	advanced time.Time
+	took     time.Duration
+	// hurried is set when the router needs room in the window.
 	hurried bool
 	// troubled is since when settling fails; zero if it does not.
 	troubled time.Time
-	bo       backoff
+	// flushed is when the workers were last asked to report to their gates.
+	flushed time.Time
+
+	// beside are the goroutines of calls that settling does not depend on.
+	beside     sync.WaitGroup
+	forgetting atomic.Bool
+	forgotten  atomic.Uint64 // H up to which doubt is forgotten
+
+	// stuck are the streams that could not be confirmed, with the last error. Each has a goroutine that repeats that,
+	// and settling continues without them.
+	mu    sync.Mutex
+	stuck map[string]error
+	// probes bounds how many of them ask at a time.
+	probes chan struct{}
 }
 
-// begin names what is settled when the stream begins, and H as its end. It is called once, before the first flight.
-func (s *settler) begin(at outbox.Pass) { s.begun <- at }
+// begin sets what is settled when the stream begins, and H as its end. It is called once, before the first portion.
+func (s *settler) begin(at outbox.Pass) {
+	s.tracker.begin(at)
+	s.least, s.last = at.Snapshot.Max(), at
+	close(s.begun)
+}
 
-// run settles what was published, behind the publisher, until there is no more. While the intake lasts it repeats
-// what fails; afterwards the first failure ends it, because what is not settled becomes doubt.
-func (s *settler) run(sp span, fail func(error)) error {
+// run settles what is published until there is no more. While the intake lasts it repeats what fails; afterwards the
+// first failure ends it, because what is not settled becomes doubt.
+func (s *settler) run(sp span) error {
 	work, end := context.WithCancel(sp.work)
 	err := s.follow(span{sp.intake, work})
 	end()
-	s.asking.Wait()
+	s.beside.Wait()
 	s.drop()
-	if err != nil {
-		fail(err)             // first: only that ends the publisher, whose end the next line waits for
-		for range s.flights { //nolint:revive // let the publisher come to its end
-		}
-	}
 	return err
 }
 
 func (s *settler) follow(sp span) error {
 	select {
-	case at := <-s.begun:
-		s.start(at)
-	case f, ok := <-s.flights:
-		if !ok {
-			return nil // it never began
-		}
-		s.start(<-s.begun)
-		s.take(f)
+	case <-s.begun:
+	case <-s.ended:
+		return nil // it never began
 	}
-	for flights := s.flights; flights != nil || s.open(); {
-		wait := time.Until(s.due(flights == nil))
+	s.advanced, s.flushed = time.Now(), time.Now()
+	ended := s.ended
+	for ended != nil || s.tracker.open() {
+		wait := time.Until(s.due(ended == nil))
 		if wait <= 0 {
 			if err := s.advance(sp); err != nil {
 				return err
@@ -120,12 +112,8 @@ func (s *settler) follow(sp span) error {
 		}
 		timer := time.NewTimer(wait)
 		select {
-		case f, ok := <-flights:
-			if ok {
-				s.take(f)
-			} else {
-				flights = nil
-			}
+		case <-ended:
+			ended = nil
 		case <-s.window.pressed:
 			s.hurried = true
 		case <-timer.C:
@@ -137,227 +125,138 @@ func (s *settler) follow(sp span) error {
 	return nil
 }
 
-func (s *settler) start(at outbox.Pass) {
-	s.mark, s.least, s.highest = at.Settled, at.Snapshot.Max(), at.Snapshot.Max()
-	s.rows, s.entries, s.late = map[uint64][]int64{}, outbox.Entries{}, map[uint64]int{}
-	s.stuck = map[string]*question{}
-	s.last = at
-	s.looked, s.bo = time.Now(), backoff{first: 20 * time.Millisecond, most: time.Second}
-}
-
-// due is when to look next.
+// due is when to scan next.
 func (s *settler) due(last bool) time.Time {
-	rest := lookShare * s.took
-	wait := min(rest, lookPause)
+	rest := scanShare * s.took
+	wait := min(rest, scanPause)
 	switch {
-	case last, !s.troubled.IsZero() && len(s.stuck) == 0:
+	case last:
 		wait = markGap
-	case s.hurried, s.window.halfFull(): // a look that took long must not hold up the stream for longer
+	case s.marker == nil && !s.troubled.IsZero():
+		wait = max(markGap, min(time.Since(s.troubled), markInterval))
+	case s.hurried, s.window.halfFull(): // a scan that took long must not hold up the stream for longer
 		wait = max(markGap, min(rest, markInterval))
 	case wait < markInterval:
-		return pause.NextTick(s.looked, markInterval)
+		return pause.NextTick(s.advanced, markInterval)
 	}
-	return s.looked.Add(wait)
+	return s.advanced.Add(wait)
 }
 
-// take notes a flight, and those that wait behind it.
-func (s *settler) take(f *flight) {
-	s.note(f)
-	for range len(s.flights) {
-		s.note(<-s.flights)
-	}
-	s.release()
-}
-
-// confirm repeats until what was published is as durable as is asked for.
-func (s *settler) confirm(sp span) error {
-	for len(s.unconfirmed) > 0 {
-		err := s.confirmed(sp, 2*publishTimeout, s.unconfirmed)
-		if err == nil {
-			s.unconfirmed = nil
-			s.bo.reset()
-			return nil
-		}
-		if err := s.failed(sp, "confirm", err); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *settler) confirmed(sp span, limit time.Duration, marks []outbox.Mark) error {
-	ctx, cancel := context.WithTimeout(sp.work, limit)
-	defer cancel()
-	return s.sink.Confirm(ctx, s.owner, marks)
-}
-
-// question is what one stream is asked beside the loop.
-type question struct {
-	asked  time.Time
-	answer chan error // it has room
-}
-
-func (s *settler) ask(sp span, m outbox.Mark) *question {
-	q := &question{time.Now(), make(chan error, 1)}
-	s.asking.Go(func() { q.answer <- s.confirmed(sp, publishTimeout, []outbox.Mark{m}) })
-	return q
-}
-
-// confirmApart is confirm where streams live apart. It asks once for all that are not stuck and, when these have not
-// all answered, for each of them: who does not answer soon is stuck. trouble is why one is.
-//
-// Nobody waits for a stream that is stuck. When it answers it is asked again, with the others: the mark moves just
-// behind what confirms it.
-func (s *settler) confirmApart(sp span) (trouble, err error) {
-	var together, rest []outbox.Mark
-	for _, m := range s.unconfirmed {
-		q := s.stuck[m.Stream]
-		if q == nil {
-			together = append(together, m)
-			continue
-		}
-		select {
-		case err = <-q.answer:
-		default:
-			rest = append(rest, m)
-			continue
-		}
-		switch {
-		case err == nil:
-			delete(s.stuck, m.Stream)
-			together = append(together, m)
-			continue
-		case finished(err):
-			return nil, err
-		case time.Since(q.asked) < askPause:
-			q.answer <- err
-		default:
-			s.stuck[m.Stream] = s.ask(sp, m)
-		}
-		trouble, rest = err, append(rest, m)
-	}
-	s.unconfirmed = rest
-	if len(together) == 0 {
-		return trouble, nil
-	}
-	if err = s.confirmed(sp, publishTimeout, together); err == nil || finished(err) {
-		return trouble, err
-	}
-	for _, m := range together {
-		s.stuck[m.Stream] = s.ask(sp, m)
-	}
-	soon, cancel := context.WithTimeout(sp.work, askPause)
-	defer cancel()
-	for _, m := range together {
-		q := s.stuck[m.Stream]
-		trouble = err
-		select {
-		case err := <-q.answer:
-			switch {
-			case err == nil:
-				delete(s.stuck, m.Stream)
-				continue
-			case finished(err):
-				return nil, err
-			}
-			q.answer <- err
-		case <-soon.Done():
-		}
-		s.unconfirmed = append(s.unconfirmed, m)
-	}
-	return trouble, nil
-}
-
-// open reports whether there is something to settle, but for what shares a transaction with what is late: nobody will
-// publish that any more.
-func (s *settler) open() bool {
-	return slices.ContainsFunc(s.pending, func(f *flight) bool {
-		return slices.ContainsFunc(f.owed, func(xid uint64) bool { return s.late[xid] == 0 })
-	})
-}
-
-// note adds the rows of a flight to those that no mark holds.
-func (s *settler) note(f *flight) {
-	switch {
-	case f.landed != nil:
-		f.landed.entries, f.landed.marks, f.landed.published = f.entries, f.marks, f.published
-		f = f.landed
-		f.late = false
-		for _, xid := range f.behind {
-			if s.late[xid]--; s.late[xid] == 0 {
-				delete(s.late, xid)
-			}
-		}
-		f.behind = nil
-	case f.late:
-		for _, r := range f.rows {
-			xid := s.last.Snapshot.Widen(r.xid)
-			s.late[xid]++
-			f.behind = append(f.behind, xid)
-		}
-		s.pending = append(s.pending, f)
-		return
-	default:
-		s.pending = append(s.pending, f)
-	}
-	for _, r := range f.rows {
-		xid := s.last.Snapshot.Widen(r.xid)
-		if s.mark.Snapshot.Sees(xid) {
-			continue // it was deleted while it was on its way
-		}
-		s.rows[xid] = append(s.rows[xid], r.seq)
-		s.highest = max(s.highest, xid)
-		if n := len(f.owed); n == 0 || f.owed[n-1] != xid {
-			f.owed = append(f.owed, xid)
-		}
-	}
-	f.rows = nil
-	for stream, id := range f.entries {
-		s.entries.Raise(stream, id)
-	}
-	s.unconfirmed = lastMarks(append(s.unconfirmed, f.marks...))
-}
-
-// advance confirms what was published, looks, and moves the mark to what is published of what it sees. It confirms just
-// before: what Redis forgets between the two is lost, and from before it is published again.
+// advance confirms what is published, scans, and moves the mark to what is published of what the scan sees. It confirms
+// just before: what Redis loses between the two is lost, and what it lost before is published again.
 func (s *settler) advance(sp span) error {
-	s.hurried = false
-	passed := s.passed()
-	if len(s.flights) > 0 { // among them what was published up to there
-		s.take(<-s.flights)
+	s.hurried, s.advanced = false, time.Now()
+	if time.Since(s.flushed) >= markInterval {
+		s.flushed = time.Now()
+		s.router.flush()
+		s.forgetDoubt(sp.work)
 	}
-	var trouble, err error
-	if s.apart {
-		trouble, err = s.confirmApart(sp)
-		err = wrap("confirm", err)
-	} else {
-		err = s.confirm(sp)
+	passed := s.tracker.position() // before the scan, which finds what was committed since
+	if err := s.confirm(sp); err != nil {
+		return wrap("confirm", err)
 	}
-	if err != nil {
-		return err
-	}
-	s.beside()
 	if err := s.missed(passed); err != nil {
 		s.metrics.auditFailures.WithLabelValues(outbox.ReasonMissed).Inc()
 		return err
 	}
 	step, err := s.move(sp.work, passed)
+	s.release()
 	if err != nil {
 		s.drop()
-		return s.failed(sp, step, err)
+		return s.trouble(sp, step, err)
 	}
-	if trouble != nil {
-		return s.trouble(sp, "confirm", trouble)
+	if err := s.unconfirmable(); err != nil {
+		return s.trouble(sp, "confirm", err)
 	}
-	if len(s.stuck) > 0 {
-		return nil
-	}
-	s.bo.reset()
 	s.troubled = time.Time{}
 	if s.health.clear(conditionSettle) {
 		s.log.Info("settling again")
 	}
 	return nil
+}
+
+// confirm confirms what is published, in one call for all streams. If that fails, each stream is asked alone, and those
+// that do not answer soon are stuck.
+func (s *settler) confirm(sp span) error {
+	for range 2 {
+		marks := s.tracker.unconfirmed(s.gates.streamLane(), s.isStuck)
+		var err error
+		if len(marks) > 0 {
+			err = s.confirmed(sp.work, marks)
+		}
+		if err == nil {
+			s.tracker.confirm(marks)
+			return nil
+		}
+		if finished(err) || sp.work.Err() != nil || sp.intake.Err() != nil {
+			return err
+		}
+		s.probe(sp, marks, err)
+	}
+	return nil
+}
+
+func (s *settler) confirmed(ctx context.Context, marks []outbox.Mark) error {
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	return s.sink.Confirm(ctx, s.gates.owner, marks)
+}
+
+// probe asks each stream alone until it can be confirmed, and waits a little for all of them.
+func (s *settler) probe(sp span, marks []outbox.Mark, err error) {
+	var answers sync.WaitGroup
+	for _, m := range marks {
+		s.mu.Lock()
+		s.stuck[m.Stream] = err
+		s.mu.Unlock()
+		answers.Add(1)
+		answered := sync.OnceFunc(answers.Done)
+		s.beside.Go(func() {
+			defer answered()
+			bo := backoff{first: probeWait, most: probeWait}
+			for {
+				s.probes <- struct{}{}
+				err := s.confirmed(sp.work, []outbox.Mark{m})
+				<-s.probes
+				if err == nil || finished(err) || sp.work.Err() != nil {
+					s.mu.Lock()
+					delete(s.stuck, m.Stream) // the call for all streams finds the same
+					s.mu.Unlock()
+					return
+				}
+				s.mu.Lock()
+				s.stuck[m.Stream] = err
+				s.mu.Unlock()
+				answered()
+				bo.wait(sp.work)
+			}
+		})
+	}
+	all := make(chan struct{})
+	s.beside.Go(func() { answers.Wait(); close(all) })
+	soon := time.NewTimer(probeWait)
+	defer soon.Stop()
+	select {
+	case <-all:
+	case <-soon.C:
+	case <-sp.work.Done():
+	}
+}
+
+func (s *settler) isStuck(stream string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stuck[stream] != nil
+}
+
+// unconfirmable returns the error of the first stream that is stuck, by name.
+func (s *settler) unconfirmable() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.stuck) == 0 {
+		return nil
+	}
+	return s.stuck[slices.Min(slices.Collect(maps.Keys(s.stuck)))]
 }
 
 // missed reports a row that the stream has passed without delivering it.
@@ -367,36 +266,19 @@ func (s *settler) missed(passed outbox.LSN) error {
 	}
 	suspects := s.suspects
 	s.suspects = outbox.Look{}
-	for _, o := range suspects.Owed {
-		if !s.mark.Snapshot.Sees(o.XID) && !s.complete(o) && s.late[o.XID] == 0 {
-			return &outbox.SlotError{
-				Reason: outbox.ReasonMissed,
-				Err: fmt.Errorf("the stream passed %s without delivering a row of transaction %d", suspects.End,
-					o.XID),
-				Remedy: "check that the publication has the outbox table and that no other program moves the slot; " +
-					"the row is swept, perhaps behind later ones of its aggregate",
-			}
-		}
+	xid := s.tracker.missing(suspects.Owed)
+	if xid == 0 {
+		return nil
 	}
-	return nil
+	return &outbox.SlotError{
+		Reason: outbox.ReasonMissed,
+		Err:    fmt.Errorf("the stream passed %s without delivering a row of transaction %d", suspects.End, xid),
+		Remedy: "check that the publication has the outbox table and that no other program moves the slot; " +
+			"the row is swept, perhaps behind later ones of its aggregate",
+	}
 }
 
-// complete reports whether all rows of a transaction were published, as far as a look has found them.
-func (s *settler) complete(o outbox.Owed) bool {
-	rows := s.rows[o.XID]
-	if len(rows) < len(o.Seqs) {
-		return false
-	}
-	slices.Sort(rows)
-	for _, seq := range o.Seqs {
-		if _, there := slices.BinarySearch(rows, seq); !there {
-			return false
-		}
-	}
-	return true
-}
-
-// move looks once, and moves the mark if there is something to settle. An error comes with the step that failed.
+// move scans once, and moves the mark if there is something to settle. An error comes with the step that failed.
 func (s *settler) move(ctx context.Context, passed outbox.LSN) (step string, err error) {
 	call := func(name string, make func(ctx context.Context) error) error {
 		step = name
@@ -413,150 +295,74 @@ func (s *settler) move(ctx context.Context, passed outbox.LSN) (step string, err
 			return step, err
 		}
 	}
-	// What is far behind in the WAL is not looked at before it is published.
+	// Rows that the stream is far from are not listed.
 	below := uint64(math.MaxInt64)
 	if passed < s.last.End {
-		below = max(s.highest+1, s.least)
+		below = max(s.tracker.highest+1, s.least)
 	}
 	var look outbox.Look
-	s.looked = time.Now()
+	began := time.Now()
 	err = call("look", func(ctx context.Context) (err error) {
-		look, err = s.marker.Look(ctx, s.mark, below)
+		look, err = s.marker.Look(ctx, s.tracker.mark, below)
 		return err
 	})
-	if s.took = time.Since(s.looked); err != nil {
+	if s.took = time.Since(began); err != nil {
 		return step, err
 	}
 	s.last = look.Pass
-	to, news := s.reach(look, below)
+	to, news, undone := s.tracker.reach(look, below, s.least)
+	if len(s.suspects.Owed) == 0 {
+		s.suspects = outbox.Look{Pass: look.Pass, Owed: undone}
+	}
 	if !news {
 		return "", nil
 	}
 	s.least = max(s.least, to.Snapshot.Max())
-	err = call("move", func(ctx context.Context) error { return s.marker.Move(ctx, s.owner, to, s.entries) })
+	err = call("move", func(ctx context.Context) error {
+		return s.marker.Move(ctx, s.gates.owner, to, s.tracker.entries)
+	})
 	if err != nil {
 		return step, err
 	}
-	s.mark, s.entries = to, outbox.Entries{}
-	for xid := range s.rows {
-		if to.Snapshot.Sees(xid) {
-			delete(s.rows, xid)
-		}
-	}
-	s.release()
+	s.tracker.moved(to)
 	return "", nil
 }
 
-// reach is how far the mark may be moved after a look, and whether that settles something. It sees what it saw, nothing
-// that the look does not see, and no transaction of which a row is not published.
-func (s *settler) reach(look outbox.Look, below uint64) (to outbox.Settled, news bool) {
-	unsure := s.unsure()
-	undone := slices.DeleteFunc(look.Owed, func(o outbox.Owed) bool { return !unsure[o.XID] && s.complete(o) })
-	if len(s.suspects.Owed) == 0 {
-		s.suspects = outbox.Look{Pass: look.Pass, Owed: undone}
-	}
-	hidden := slices.Clone(look.Snapshot.Running())
-	for _, o := range undone {
-		hidden = append(hidden, o.XID)
-	}
-	seen := outbox.NewSnapshot(min(look.Snapshot.Max(), below), hidden)
-	top := s.least
-	for xid := range s.rows {
-		if seen.Sees(xid) {
-			news, top = true, max(top, xid+1)
-		}
-	}
-	if len(undone) == 0 {
-		top = max(top, seen.Max())
-	}
-	return outbox.Settled{
-		Snapshot: outbox.NewSnapshot(min(top, look.Snapshot.Max()), hidden), High: max(s.mark.High, look.High),
-	}, news
-}
-
-// unsure are the transactions of which something is in a stream that is stuck.
-func (s *settler) unsure() map[uint64]bool {
-	if len(s.stuck) == 0 {
-		return nil
-	}
-	xids := map[uint64]bool{}
-	for _, f := range s.pending {
-		if slices.ContainsFunc(f.marks, func(m outbox.Mark) bool { return s.stuck[m.Stream] != nil }) {
-			for _, xid := range f.owed {
-				xids[xid] = true
-			}
-		}
-	}
-	return xids
-}
-
-// release tells everybody concerned which flights are settled: only from the first one on without a gap. Around what is
-// late or stuck others are released. The slot waits all the same, and so does what is behind something of its stream
-// that is not settled: its gate remembers that, and so it stays in the window.
+// release reports what has become settled.
 func (s *settler) release() {
-	var end outbox.LSN
-	rows, events, bytes := 0, 0, 0
-	var marks []outbox.Mark
-	var kept []*flight
-	waiting := map[string]bool{}
-	around := s.beside()
-	for i, f := range s.pending {
-		f.owed = slices.DeleteFunc(f.owed, s.mark.Snapshot.Sees)
-		settled := !f.late && len(f.owed) == 0
-		if !settled && !around {
-			kept = s.pending[i:]
-			break
-		}
-		if settled {
-			rows, f.published = rows+f.published, 0
-		}
-		if !settled || slices.ContainsFunc(f.marks, func(m outbox.Mark) bool { return waiting[m.Stream] }) {
-			for _, m := range f.marks {
-				waiting[m.Stream] = true
+	r := s.tracker.release()
+	s.router.settledTo(r.numbers)
+	if r.rows > 0 {
+		s.settled(r.rows)
+	}
+	if r.end != 0 {
+		s.source.Settled(r.end)
+	}
+	if r.events > 0 {
+		s.window.release(r.events, r.bytes)
+	}
+}
+
+// forgetDoubt empties the doubt sets when everything that was in doubt is published.
+func (s *settler) forgetDoubt(ctx context.Context) {
+	streams, handover, done := s.router.doubtful()
+	if !done || s.forgotten.Load() >= uint64(handover) || !s.forgetting.CompareAndSwap(false, true) {
+		return
+	}
+	s.beside.Go(func() {
+		defer s.forgetting.Store(false)
+		var failed error
+		for _, stream := range streams {
+			actx, cancel := context.WithTimeout(ctx, publishTimeout)
+			if err := s.sink.ForgetDoubt(actx, s.gates.owner, stream); err != nil {
+				failed = err
 			}
-			kept = append(kept, f)
-			continue
+			cancel()
 		}
-		events, bytes = events+f.events, bytes+f.bytes
-		marks = append(marks, f.marks...)
-		f.events, f.bytes, f.marks = 0, 0, nil
-		if len(kept) == 0 {
-			end = max(end, f.end)
-		} else if last := kept[len(kept)-1]; last.spent() {
-			last.end = max(last.end, f.end)
-		} else {
-			kept = append(kept, f)
+		if failed == nil {
+			s.forgotten.Store(uint64(handover))
 		}
-	}
-	s.pending = kept
-	if len(marks) > 0 {
-		s.lanes.settled(lastMarks(marks))
-	}
-	if rows > 0 {
-		s.settled(rows)
-	}
-	if end != 0 {
-		s.source.Settled(end)
-	}
-	if events > 0 {
-		s.window.release(events, bytes)
-	}
-}
-
-// beside reports whether something is late or stuck, and notes it for others.
-func (s *settler) beside() bool {
-	around := len(s.late)+len(s.stuck) > 0
-	s.around.Store(around)
-	return around
-}
-
-// failed is trouble, and waits a little.
-func (s *settler) failed(sp span, step string, err error) error {
-	err = s.trouble(sp, step, err)
-	if err == nil {
-		s.bo.wait(sp.intake)
-	}
-	return err
+	})
 }
 
 // trouble notes that a step has failed. An error says that it is not to be repeated.
@@ -574,27 +380,12 @@ func (s *settler) trouble(sp span, step string, err error) error {
 	return nil
 }
 
-// drop gives the marker up. What it has seen means nothing to another one.
+// drop closes the marker. Its scan results are not valid in another session.
 func (s *settler) drop() {
 	if s.marker != nil {
 		s.marker.Close()
 	}
 	s.marker, s.suspects = nil, outbox.Look{}
-	// It may be long until the next one looks: nobody knows how far behind the stream is then.
+	// The next scan may be much later, so how far the stream is from its rows is unknown.
 	s.last.End = math.MaxUint64
-}
-
-// lastMarks keeps the highest number of each stream.
-func lastMarks(marks []outbox.Mark) []outbox.Mark {
-	at := map[string]int{}
-	var out []outbox.Mark
-	for _, m := range marks {
-		if i, ok := at[m.Stream]; ok {
-			out[i].Number = max(out[i].Number, m.Number)
-			continue
-		}
-		at[m.Stream] = len(out)
-		out = append(out, m)
-	}
-	return out
 }

@@ -33,7 +33,7 @@ func TestSettlingIsRepeated(t *testing.T) {
 						t.Errorf("%s: the slot is told %v, want %v; %d rows are owed, struck %v", r.plan, r.i.settled,
 							rows[0].End, r.owedRows(), r.struck)
 					}
-					if len(r.s.settler.entries)+len(r.s.settler.rows) > 0 {
+					if len(r.s.settler.tracker.entries)+len(r.s.settler.tracker.rows) > 0 {
 						t.Errorf("%s: the settler remembers something", r.plan)
 					}
 				})
@@ -42,7 +42,8 @@ func TestSettlingIsRepeated(t *testing.T) {
 	}
 }
 
-// A server that crashes takes its sessions along, and gives ids out again: what was seen before it means nothing.
+// A server that crashes ends its sessions and assigns the same ids again. Scan results from before the crash are
+// invalid.
 func TestSettlingAcrossACrash(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
@@ -73,7 +74,8 @@ func TestSettlingAcrossACrash(t *testing.T) {
 	})
 }
 
-// When the intake has ended the first failure ends settling: what is left becomes doubt, and nobody waits.
+// After the intake has ended, the first failure ends settling. Unsettled events become doubt, and nothing waits for
+// them.
 func TestSettlingEndsWithTheFirstFailureAfterTheIntake(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"Sink.Confirm", "Store.Marker", "Marker.Look", "Marker.Move"} {
@@ -105,7 +107,7 @@ func TestASupersededSettlerEnds(t *testing.T) {
 	})
 }
 
-// At an orderly end the mark goes on moving until all is settled, and nobody waits for the next second.
+// In an orderly stop the mark continues to move until everything is settled, without waiting for the next second.
 func TestTheLastFlightsAreSettled(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
@@ -148,7 +150,7 @@ func (n noMarkers) Marker(ctx context.Context) (m outbox.Marker, err error) {
 	return n.Store.Marker(ctx)
 }
 
-// What cannot be settled is said after a while, and taken back when it is.
+// A failure to settle is reported after a while, and the report is cleared when settling works again.
 func TestWhatCannotBeSettledIsSaid(t *testing.T) {
 	t.Parallel()
 	for step, broken := range map[string]func(r *rig) *bool{
@@ -194,8 +196,8 @@ func TestASettlerThatIsFinishedEndsThePublisher(t *testing.T) {
 		soon()
 		r.do(r.rd.flush)
 		settling := r.goSettle()
-		if err := <-publishing; !errors.Is(err, outbox.ErrGap) {
-			t.Errorf("the publisher ended with %v", err)
+		if err := <-publishing; err != nil {
+			t.Errorf("the router ended with %v", err)
 		}
 		if err := <-settling; !errors.Is(err, outbox.ErrGap) {
 			t.Errorf("the settler ended with %v", err)
@@ -231,7 +233,7 @@ func TestASettlerThatNeverBegan(t *testing.T) {
 	inRig(t, Options{}, func(r *rig) {
 		settling := r.goSettle()
 		soon()
-		close(r.s.flights)
+		close(r.s.settler.ended)
 		if err := <-settling; err != nil || r.count("Store.Marker") > 0 {
 			t.Errorf("ended with %v", err)
 		}

@@ -18,16 +18,16 @@ const (
 	guardInterval = 500 * time.Millisecond
 )
 
-// streaming is one run of the slot reader: reader, publisher, settler and auditor, each a goroutine, are joined here
+// streaming is one run of the slot reader: reader, router, settler and auditor, each a goroutine, are joined here
 // and nowhere else. The goroutine that calls run owns it, and calls begin and guard.
 type streaming struct {
-	source    outbox.Source
-	publisher *publisher
-	settler   *settler
-	auditor   *auditor
-	keeper    *slotKeeper
-	window    *window
-	drain     time.Duration
+	source  outbox.Source
+	router  *router
+	settler *settler
+	auditor *auditor
+	keeper  *slotKeeper
+	window  *window
+	drain   time.Duration
 	// begin is the end of the hand-over: it runs when nobody else can move the slot any more, and returns what is
 	// settled, and H as its end.
 	begin func(ctx context.Context) (outbox.Pass, error)
@@ -35,8 +35,7 @@ type streaming struct {
 	// stream has run for long enough to forget why it did not before.
 	guard func(ctx context.Context, well bool) error
 
-	chunks  chan outbox.Chunk
-	flights chan *flight
+	chunks chan outbox.Chunk
 	// ready is the reader's question for begin, and begun the answer.
 	ready chan struct{}
 	begun chan error
@@ -45,10 +44,10 @@ type streaming struct {
 	since   time.Time
 }
 
-// progress is how far everything is published; known is false while the stream stands still for a known reason.
+// progress is how far everything is routed; known is false while the router waits for a stream that is blocked.
 func (s *streaming) progress() (passed outbox.LSN, known bool) {
-	full := s.publisher.waiting.Load() && s.settler.around.Load() // of what is not settled beside the others
-	return s.publisher.position(), s.running.Load() && !s.publisher.failing.Load() && !full
+	full := s.router.waiting.Load() && (s.router.blocked.any() || s.settler.unconfirmable() != nil)
+	return s.router.tracker.position(), s.running.Load() && !full
 }
 
 // run returns the cause of the stream's end.
@@ -75,14 +74,13 @@ func (s *streaming) run(ctx context.Context) error {
 		fail(err)
 	})
 	working.Go(func() {
-		defer close(s.flights)
-		if err := s.publisher.run(sp); err != nil {
-			fail(err)
-		}
+		defer close(s.settler.ended)
+		_ = s.router.run(sp, fail) // it has called fail
 	})
 	working.Go(func() {
-		if err := s.settler.run(sp, fail); err != nil {
-			stopWork(err) // without settling there is no use in publishing on
+		if err := s.settler.run(sp); err != nil {
+			fail(err)
+			stopWork(err) // without settling, publishing has no use
 		}
 	})
 	working.Go(func() {
@@ -141,7 +139,7 @@ func (s *streaming) lead(intake context.Context) error {
 		case <-s.ready:
 			at, err := s.begin(intake)
 			if err == nil {
-				s.publisher.begin(at.Settled, at.End)
+				s.router.begin(at.Settled, at.End)
 				s.settler.begin(at)
 				s.since = time.Now()
 				s.running.Store(true)

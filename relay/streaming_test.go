@@ -20,7 +20,7 @@ type running struct {
 	why error
 }
 
-// inStream runs do beside a stream that has begun.
+// inStream runs do while a stream is running.
 func inStream(t *testing.T, o Options, do func(s *running)) {
 	t.Helper()
 	inRig(t, o, func(r *rig) {
@@ -74,7 +74,7 @@ func TestAStopSettlesWhatWasTaken(t *testing.T) {
 	})
 }
 
-// What does not settle is given up within the drain timeout, and leaves nothing behind in the window.
+// Events that do not settle are abandoned within the drain timeout, and the window is empty afterwards.
 func TestAStopIsBounded(t *testing.T) {
 	t.Parallel()
 	inStream(t, Options{DrainTimeout: 6 * time.Second}, func(s *running) {
@@ -87,7 +87,7 @@ func TestAStopIsBounded(t *testing.T) {
 		if took < 3*time.Second || took > 5*time.Second || !s.pg.owed(row) {
 			t.Errorf("took %v of a timeout of 6 s; row owed: %v", took, s.pg.owed(row))
 		}
-		if n, _ := s.s.window.held(); n != 0 {
+		if n, _ := s.s.window.inflight(); n != 0 {
 			t.Errorf("%d events are held in the window of the next stream", n)
 		}
 		if s.pg.slot.confirmed >= tx.end {
@@ -97,7 +97,7 @@ func TestAStopIsBounded(t *testing.T) {
 	})
 }
 
-// When nothing of ours can be settled any more, nobody waits.
+// If this owner can no longer settle anything, the stop does not wait.
 func TestAHopelessStreamEndsAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, why := range []error{

@@ -5,14 +5,25 @@ import (
 	"sync"
 )
 
-// window bounds what is published and not yet settled, by events and by bytes. One goroutine acquires, any may release.
+// window bounds what was routed and is not settled, by events and by bytes. One goroutine acquires, any may release.
 type window struct {
 	maxEvents, maxBytes int
 
-	mu            sync.Mutex
-	events, bytes int
-	// freed and pressed have room for one signal: there is room again, and somebody waits for it.
+	mu sync.Mutex
+	// held is not settled; of that, queued is not published.
+	held, queued load
+	// freed and pressed have room for one signal: there is room again, and the settler should make room.
 	freed, pressed chan struct{}
+}
+
+type load struct{ events, bytes int }
+
+func (l *load) add(events, bytes int) {
+	l.events += events
+	l.bytes += bytes
+	if l.events < 0 || l.bytes < 0 {
+		panic("relay: window released more than it held")
+	}
 }
 
 func newWindow(events, bytes int) *window {
@@ -22,9 +33,8 @@ func newWindow(events, bytes int) *window {
 	}
 }
 
-// acquire waits until the events fit. What exceeds the whole window fits when the window is empty, so that one event
-// larger than it does not wait forever. Nobody waits in the middle of a transaction: nothing of it is settled before
-// the rest is published.
+// acquire waits until the events fit. What exceeds the whole window fits when the window is empty. In the middle of a
+// transaction only unpublished events count: nothing of it is settled before the rest is published.
 func (w *window) acquire(ctx context.Context, events, bytes int, middle bool) error {
 	for {
 		if w.try(events, bytes, middle) {
@@ -42,22 +52,32 @@ func (w *window) acquire(ctx context.Context, events, bytes int, middle bool) er
 func (w *window) try(events, bytes int, middle bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.events > 0 && !middle && (w.events+events > w.maxEvents || w.bytes+bytes > w.maxBytes) {
+	counted := w.held
+	if middle {
+		counted = w.queued
+	}
+	if counted.events > 0 && (counted.events+events > w.maxEvents || counted.bytes+bytes > w.maxBytes) {
 		return false
 	}
-	w.events += events
-	w.bytes += bytes
+	w.held.add(events, bytes)
+	w.queued.add(events, bytes)
+	if w.half() {
+		signal(w.pressed)
+	}
 	return true
+}
+
+// published notes that events are not queued any more.
+func (w *window) published(events, bytes int) {
+	w.mu.Lock()
+	w.queued.add(-events, -bytes)
+	w.mu.Unlock()
+	signal(w.freed)
 }
 
 func (w *window) release(events, bytes int) {
 	w.mu.Lock()
-	w.events -= events
-	w.bytes -= bytes
-	if w.events < 0 || w.bytes < 0 {
-		w.mu.Unlock()
-		panic("relay: window released more than it held")
-	}
+	w.held.add(-events, -bytes)
 	w.mu.Unlock()
 	signal(w.freed)
 }
@@ -69,21 +89,27 @@ func signal(to chan<- struct{}) {
 	}
 }
 
-// reset forgets what is held, when nobody uses the window.
+// reset empties the window, when no goroutine uses it.
 func (w *window) reset() {
-	if n, b := w.held(); n > 0 {
-		w.release(n, b)
-	}
+	w.mu.Lock()
+	w.held, w.queued = load{}, load{}
+	w.mu.Unlock()
 }
 
-func (w *window) held() (events, bytes int) {
+// inflight is what is not settled.
+func (w *window) inflight() (events, bytes int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.events, w.bytes
+	return w.held.events, w.held.bytes
 }
 
 // halfFull reports whether there may be no room for another piece.
 func (w *window) halfFull() bool {
-	events, bytes := w.held()
-	return events >= (w.maxEvents+1)/2 || bytes >= w.maxBytes/2
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.half()
+}
+
+func (w *window) half() bool {
+	return w.held.events >= (w.maxEvents+1)/2 || w.held.bytes >= w.maxBytes/2
 }

@@ -40,7 +40,7 @@ func TestWindowModel(t *testing.T) {
 				}
 			}
 			e, b := sum()
-			if ge, gb := w.held(); ge != e || gb != b {
+			if ge, gb := w.inflight(); ge != e || gb != b {
 				t.Fatalf("held %d/%d, want %d/%d", ge, gb, e, b)
 			}
 			if len(in) > 1 && (e > maxEvents || b > maxBytes) {

@@ -518,7 +518,7 @@ var scenes = map[int][]string{
 	1: {
 		"slotKeeper.follow", "leadership.undoubted", "leadership.poll", "claim.settle sql.Sweep.Park", "follower.",
 	},
-	3: {"slotKeeper.act", "publisher.park", "publisher.meet"},
+	3: {"slotKeeper.act", "worker.park", "router.meet"},
 	4: {"streaming.run cdc.Reader.Run status", "streaming.run cdc.Reader.Run START_REPLICATION"},
 	5: {"comparison.", "leadership.suspect", "lossCounter.", "repairer.", "gates.adopt sink.Sink.Sharded"},
 	7: {"slotKeeper.enforce", "slotKeeper.advance"},

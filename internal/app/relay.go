@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/api"
@@ -110,13 +109,12 @@ func (p *Relay) build(ctx context.Context) error {
 		URL: c.PostgresURL, Schema: c.Schema, Name: c.RelayName, Workers: c.SweepWorkers,
 		Sink: p.sink, Registerer: reg, Logger: p.log,
 	})
-	_, apart := client.(*redis.ClusterClient)
 	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)
 	p.relay = relay.New(relay.Options{
 		Name: c.RelayName, Holder: holder(), Prefix: c.StreamPrefix, Spread: p.spread,
 		Window: c.Window, WindowBytes: c.WindowBytes, WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore,
-		DrainTimeout: c.DrainTimeout, Apart: apart,
-		Store: sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
+		DrainTimeout: c.DrainTimeout,
+		Store:        sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
 		Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: p.sink.Ready, Observe: p.sink.Observe,
 		Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
 		Migrate: p.migrate(),

@@ -26,6 +26,6 @@ var modelled = map[string]string{
 	"a hand-over ends with a pass over the table": "all parts are drained before one mark is made",
 	"a mark moves on evidence":                    "a transaction is done as a whole",
 	"events that the stream missed are noticed":   "a missed row is noticed",
-	"flights are settled without a gap":           "only what is settled is confirmed",
+	"the slot moves without a gap":                "only what is settled is confirmed",
 	"only what is contiguous is confirmed":        "only what is settled is confirmed",
 }

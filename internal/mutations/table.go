@@ -332,7 +332,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "a mark moves on evidence", about: "one row stands for its transaction",
-		file: "relay/settler.go", old: "\tif len(rows) < len(o.Seqs) {", replacement: `	if len(rows) > 0 {
+		file: "relay/tracker.go", old: "\tif len(rows) < len(o.Seqs) {", replacement: `	if len(rows) > 0 {
 		return true
 	}
 	if len(rows) < len(o.Seqs) {`,
@@ -344,15 +344,26 @@ var mutations = []mutation{
 		pkg: "./relay", test: "TestTheSettlerFindsAMissedRow",
 	},
 	{
-		safeguard: "flights are settled without a gap", about: "whichever are settled",
-		file: "relay/settler.go", old: "settled := !f.late && len(f.owed) == 0", replacement: "settled := !f.late",
-		pkg: "./relay", test: "TestCrashPoints",
+		safeguard: "the slot moves without a gap", about: "past what is not settled",
+		file: "relay/tracker.go", old: "settled := p.confirmed && len(p.xids) == 0",
+		replacement: "settled := p.confirmed", pkg: "./relay", test: "TestCrashPoints",
+	},
+	{
+		safeguard: "only what is confirmed is settled", about: "what is published is",
+		file: "relay/tracker.go", old: "if p.done && !p.confirmed && p.number <= upTo[p.stream] {",
+		replacement: "if p.done && !p.confirmed {", pkg: "./relay",
+		test: "TestOthersAreSettledBesideAStreamThatCannotBeConfirmed",
+	},
+	{
+		safeguard: "a gate keeps a batch with an unsettled event", about: "it is told of the batch",
+		file: "relay/tracker.go", old: "r.numbers[p.stream] = before[p.stream] // they share a batch", replacement: "",
+		pkg: "./relay", test: "TestTracker|TestOthersGoOnBesideAStreamThatStandsStill",
 	},
 	{
 		safeguard: "memory is bounded", about: "the window is open",
 		file:        "relay/window.go",
-		old:         "if w.events > 0 && !middle && (w.events+events",
-		replacement: "if false && w.events > 0 && !middle && (w.events+events", pkg: "./relay", test: "TestWindow",
+		old:         "if counted.events > 0 && (counted.events+events",
+		replacement: "if false && counted.events > 0 && (counted.events+events", pkg: "./relay", test: "TestWindow",
 	},
 	{
 		safeguard: "a stalled stream is noticed", about: "it is not",

@@ -1,0 +1,381 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"posthaste/internal/poison"
+	"posthaste/outbox"
+)
+
+const (
+	// deliveryRows and deliveryBytes bound what a worker takes at once.
+	deliveryRows  = 2000
+	deliveryBytes = 4 << 20
+)
+
+// worker publishes the rows of one stream, in their order. It owns the lane, the retries and the refusals of the
+// stream, and repeats what fails without a limit: no other stream waits for it. One goroutine runs it.
+type worker struct {
+	*router
+	stream  string
+	lane    outbox.LanePublisher // nil until the stream is ready
+	refused poison.Refusals
+
+	mu     sync.Mutex
+	queue  []*portion
+	closed bool
+	signal chan struct{} // has room for one
+
+	// settledTo is the last batch that a mark holds, told the last one that the gate was given.
+	settledTo, told atomic.Int64
+	// flush is set when the gate should be given it even if nothing is published.
+	flush atomic.Bool
+}
+
+func (w *worker) add(p *portion) {
+	w.mu.Lock()
+	w.queue = append(w.queue, p)
+	w.mu.Unlock()
+	signal(w.signal)
+}
+
+// close ends the worker when it has published what it was given.
+func (w *worker) close() {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	signal(w.signal)
+}
+
+// next waits for portions, and takes as many as one delivery may have. None means that settled batches are to be
+// reported, or, if the worker is closed, that it ends.
+func (w *worker) next(ctx context.Context) (taken []*portion, closed bool) {
+	for {
+		w.mu.Lock()
+		rows, bytes := 0, 0
+		n := 0
+		for n < len(w.queue) && (n == 0 || rows < deliveryRows && bytes < deliveryBytes) {
+			rows, bytes = rows+w.queue[n].events, bytes+w.queue[n].bytes
+			n++
+		}
+		taken, w.queue, closed = w.queue[:n:n], w.queue[n:], w.closed
+		w.mu.Unlock()
+		if n > 0 || closed || w.flush.Load() {
+			return taken, closed
+		}
+		select {
+		case <-w.signal:
+		case <-ctx.Done():
+			return nil, true
+		}
+	}
+}
+
+func (w *worker) run(sp span) error {
+	for {
+		portions, closed := w.next(sp.work)
+		switch {
+		case len(portions) > 0:
+			if err := w.publish(sp, portions); err != nil {
+				return err
+			}
+		case closed:
+			return nil
+		default:
+			w.flush.Store(false)
+			w.report(sp.work)
+		}
+	}
+}
+
+// report gives the gate the last settled batch. If it fails, the next publish or report does that.
+func (w *worker) report(ctx context.Context) {
+	number := w.settledTo.Load()
+	if number <= w.told.Load() {
+		return // a publish has
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	mark := outbox.Mark{Stream: w.stream, Lane: w.gates.streamLane(), Number: number}
+	if w.sink.Settled(ctx, w.gates.owner, []outbox.Mark{mark}) == nil {
+		w.told.Store(number)
+		w.lane.Settled(number)
+	}
+}
+
+// publish publishes portions with one delivery.
+func (w *worker) publish(sp span, portions []*portion) error {
+	if w.lane == nil {
+		if err := w.ready(sp.intake); err != nil {
+			return err
+		}
+		w.lane = w.gates.lane(w.stream, w.gates.streamLane())
+	}
+	d := &delivery{parked: map[int]bool{}}
+	at, events, bytes := 0, 0, 0
+	for _, p := range portions {
+		events, bytes = events+p.events, bytes+p.bytes
+		for i := range p.rows {
+			r := &p.rows[i]
+			if blocker := w.blocks.blocker(&r.Event); blocker != "" {
+				if err := w.park(sp.intake, r, poison.ClassBlocked, poison.WaitsFor(blocker), 0, nil); err != nil {
+					return err
+				}
+				d.parked[at] = true
+			} else {
+				d.rows, d.events, d.at = append(d.rows, r), append(d.events, &r.Event), append(d.at, at)
+			}
+			at++
+		}
+	}
+	var receipt outbox.Receipt
+	if len(d.rows) > 0 {
+		var err error
+		if receipt, err = w.deliver(sp, d); err != nil {
+			return err
+		}
+	}
+	w.tracker.complete(portions, receipt.Number, receipt.Last, d.parked)
+	w.window.published(events, bytes)
+	return nil
+}
+
+// delivery is rows that are published at once.
+type delivery struct {
+	outbox.Delivery
+	rows   []*outbox.Row
+	events []*outbox.Event // of rows
+	// at are the places of rows among those of the portions, and parked the places of those that are parked.
+	at     []int
+	parked map[int]bool
+}
+
+// ready makes the stream ready for its first publish.
+func (w *worker) ready(intake context.Context) error {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		began := time.Now()
+		actx, cancel := context.WithTimeout(intake, publishTimeout)
+		err := w.gates.ensure(actx, w.stream)
+		cancel()
+		if err == nil && bo.next > 0 {
+			w.blocked.note(w.reporter, w.stream, began, nil)
+		}
+		if err == nil || finished(err) || errors.Is(err, outbox.ErrSuperseded) {
+			return err
+		}
+		w.blocked.note(w.reporter, w.stream, began, err)
+		bo.wait(intake)
+		if intake.Err() != nil {
+			return context.Cause(intake)
+		}
+	}
+}
+
+// deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
+// attempts. Everything else is repeated for as long as the intake lasts; then the first failure ends it, and what may
+// have been published becomes doubt.
+func (w *worker) deliver(sp span, d *delivery) (outbox.Receipt, error) {
+	if n := w.settledTo.Load(); n > w.told.Load() {
+		w.lane.Settled(n)
+		w.told.Store(n)
+	}
+	d.Delivery = w.lane.Deliver(d.events)
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		began := time.Now()
+		actx, cancel := context.WithTimeout(sp.work, publishTimeout)
+		receipt, err := d.Publish(actx)
+		cancel()
+		w.blocked.note(w.reporter, w.stream, began, err)
+		var refused *outbox.PoisonError
+		switch {
+		case err == nil:
+			if len(d.parked) == 0 {
+				w.refused.Accepted(w.stream)
+			}
+			w.published(outbox.ModeCDC, w.stream, w.gates.layout.Shards, d.sent())
+			return receipt, nil
+		case finished(err):
+			return receipt, err
+		case errors.As(err, &refused):
+			if attempts, park := w.refused.Refused(w.stream, refused); park {
+				if err := w.giveUp(sp.intake, d, refused, attempts); err != nil {
+					return receipt, err
+				}
+				w.refused.Parked(w.stream, refused.ID)
+				bo.reset()
+				continue
+			}
+		}
+		bo.wait(sp.intake)
+		if sp.intake.Err() != nil || sp.work.Err() != nil {
+			return receipt, context.Cause(sp.intake)
+		}
+	}
+}
+
+// sent are the events that were not parked.
+func (d *delivery) sent() []*outbox.Event {
+	if len(d.parked) == 0 {
+		return d.events
+	}
+	sent := make([]*outbox.Event, 0, len(d.events))
+	for i, e := range d.events {
+		if !d.parked[d.at[i]] {
+			sent = append(sent, e)
+		}
+	}
+	return sent
+}
+
+// giveUp parks the event that the sink refuses, and those that have to be parked with it.
+func (w *worker) giveUp(ctx context.Context, d *delivery, refused *outbox.PoisonError, attempts int) error {
+	r := d.rows[refused.Index]
+	if err := w.park(ctx, r, refused.Class, refused.Err.Error(), attempts, refused); err != nil {
+		return err
+	}
+	d.parked[d.at[refused.Index]] = true
+	also, class, why := poison.Behind(refused, &r.Event, w.blocks != nil)
+	for _, i := range d.Skip(also) {
+		if err := w.park(ctx, d.rows[i], class, why.Error(), 0, nil); err != nil {
+			return err
+		}
+		d.parked[d.at[i]] = true
+	}
+	return nil
+}
+
+// park moves a row to outbox_dead, and waits until the row is visible for that. cause is nil for a row that only waits
+// for another.
+func (w *worker) park(ctx context.Context, r *outbox.Row, class, reason string, attempts int, cause error) error {
+	bo := backoff{first: 10 * time.Millisecond, most: 500 * time.Millisecond}
+	began, failing := time.Now(), false
+	defer func() {
+		if failing && w.parking.Add(-1) == 0 {
+			w.health.clear(conditionPark)
+		}
+	}()
+	for {
+		parked, err := w.store.Park(ctx, w.gates.owner, r, class, reason, attempts)
+		if errors.Is(err, outbox.ErrSuperseded) {
+			return err
+		}
+		if err != nil && !failing && time.Since(began) > patience {
+			failing = true
+			w.parking.Add(1)
+			w.health.fail(conditionPark, err.Error())
+			w.log.Warn("a refused event cannot be parked; the stream waits for it", "event_id", r.ID, "err", err)
+		}
+		if err == nil && parked {
+			if cause == nil {
+				cause = errors.New(reason)
+			}
+			w.blocks.add(&r.Event)
+			w.parked(&r.Event, cause)
+			return nil
+		}
+		bo.wait(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// blockedStreams keeps readiness up to date with the streams that cannot be published to. It is safe for concurrent
+// use.
+type blockedStreams struct {
+	mu  sync.Mutex
+	why map[string]error
+	// since is when the attempt began that has put the first stream into why, published when an attempt at any stream
+	// last succeeded.
+	since, published time.Time
+	// full is set while the router waits for room in the window.
+	full bool
+}
+
+// note takes the outcome of an attempt at a stream. An event that is refused for its own sake blocks no stream.
+func (b *blockedStreams) note(r *reporter, stream string, began time.Time, err error) {
+	var refused *outbox.PoisonError
+	if errors.As(err, &refused) {
+		err = nil
+	}
+	if finished(err) || errors.Is(err, context.Canceled) {
+		return // the stream of the reader ends
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err == nil {
+		news := b.published.IsZero() || len(b.why) > 0
+		b.published = time.Now()
+		delete(b.why, stream)
+		if news { // the first one also ends what a sweep has reported
+			r.health.clear(conditionForeign)
+			b.show(r)
+		}
+		return
+	}
+	if len(b.why) == 0 {
+		b.why, b.since = map[string]error{}, began
+	}
+	if b.why[stream] == nil {
+		r.log.Warn("publishing fails; retrying", "stream", stream, "err", err)
+	}
+	b.why[stream] = err
+	b.show(r)
+}
+
+// wait notes whether the other streams wait for room in the window.
+func (b *blockedStreams) wait(r *reporter, full bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.full = full
+	b.show(r)
+}
+
+// any reports whether a stream is blocked.
+func (b *blockedStreams) any() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.why) > 0
+}
+
+// reset ends all conditions, when the stream ends.
+func (b *blockedStreams) reset(r *reporter) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.why = nil
+	b.show(r)
+}
+
+// show sets one of two conditions: the sink cannot be published to, or only some streams cannot. The caller holds mu.
+func (b *blockedStreams) show(r *reporter) {
+	if len(b.why) == 0 {
+		r.health.clear(conditionStreams)
+		if r.health.clear(conditionPublish) {
+			r.log.Info("publishing again")
+		}
+		return
+	}
+	names := slices.Sorted(maps.Keys(b.why))
+	first := b.why[names[0]]
+	if !b.published.After(b.since) && !outbox.Alone(first) {
+		r.health.clear(conditionStreams)
+		r.health.fail(conditionPublish, first.Error())
+		return
+	}
+	others := "the others go on"
+	if b.full {
+		others = "the others wait, because the window is full of what waits for them"
+	}
+	r.health.clear(conditionPublish)
+	r.health.fail(conditionStreams, fmt.Sprintf("%s stand still, %s: %v", strings.Join(names, ", "), others, first))
+}
