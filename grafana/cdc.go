@@ -72,8 +72,9 @@ var cdc = board{
 		{"Stream of changes", 7, []panel{
 			{
 				title: "Transactions and rows", unit: "ops", alert: "OutboxRelayNotPublishing",
-				means: "Changes that the slot delivers. Rows in excess of published events are repeats after a restart. If " +
-					"it is 0 while events are written, the publication may be missing: run posthaste doctor.",
+				means: "Changes that the slot delivers. Rows in excess of published events are repeats after a " +
+					"restart. If it is 0 while events are written, the publication may be missing: " +
+					"run posthaste doctor.",
 				queries: []query{
 					{rate("outbox_cdc_transactions_total"), "transactions"},
 					{rate("outbox_cdc_rows_total"), "rows"},

@@ -203,9 +203,8 @@ var redis = board{
 			},
 			{
 				title: "Answers 503 and 423", unit: "reqps", alert: "CreditsStoreUnavailable",
-				means: "503: Redis is unreachable, or cannot provide the configured durability; nothing was done, and " +
-					"clients repeat with the " +
-					"same key. 423: a frozen account.",
+				means: "503: Redis is unreachable, or cannot provide the configured durability; nothing was done, " +
+					"and clients repeat with the same key. 423: a frozen account.",
 				queries: []query{{`sum by (route, status) ` +
 					`(rate(http_request_duration_seconds_count{route=~"/(add|deduct|balance)/.*", status=~"503|423", ` +
 					`FILTER}[$__rate_interval]))`, "{{route}} {{status}}"}},
