@@ -377,7 +377,7 @@ func TestSlotsMoveUnderEverything(t *testing.T) {
 		return nil
 	})
 	group.waitLogged("b.changed")
-	if relay.logged("adopting again") && relay.logged("has forgotten streams") {
+	if relay.logged("adopting again") && relay.logged("has lost streams") {
 		t.Errorf("a slot that moves has lost something:\n%s", relay.output())
 	}
 	for _, r := range []string{"doctor", "groups list"} {

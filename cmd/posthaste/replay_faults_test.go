@@ -88,7 +88,7 @@ func TestReplayForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-p.done
-	if out := p.text(); p.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "redis has forgotten") ||
+	if out := p.text(); p.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "redis has lost the progress") ||
 		!strings.Contains(out, "starts over if that is nothing") {
 		t.Errorf("exit %d: %s", p.cmd.ProcessState.ExitCode(), out)
 	}
