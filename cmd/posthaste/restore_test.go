@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -252,6 +253,44 @@ func TestAYoungerEntryHidesNoLoss(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A restored event is traced to its new entry, which is younger than the mark that settled it. An event whose entry was
+// not lost is traced to that entry.
+func TestTraceOfARestoredEvent(t *testing.T) {
+	t.Parallel()
+	const stream = "outbox.order"
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		w.relayIn(mode, "--stream-maxlen=0")
+		traced := func(id, entry string) {
+			t.Helper()
+			if r := w.once("trace", id); r.code != 0 || !strings.Contains(r.out, stream+" "+entry) {
+				t.Errorf("trace: exit %d: %s%s; want entry %s", r.code, r.out, r.errOut, entry)
+			}
+		}
+		committed := 0
+		for i := range 3 {
+			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 50, Tag: fmt.Sprintf("%d-", i)})
+			load.Wait()
+			committed += load.Committed()
+			w.waitSettled(int64(committed))
+			if i < 2 {
+				do(t, w.redis.Client, "del", stream)
+				w.waitWhole()
+				testenv.Eventually(t, 20*time.Second, func() error {
+					if n := w.unrepaired(); n > 0 {
+						return fmt.Errorf("%d repairs are not done", n)
+					}
+					return nil
+				})
+			}
+		}
+		all := w.oracle.Entries(t, "order")
+		for _, n := range []int{0, 60, len(all) - 1} {
+			traced(all[n].ID, all[n].EntryID)
+		}
+	})
 }
 
 // waitGroups waits until a relay has recorded the groups of a stream.

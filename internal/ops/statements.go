@@ -31,6 +31,10 @@ type traceRow struct {
 	// Stream is where the event was published. UpTo is an entry that the event's entry is not after, "" if unknown.
 	Stream, UpTo string
 	Created      time.Time
+	// Restored is an entry that the event's restored entry is not after, "" if it was not restored. Since is when the
+	// loss was noticed.
+	Restored string
+	Since    time.Time
 }
 
 // traceRowsOf finds an event id, an order id or any aggregate id in orders, outbox, history and parked events. It

@@ -85,10 +85,21 @@ const (
 	entrySlack = 5 * time.Minute
 )
 
-// findEntry searches for the entry of an event whose place was not recorded, backwards from the last possible entry
-// to the event's creation time. It decrements pages; "" if the entry is not found or no pages are left.
+// findEntry searches for the entry of an event: up to the last entry of the mark that settled it, then among restored
+// entries, which are younger. It decrements pages; "" if the entry is not found or no pages are left.
 func findEntry(ctx context.Context, client redis.UniversalClient, r traceRow, pages *int) (string, error) {
-	to := cmp.Or(r.UpTo, "+")
+	entry, err := entryBetween(ctx, client, r, r.Created, r.UpTo, pages)
+	if err != nil || entry != "" || r.Restored == "" {
+		return entry, err
+	}
+	return entryBetween(ctx, client, r, r.Since, r.Restored, pages)
+}
+
+// entryBetween searches backwards from the entry to until the time from.
+func entryBetween(ctx context.Context, client redis.UniversalClient, r traceRow, from time.Time, to string,
+	pages *int,
+) (string, error) {
+	to = cmp.Or(to, "+")
 	for ; *pages > 0; *pages-- {
 		page, err := client.XRevRangeN(ctx, r.Stream, to, "-", tracePage).Result()
 		if err != nil {
@@ -98,7 +109,7 @@ func findEntry(ctx context.Context, client redis.UniversalClient, r traceRow, pa
 			if e.Values["id"] == r.ID && e.Values["replayed"] != "1" {
 				return e.ID, nil
 			}
-			if entryTime(e.ID).Before(r.Created.Add(-entrySlack)) {
+			if entryTime(e.ID).Before(from.Add(-entrySlack)) {
 				return "", nil
 			}
 		}

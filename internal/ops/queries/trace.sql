@@ -1,7 +1,9 @@
 -- $1 is the id as text, $2 the same as a UUID, or NULL. Returns the newest $3 rows, because an aggregate may have any
 -- number of events. The log has no index for aggregates: the part is read. The last columns are an entry that the
--- event's entry is not after, and the event's creation time.
-SELECT at, place, id, outbox_readable(detail), outbox_readable(traceparent), stream, up_to, created FROM (
+-- event's entry is not after, the event's creation time, an entry that its restored entry is not after ('+' while a
+-- repair is under way), and when the loss was noticed.
+SELECT at, place, id, outbox_readable(detail), outbox_readable(traceparent), stream, up_to, created, restored, since
+FROM (
 SELECT coalesce(m.at, outbox_time(o.created_at)) AS at,
     CASE WHEN m.at IS NULL THEN 'outbox' ELSE 'published' END, o.id::text,
     CASE WHEN m.at IS NULL THEN o.event_type::text || ' waits to be published'
@@ -10,7 +12,7 @@ SELECT coalesce(m.at, outbox_time(o.created_at)) AS at,
             || ' ms after its insert' END,
     coalesce(o.headers ->> 'traceparent'::text, ''), CASE WHEN m.at IS NULL THEN '' ELSE s.stream END,
     coalesce(m.entries ->> s.stream, ''),
-    outbox_time(o.created_at)
+    outbox_time(o.created_at), coalesce(again.restored, ''), coalesce(again.since, m.at, outbox_time(o.created_at))
 FROM (
     (SELECT * FROM outbox_live
      WHERE part = outbox_part($1::text) AND aggregate_id = $1::text
@@ -22,9 +24,15 @@ LEFT JOIN LATERAL outbox_settling(o.part, o.xid, o.seq) m ON true
 CROSS JOIN LATERAL (
     SELECT coalesce(outbox_stream_name(m.prefix, o.aggregate_type, o.part, m.shards), '') AS stream
 ) s
+LEFT JOIN LATERAL (
+    SELECT (pg_catalog.array_agg(coalesce(nullif(r.last_entry, ''::text), '+') ORDER BY r.id DESC))[1] AS restored,
+        pg_catalog.min(r.noticed_at) AS since
+    FROM outbox_repair r WHERE r.stream = s.stream AND r.touched_mark < m.id
+) again ON true
 UNION ALL
 SELECT dead_at, 'dead', id::text, event_type::text || ': ' || error, coalesce(headers ->> 'traceparent'::text, ''), '',
-    '', dead_at
+    '', dead_at, '', dead_at
 FROM outbox_dead WHERE (aggregate_id = $1::text OR id = $2) AND dropped_at IS NULL
 ORDER BY 1 DESC LIMIT $3
-) newest(at, place, id, detail, traceparent, stream, up_to, created) ORDER BY at
+) newest(at, place, id, detail, traceparent, stream, up_to, created, restored, since)
+ORDER BY at
