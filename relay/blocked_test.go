@@ -189,14 +189,19 @@ func TestOthersGoOnBesideANewStreamThatStandsStill(t *testing.T) {
 	}
 }
 
+// scanned waits for the settler's next scan.
+func (r *rig) scanned() {
+	for n := r.count("Marker.Look"); r.count("Marker.Look") == n; {
+		pass(10 * time.Millisecond)
+	}
+}
+
 // Events that were published but not confirmed when their server went down are not settled; the others are.
 func TestOthersAreSettledBesideAStreamThatCannotBeConfirmed(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		r.met("order", "user")
-		for looks := r.count("Marker.Look"); r.count("Marker.Look") == looks; {
-			pass(10 * time.Millisecond)
-		}
+		r.scanned()
 		r.s.chunks <- chunk(r.both("order")...)
 		pass(100 * time.Millisecond)
 		r.s.chunks <- chunk(r.both("user")...)
@@ -223,9 +228,7 @@ func TestOthersAreSettledBesideAServerThatHangs(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		r.met("order", "user")
-		for looks := r.count("Marker.Look"); r.count("Marker.Look") == looks; {
-			pass(10 * time.Millisecond)
-		}
+		r.scanned()
 		r.s.chunks <- chunk(r.both("order")...)
 		r.s.chunks <- chunk(r.both("user")...)
 		pass(100 * time.Millisecond) // published, and not yet confirmed

@@ -31,12 +31,10 @@ type router struct {
 	// handover is H. Everything that was in doubt when the stream began was committed below it. A worker that finds a
 	// stream which the adoption did not know raises it.
 	handover atomic.Uint64
-	// middle is set between the rows of one transaction, and giant is how many of its rows were routed, at least.
+	// middle is set while some rows of transaction xid are routed, and not all; giant is how many, at least.
 	middle bool
+	xid    uint32
 	giant  int
-	// unfinished is set while some rows of transaction xid are routed, and not all.
-	unfinished bool
-	xid        uint32
 
 	mu      sync.Mutex
 	workers map[string]*worker
@@ -82,7 +80,7 @@ func (r *router) run(sp span, fail func(error)) error {
 	if err := r.take(sp.intake); err != nil {
 		r.end(err)
 	}
-	if r.unfinished {
+	if r.middle {
 		r.tracker.abandon(r.xid)
 	}
 	for _, w := range r.all() {
@@ -132,21 +130,18 @@ func (r *router) take(intake context.Context) error {
 func (r *router) route(intake context.Context, rows []outbox.Row) error {
 	maxRows, maxBytes := max(r.window.maxEvents/2, 1), max(r.window.maxBytes/2, 1)
 	for len(rows) > 0 {
-		n, bytes, rest := 0, 0, r.middle
+		n, bytes, middle := 0, 0, r.middle
 		for n < len(rows) && n < maxRows && (n == 0 || bytes+rows[n].Size() <= maxBytes) {
 			bytes += rows[n].Size()
-			r.middle = rows[n].End == 0
-			if n++; rest && !r.middle {
+			middle = rows[n].End == 0
+			if n++; r.middle && !middle {
 				break
 			}
 		}
-		if err := r.piece(intake, rows[:n], rest); err != nil {
+		if err := r.piece(intake, rows[:n], r.middle); err != nil {
 			return err
 		}
-		r.unfinished = r.middle
-		if !rows[n-1].Marker() {
-			r.xid = rows[n-1].XID
-		}
+		r.middle, r.xid = middle, rows[n-1].XID
 		rows = rows[n:]
 		if r.middle && r.giant > giantWindows*r.window.maxEvents {
 			return &outbox.SlotError{

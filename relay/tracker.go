@@ -11,7 +11,7 @@ import (
 type portion struct {
 	stream string
 	rows   []outbox.Row // nil when it is done
-	ids    []rowID      // of rows, when it is done
+	ids    []rowID      // of rows; nil when it is confirmed
 	// events and bytes are its room in the window.
 	events, bytes int
 	// end is the position up to which every transaction is complete with this portion and those before it.
@@ -65,6 +65,12 @@ func (t *tracker) begin(at outbox.Pass) {
 
 // route adds a piece: its portions, and its last end of a transaction.
 func (t *tracker) route(portions []*portion, end outbox.LSN) {
+	for _, p := range portions {
+		p.ids = make([]rowID, len(p.rows))
+		for i := range p.rows {
+			p.ids[i] = rowID{p.rows[i].XID, p.rows[i].Seq}
+		}
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.portions = append(t.portions, portions...)
@@ -97,21 +103,17 @@ func (t *tracker) publishedTo(position outbox.LSN) bool {
 	return t.routed >= position && (first < 0 || t.portions[first].rows[0].Commit >= position)
 }
 
-// complete notes that portions of one stream were published by batches up to number, after which last was the stream's
-// last entry. parked are the places of rows that were parked, among those of all the portions.
-func (t *tracker) complete(portions []*portion, number int64, last string, parked map[int]bool) {
+// complete notes that the rows of portions of one stream were published by batches up to number, after which last was
+// the stream's last entry, or parked.
+func (t *tracker) complete(portions []*portion, number int64, last string, parked map[*outbox.Row]bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	at := 0
 	for _, p := range portions {
 		p.done, p.number, p.last = true, number, last
-		p.ids = make([]rowID, len(p.rows))
 		for i := range p.rows {
-			p.ids[i] = rowID{p.rows[i].XID, p.rows[i].Seq}
-			if !parked[at] {
+			if !parked[&p.rows[i]] {
 				p.published++
 			}
-			at++
 		}
 		p.rows = nil
 	}
@@ -188,9 +190,6 @@ func (t *tracker) whole(o outbox.Owed) bool {
 
 // underway returns the transactions of a portion that is not confirmed.
 func (t *tracker) underway(p *portion) (xids []uint64) {
-	for i := range p.rows {
-		xids = append(xids, t.snapshot.Widen(p.rows[i].XID))
-	}
 	for _, r := range p.ids {
 		xids = append(xids, t.snapshot.Widen(r.xid))
 	}

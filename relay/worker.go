@@ -119,21 +119,25 @@ func (w *worker) publish(sp span, portions []*portion) error {
 		}
 		w.lane = w.gates.lane(w.stream, w.gates.streamLane())
 	}
-	d := &delivery{parked: map[int]bool{}}
-	at, events, bytes := 0, 0, 0
+	events, bytes := 0, 0
 	for _, p := range portions {
 		events, bytes = events+p.events, bytes+p.bytes
+	}
+	d := &delivery{
+		rows: make([]*outbox.Row, 0, events), events: make([]*outbox.Event, 0, events), parked: map[*outbox.Row]bool{},
+	}
+	for _, p := range portions {
 		for i := range p.rows {
 			r := &p.rows[i]
-			if blocker := w.blocks.blocker(&r.Event); blocker != "" {
-				if err := w.park(sp.intake, r, poison.ClassBlocked, poison.WaitsFor(blocker), 0, nil); err != nil {
-					return err
-				}
-				d.parked[at] = true
-			} else {
-				d.rows, d.events, d.at = append(d.rows, r), append(d.events, &r.Event), append(d.at, at)
+			blocker := w.blocks.blocker(&r.Event)
+			if blocker == "" {
+				d.rows, d.events = append(d.rows, r), append(d.events, &r.Event)
+				continue
 			}
-			at++
+			if err := w.park(sp.intake, r, poison.ClassBlocked, poison.WaitsFor(blocker), 0, nil); err != nil {
+				return err
+			}
+			d.parked[r] = true
 		}
 	}
 	var receipt outbox.Receipt
@@ -153,9 +157,7 @@ type delivery struct {
 	outbox.Delivery
 	rows   []*outbox.Row
 	events []*outbox.Event // of rows
-	// at are the places of rows among those of the portions, and parked the places of those that are parked.
-	at     []int
-	parked map[int]bool
+	parked map[*outbox.Row]bool
 }
 
 // ready makes the stream ready for its first publish.
@@ -230,7 +232,7 @@ func (d *delivery) sent() []*outbox.Event {
 	}
 	sent := make([]*outbox.Event, 0, len(d.events))
 	for i, e := range d.events {
-		if !d.parked[d.at[i]] {
+		if !d.parked[d.rows[i]] {
 			sent = append(sent, e)
 		}
 	}
@@ -243,13 +245,13 @@ func (w *worker) giveUp(ctx context.Context, d *delivery, refused *outbox.Poison
 	if err := w.park(ctx, r, refused.Class, refused.Err.Error(), attempts, refused); err != nil {
 		return err
 	}
-	d.parked[d.at[refused.Index]] = true
+	d.parked[r] = true
 	also, class, why := poison.Behind(refused, &r.Event, w.blocks != nil)
 	for _, i := range d.Skip(also) {
 		if err := w.park(ctx, d.rows[i], class, why.Error(), 0, nil); err != nil {
 			return err
 		}
-		d.parked[d.at[i]] = true
+		d.parked[d.rows[i]] = true
 	}
 	return nil
 }
