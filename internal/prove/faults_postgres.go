@@ -107,6 +107,19 @@ func (c *campaign) exec(ctx context.Context, text string, args ...any) (int64, e
 	return tag.RowsAffected(), err
 }
 
+// affect repeats a statement until it returns or changes a row.
+func (c *campaign) affect(ctx context.Context, text string, args ...any) error {
+	for {
+		n, err := c.exec(ctx, text, args...)
+		if err != nil || n > 0 {
+			return err
+		}
+		if err := pause.For(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
 // setting changes a server setting and restores it.
 func setting(name, value string) injection {
 	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {

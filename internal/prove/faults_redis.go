@@ -114,15 +114,7 @@ func (c *campaign) away(ctx context.Context, stream string) error {
 	if err != nil && !redis.HasErrorPrefix(err, "BUSYGROUP") {
 		return err
 	}
-	for {
-		n, err := c.exec(ctx, "SELECT FROM outbox_stream WHERE stream = $1 AND $2 = ANY (groups)", stream, groupAway)
-		if err != nil || n > 0 {
-			return err
-		}
-		if err := pause.For(ctx, 200*time.Millisecond); err != nil {
-			return err
-		}
-	}
+	return c.affect(ctx, "SELECT FROM outbox_stream WHERE stream = $1 AND $2 = ANY (groups)", stream, groupAway)
 }
 
 // retryDead deletes a stream and retries one of its dead events. The retry is refused until the stream is restored.
