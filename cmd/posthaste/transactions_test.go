@@ -74,7 +74,7 @@ func TestASubscriptionWritesIntoTheOutbox(t *testing.T) {
 		server := testenv.NewServer(t)
 		source, w := server.Database(t), worldOf(t, server.Database(t), testenv.Redis(t))
 		if testenv.Value[int](t, source, "SELECT current_setting('server_version_num')::int") < 150000 {
-			t.Skip("a publication has no list of columns")
+			t.Skip("publications have column lists since Postgres 15")
 		}
 		write := func(n int) {
 			source.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
@@ -139,8 +139,8 @@ func TestTheDataAloneIsRestored(t *testing.T) {
 				r.kill()
 				w.waitCommitted(first, first.Committed()+60)
 				first.Stop()
-				to.Exec(t, "TRUNCATE outbox_part, outbox_mark, posthaste_migrations")
-				if errOut := restore(t, to, dump(t, w.db, "--data-only"), "-v", "ON_ERROR_STOP=1"); errOut != "" {
+				data := dump(t, w.db, append([]string{"--data-only"}, withoutMigration...)...)
+				if errOut := restore(t, to, data, "-v", "ON_ERROR_STOP=1"); errOut != "" {
 					t.Fatalf("psql: %s", errOut)
 				}
 
