@@ -28,14 +28,15 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-// scene is a scenario with watched relays. Its plan is the transactions of the test, in order.
+// scene is a scenario with watched relays. Its plan is the transactions of the test, in order, and its failpoint that of
+// the first relay.
 type scene struct {
-	name, plan string
-	play       func(r *run)
+	name, plan, failpoint string
+	play                  func(r *run)
 }
 
 var scenes = []scene{
-	{"toggles and a kill", "A0 B1 A0 B1", func(r *run) {
+	{"toggles and a kill", "A0 B1 A0 B1", "", func(r *run) {
 		first := r.relay(1)
 		r.mode("cdc")
 		r.commit()
@@ -53,8 +54,8 @@ var scenes = []scene{
 		r.relay(2)
 		r.settled()
 	}},
-	{"killed between publish and mark", "A0 A0", func(r *run) {
-		first := r.relay(1, "kill after publisher.deliver sink.delivery.Publish eval")
+	{"killed between publish and mark", "A0 A0", "kill after worker.deliver sink.delivery.Publish eval", func(r *run) {
+		first := r.relay(1, r.failpoint)
 		r.mode("cdc")
 		r.commit()
 		r.died(first, 1)
@@ -63,11 +64,11 @@ var scenes = []scene{
 		r.commit()
 		r.settled()
 	}},
-	{"frozen before it moves the mark", "A0 A0", frozenBefore("settler.move sql.marker.Move batch")},
-	{"frozen before it publishes", "A0 A0", frozenBefore("publisher.deliver sink.delivery.Publish eval")},
-	{"killed in the hand-over", "A0 B1 A0", func(r *run) {
+	{"frozen before it moves the mark", "A0 A0", "stop before settler.move sql.marker.Move batch", frozen},
+	{"frozen before it publishes", "A0 A0", "stop before worker.deliver sink.delivery.Publish eval", frozen},
+	{"killed in the hand-over", "A0 B1 A0", "kill before leadership.endHandOver sql.store.SettleAll batch", func(r *run) {
 		r.commit()
-		first := r.relay(1, "kill before leadership.endHandOver sql.store.SettleAll batch")
+		first := r.relay(1, r.failpoint)
 		r.died(first, 1)
 		r.commit()
 		r.relay(2)
@@ -75,49 +76,64 @@ var scenes = []scene{
 		r.commit()
 		r.settled()
 	}},
-	{"claims: one of two sweepers is killed with a claim", "A0 B1 A0 B1", func(r *run) {
-		r.desire("poll")
-		first := r.relay(1, "kill after attempt sink.delivery.Publish eval")
-		r.mode("poll")
-		r.relay(2)
-		r.commit()
-		r.commit()
-		r.died(first, 1)
-		r.settled()
-		r.commit()
-		r.settled()
-		r.commit()
-		r.settled()
-	}},
-	{"claims: a sweeper freezes before it writes its mark", "A0 B1 A0 B1", func(r *run) {
-		r.desire("poll")
-		first := r.relay(1, "stop before claim.settle sql.Sweep.Settle WITH owner AS MATERIALIZED ( SELECT")
-		r.mode("poll")
-		r.commit()
-		r.frozen(first, 1)
-		second := r.relay(2)
-		r.leads(second)
-		r.commit()
-		r.settled()
-		r.wake(first, 1)
-		r.commit()
-		r.settled()
-	}},
+	{"claims: one of two sweepers is killed with a claim", "A0 B1 A0 B1",
+		"kill after attempt sink.delivery.Publish eval", func(r *run) {
+			r.desire("poll")
+			first := r.relay(1, r.failpoint)
+			r.mode("poll")
+			r.relay(2)
+			r.commit()
+			r.commit()
+			r.died(first, 1)
+			r.settled()
+			r.commit()
+			r.settled()
+			r.commit()
+			r.settled()
+		}},
+	{"claims: a sweeper freezes before it writes its mark", "A0 B1 A0 B1",
+		"stop before claim.settle sql.Sweep.Settle WITH owner AS MATERIALIZED ( SELECT", func(r *run) {
+			r.desire("poll")
+			first := r.relay(1, r.failpoint)
+			r.mode("poll")
+			r.commit()
+			r.frozen(first, 1)
+			second := r.relay(2)
+			r.leads(second)
+			r.commit()
+			r.settled()
+			r.wake(first, 1)
+			r.commit()
+			r.settled()
+		}},
 }
 
-// frozenBefore makes a relay that streams freeze before a step, and continue after another one has done its work.
-func frozenBefore(step string) func(r *run) {
-	return func(r *run) {
-		first := r.relay(1, "stop before "+step)
-		r.mode("cdc")
-		r.commit()
-		r.frozen(first, 1)
-		second := r.relay(2)
-		r.leads(second)
-		r.settled()
-		r.wake(first, 1)
-		r.commit()
-		r.settled()
+// frozen lets a relay that streams freeze at its failpoint, and continue after another one has done its work.
+func frozen(r *run) {
+	first := r.relay(1, r.failpoint)
+	r.mode("cdc")
+	r.commit()
+	r.frozen(first, 1)
+	second := r.relay(2)
+	r.leads(second)
+	r.settled()
+	r.wake(first, 1)
+	r.commit()
+	r.settled()
+}
+
+// A relay never reaches a failpoint at a step that does not exist any more.
+func TestFailpointsAreSteps(t *testing.T) {
+	t.Parallel()
+	steps, err := os.ReadFile("../../cmd/posthaste/testdata/steps.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sc := range scenes {
+		_, place, _ := strings.Cut(sc.failpoint, " ")
+		if place != "" && !slices.Contains(strings.Split(string(steps), "\n"), place) {
+			t.Errorf("%s: there is no step %q", sc.name, place)
+		}
 	}
 }
 
@@ -403,7 +419,11 @@ func (r *run) kill(c *exec.Cmd, place int) {
 // died waits until a relay has reached its failpoint.
 func (r *run) died(c *exec.Cmd, place int) {
 	r.Helper()
+	late := time.AfterFunc(3*time.Minute, func() { _ = c.Process.Signal(syscall.SIGTERM) })
 	_ = c.Wait()
+	if !late.Stop() {
+		r.Fatalf("the relay was not killed: %s", r.failpoint)
+	}
 	r.says("before", "kill", place)
 }
 
