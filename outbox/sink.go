@@ -40,9 +40,9 @@ const (
 type Lane struct {
 	// Part is StreamLane, RestoreLane or 0 … Partitions-1.
 	Part int
-	// Claim is the part's counter, raised at every claim; for the other lanes it is 0.
+	// Claim is the number of the claim, higher at every claim; for the other lanes it is 0.
 	Claim int64
-	// Nonce is new for every claim; for the other lanes it is the owner's.
+	// Nonce is that of the worker that claims; for the other lanes it is the owner's.
 	Nonce Nonce
 }
 
@@ -216,6 +216,9 @@ type LanePublisher interface {
 	Deliver(events []*Event) Delivery
 	// Settled records that the batches up to number are settled; the next publish reports it to the gate.
 	Settled(number int64)
+	// Follows records, before the first delivery, that the worker had an earlier claim of the part, and that its
+	// batches up to number are settled. The gate does not put their events in doubt. A gate without them is a gap.
+	Follows(claim, number int64)
 }
 
 // Delivery is one publication. Its place in the lane makes it safe to repeat.

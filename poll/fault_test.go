@@ -271,12 +271,13 @@ func TestRowsHeldByAnotherSession(t *testing.T) {
 	o.Sink = hooked{r.sink, func() { once.Do(func() { close(asleep); <-wake }) }}
 	r.run(o)
 	r.await(asleep)
-	// In the middle of a batch the worker has nothing locked and no transaction.
+	// In the middle of a page the worker has locked no row of the table, and keeps no snapshot.
 	_, err = tx.Exec(t.Context(), "UPDATE outbox SET headers = '{}' WHERE id = $1", held)
 	r.must(err)
 	if n := testenv.Value[int](t, r.db, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-		AND application_name = 'posthaste sweep' AND (state <> 'idle' OR backend_xmin IS NOT NULL)`); n != 0 {
-		t.Errorf("%d workers are in a transaction", n)
+		AND application_name = 'posthaste sweep'
+		AND (state <> 'idle in transaction' OR backend_xmin IS NOT NULL)`); n != 0 {
+		t.Errorf("%d workers have a snapshot", n)
 	}
 	close(wake)
 	r.oracle().WaitEmpty(t, 20*time.Second)
@@ -335,7 +336,7 @@ func TestAPartThatFails(t *testing.T) {
 
 var errStuck = errors.New("stuck")
 
-// A parked event has left the backlog even if the mark was not written: it is neither published nor parked again.
+// An event that is parked in a page whose mark is not written is parked again, once.
 func TestACrashBetweenParkAndMark(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -349,7 +350,7 @@ func TestACrashBetweenParkAndMark(t *testing.T) {
 	o := r.options(1, 10)
 	var crashed atomic.Int64
 	o.Sink = hooked{r.sink, func() {
-		if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_dead"); n == 1 && crashed.Add(1) == 1 {
+		if crashed.Add(1) == 1 {
 			r.terminate()
 		}
 	}}
@@ -359,8 +360,8 @@ func TestACrashBetweenParkAndMark(t *testing.T) {
 		t.Errorf("published %v, want %v", got, fine)
 	}
 	n := testenv.Value[int](t, r.db, "SELECT attempts FROM outbox_dead WHERE id = $1", refused)
-	if n != poison.Attempts {
-		t.Errorf("parked after %d attempts, want %d", n, poison.Attempts)
+	if n <= poison.Attempts {
+		t.Errorf("parked after %d attempts, want more than %d", n, poison.Attempts)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -113,7 +113,7 @@ func TestDrainWaitsForPartsOfOthers(t *testing.T) {
 	other, err := sql.OpenSweep(t.Context(), r.db.URL, "public", "test")
 	r.must(err)
 	defer other.Close()
-	if _, ok, err := other.Claim(t.Context(), 3, r.owner); err != nil || !ok {
+	if _, _, ok, err := other.Claim(t.Context(), []int{3}, r.owner); err != nil || !ok {
 		t.Fatalf("claim: %v, %v", ok, err)
 	}
 	done := make(chan error, 1)

@@ -3,7 +3,6 @@ package poll
 import (
 	"context"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -105,7 +104,7 @@ func (s *Sweeper) each(ctx context.Context, scope outbox.Scope, work func(ctx co
 	g, ctx := errgroup.WithContext(ctx)
 	for range s.o.Workers {
 		g.Go(func() error {
-			w := &worker{s: s, scope: scope, last: rand.N(outbox.Partitions)} //nolint:gosec // no secret
+			w := newWorker(s, scope)
 			defer w.close()
 			return work(ctx, w)
 		})

@@ -2,8 +2,10 @@ package poll
 
 import (
 	"context"
-	"crypto/rand"
+	crand "crypto/rand"
 	"errors"
+	"maps"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -18,9 +20,28 @@ type worker struct {
 	s     *Sweeper
 	scope outbox.Scope
 	conn  *sql.Sweep
-	last  int // the part tried last
-	idle  time.Duration
-	fails time.Duration
+	nonce outbox.Nonce
+	// passes are the passes that the worker has begun and not ended.
+	passes [outbox.Partitions]*sql.Pass
+	// settled are the newest batches of each part that are settled, by stream; untold those of them that no report to
+	// the gates has yet.
+	settled [outbox.Partitions]map[string]outbox.Mark
+	untold  map[string]outbox.Mark
+	last    int // the part claimed last
+	idle    time.Duration
+	fails   time.Duration
+}
+
+func newWorker(s *Sweeper, scope outbox.Scope) *worker {
+	w := &worker{
+		s: s, scope: scope, untold: map[string]outbox.Mark{},
+		last: rand.N(outbox.Partitions), //nolint:gosec // no secret
+	}
+	_, _ = crand.Read(w.nonce[:]) // never fails
+	for part := range w.settled {
+		w.settled[part] = map[string]outbox.Mark{}
+	}
+	return w
 }
 
 // stream is where an event goes.
@@ -89,9 +110,9 @@ func (w *worker) final(ctx context.Context, err error) error {
 	return nil
 }
 
-// round finds a part with rows, claims it and sweeps it for a turn. If there is no such part, it waits. It starts after
-// the part tried last, so a part that fails (because its stream refuses events, for example) delays the others at most
-// once per cycle. With a random choice it could delay them repeatedly.
+// round finds a part with rows and sweeps it for a turn. If there is no such part, it waits. It starts after the part
+// swept last, so a part that fails (because its stream refuses events, for example) delays the others at most once per
+// cycle. With a random choice it could delay them repeatedly.
 func (w *worker) round(ctx context.Context) error {
 	err := w.connect(ctx)
 	var parts []int
@@ -101,20 +122,19 @@ func (w *worker) round(ctx context.Context) error {
 	if err != nil {
 		return w.failed(ctx, err)
 	}
-	next := max(slices.IndexFunc(parts, func(part int) bool { return part > w.last }), 0)
-	for _, part := range slices.Concat(parts[next:], parts[:next]) {
-		w.last = part
-		claimed, err := w.sweep(ctx, part, nil)
-		if err != nil {
-			return w.failed(ctx, err)
-		}
-		if claimed {
-			w.idle, w.fails = 0, 0
-			return nil
-		}
-	}
 	if len(parts) == 0 {
 		w.scope.Outcome(nil)
+	}
+	next := max(slices.IndexFunc(parts, func(part int) bool { return part > w.last }), 0)
+	claimed := false
+	if len(parts) > 0 {
+		if claimed, err = w.sweep(ctx, slices.Concat(parts[next:], parts[:next]), nil); err != nil {
+			return w.failed(ctx, err)
+		}
+	}
+	if claimed {
+		w.idle, w.fails = 0, 0
+		return nil
 	}
 	w.idle = min(max(w.idle*2, idleFirst), idleMost)
 	pause.About(ctx, w.idle)
@@ -153,72 +173,98 @@ func (w *worker) reach(ctx context.Context, part int, pass outbox.Pass) (claimed
 		done, err = w.conn.Reached(ctx, part, pass)
 	}
 	if err == nil && !done {
-		claimed, err = w.sweep(ctx, part, &pass)
+		claimed, err = w.sweep(ctx, []int{part}, &pass)
 	}
 	return claimed, done, err
 }
 
-// claim is one holding of a part.
+// claim is one claim of a part: a transaction, for one page.
 type claim struct {
-	w     *worker
-	part  int
-	pass  *sql.Pass
-	lane  outbox.Lane
-	lanes map[string]outbox.LanePublisher
-	marks map[string]int64 // settled batch numbers by stream
+	w       *worker
+	part    int
+	pass    *sql.Pass
+	lane    outbox.Lane
+	lanes   map[string]outbox.LanePublisher
+	settled map[string]outbox.Mark
 }
 
-// sweep claims the part and sweeps it for a turn. A new pass covers the rows that within sees, if it is not nil.
-func (w *worker) sweep(ctx context.Context, part int, within *outbox.Pass) (claimed bool, err error) {
-	number, ok, err := w.conn.Claim(ctx, part, w.scope.Owner)
-	if err != nil || !ok {
-		return false, err
-	}
-	w.s.metrics.claims.Inc()
-	c := &claim{
-		w: w, part: part, lane: outbox.Lane{Part: part, Claim: number}, lanes: map[string]outbox.LanePublisher{},
-		marks: map[string]int64{},
-	}
-	_, _ = rand.Read(c.lane.Nonce[:]) // never fails
-	if err := w.scope.Claimed(ctx); err != nil {
-		return true, err
-	}
-	err = c.run(ctx, within)
-	c.tell(ctx)
-	if outbox.Alone(err) { // nothing is wrong with the session, or with the other parts
-		w.scope.Outcome(err)
-		w.s.metrics.errors.Inc()
-		pause.About(ctx, standsPause)
-	} else if err != nil {
-		return true, err
-	}
-	w.fails = 0
-	return true, w.conn.Release(ctx, part)
-}
-
-// run sweeps batches until the pass or the turn ends. The next turn continues an unfinished pass. It is correct to
-// continue after the last number because the pass keeps its snapshot: rows that become visible later belong to the next
-// pass, whatever their number.
-func (c *claim) run(ctx context.Context, within *outbox.Pass) (err error) {
+// sweep claims the first of parts that is free, and sweeps it for a turn, with a claim for each page. Other workers may
+// sweep the part between two of its pages. A new pass covers the rows that within sees, if it is not nil.
+func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (claimed bool, err error) {
 	for n, began := 0, time.Now(); n < turn && time.Since(began) < turnTime && ctx.Err() == nil; n++ {
-		if c.pass == nil || !c.pass.Listed() {
-			if c.pass, err = c.w.conn.Begin(ctx, c.part, within); err != nil || c.pass.Idle() {
-				return err
+		part, number, ok, err := w.conn.Claim(ctx, parts, w.scope.Owner)
+		if err != nil || !ok {
+			return claimed, err
+		}
+		w.last, parts, claimed = part, []int{part}, true
+		w.s.metrics.claims.Inc()
+		c := &claim{
+			w: w, part: part, lane: outbox.Lane{Part: part, Claim: number, Nonce: w.nonce},
+			lanes: map[string]outbox.LanePublisher{}, settled: w.settled[part],
+		}
+		if n == 0 {
+			if err := w.scope.Claimed(ctx); err != nil {
+				return true, err
 			}
 		}
-		err := c.batch(ctx)
-		if err != nil && !errors.Is(err, errSmaller) {
-			return err
+		more, err := c.run(ctx, within)
+		if outbox.Alone(err) { // nothing is wrong with the session, or with the other parts
+			w.scope.Outcome(err)
+			w.s.metrics.errors.Inc()
+			pause.About(ctx, standsPause)
+		} else if err != nil {
+			return true, err
 		}
-		if c.pass.Over() {
-			return nil
+		w.fails = 0
+		if !more {
+			break
 		}
 	}
-	return nil
+	w.tell(ctx)
+	return claimed, nil
 }
 
-// batch publishes one batch, parks the refused events and then writes a mark. If any step before the mark fails, the
-// rows stay unsettled, and the gate keeps the events that were published.
+// run sweeps a page, and ends the claim. The next claim continues an unfinished pass. It is correct to continue after
+// the last number because the pass keeps its snapshot: rows that become visible later belong to the next pass, whatever
+// their number. more is whether there may be another page.
+func (c *claim) run(ctx context.Context, within *outbox.Pass) (more bool, err error) {
+	w := c.w
+	c.pass, w.passes[c.part] = w.passes[c.part], nil
+	for {
+		if c.pass == nil || !c.pass.Listed() {
+			if c.pass, err = w.conn.Begin(ctx, c.part, within); err != nil {
+				return false, err
+			}
+		}
+		if c.pass.Idle() {
+			return false, w.conn.Drop(ctx)
+		}
+		err := c.batch(ctx)
+		switch {
+		case errors.Is(err, sql.ErrPassed):
+			c.pass = nil
+		case errors.Is(err, errSmaller):
+		case errors.Is(err, errParked):
+			w.passes[c.part] = c.pass
+			return true, nil
+		case outbox.Alone(err):
+			if end := w.conn.Drop(ctx); end != nil {
+				return false, end
+			}
+			return false, err
+		case err != nil:
+			return false, err
+		default:
+			if !c.pass.Over() {
+				w.passes[c.part] = c.pass
+			}
+			return !c.pass.Over(), nil
+		}
+	}
+}
+
+// batch publishes one page, parks the refused events and then writes a mark, which ends the claim. If any step before
+// the mark fails, the rows stay unsettled, and the gate keeps the events that were published.
 func (c *claim) batch(ctx context.Context) error {
 	w := c.w
 	rows := int(w.s.rows[c.part].Load())
@@ -243,8 +289,8 @@ func (c *claim) batch(ctx context.Context) error {
 	return nil
 }
 
-// errSmaller makes run read the batch again, in smaller pieces or without its first row.
-var errSmaller = errors.New("the batch is read again")
+// errSmaller makes run read the page again, in smaller pieces. errParked means that the first row is parked.
+var errSmaller, errParked = errors.New("the page is read again"), errors.New("a row is parked")
 
 // unreadable gets past a row whose data cannot be read. It reduces the batch size, and finally parks the row on the
 // server.
@@ -258,13 +304,16 @@ func (c *claim) unreadable(ctx context.Context, rows int, cause error) error {
 		return cause // the row is not to blame
 	}
 	e, err := w.conn.ParkRow(ctx, c.pass, w.scope.Owner, cause)
+	if err == nil {
+		err = w.conn.Drop(ctx)
+	}
 	if err != nil {
 		return err
 	}
 	if e != nil {
 		w.scope.Parked(e, cause)
 	}
-	return errSmaller
+	return errParked
 }
 
 // outcome is the result of publishing a batch.
@@ -392,10 +441,10 @@ func (c *claim) open(ctx context.Context, stream string) (outbox.LanePublisher, 
 	lane := c.lanes[stream]
 	if lane == nil {
 		lane = c.w.scope.Lane(stream, c.lane)
+		if m, ok := c.settled[stream]; ok {
+			lane.Follows(m.Lane.Claim, m.Number)
+		}
 		c.lanes[stream] = lane
-	}
-	if n := c.marks[stream]; n > 0 {
-		lane.Settled(n)
 	}
 	return lane, nil
 }
@@ -422,10 +471,6 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 			return err
 		}
 	}
-	for _, p := range out.parked {
-		w.s.refused.Parked(w.stream(p.Event), p.Event.ID)
-		w.scope.Parked(p.Event, p.Err)
-	}
 	if len(out.marks) > 0 {
 		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
 		err := w.s.o.Sink.Confirm(actx, w.scope.Owner, out.marks)
@@ -437,8 +482,12 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 	if err := w.conn.Settle(sctx, c.pass, w.scope.Owner, out.entries); err != nil {
 		return err
 	}
+	for _, p := range out.parked {
+		w.s.refused.Parked(w.stream(p.Event), p.Event.ID)
+		w.scope.Parked(p.Event, p.Err)
+	}
 	for _, m := range out.marks {
-		c.marks[m.Stream] = m.Number
+		c.settled[m.Stream], w.untold[m.Stream] = m, m
 	}
 	rows := len(out.parked)
 	for _, g := range out.groups {
@@ -451,17 +500,15 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 	return nil
 }
 
-// tell reports the settled batches to the gates, so that the next claim finds nothing in doubt. A lost report only
-// costs a little memory.
-func (c *claim) tell(ctx context.Context) {
-	if len(c.marks) == 0 {
+// tell reports the settled batches of the part swept last to the gates, so that another worker's claim finds nothing in
+// doubt. A lost report only costs a little memory.
+func (w *worker) tell(ctx context.Context) {
+	if len(w.untold) == 0 {
 		return
 	}
-	marks := make([]outbox.Mark, 0, len(c.marks))
-	for stream, n := range c.marks {
-		marks = append(marks, outbox.Mark{Stream: stream, Lane: c.lane, Number: n})
-	}
+	marks := slices.Collect(maps.Values(w.untold))
+	clear(w.untold)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishTimeout)
 	defer cancel()
-	_ = c.w.s.o.Sink.Settled(ctx, c.w.scope.Owner, marks)
+	_ = w.s.o.Sink.Settled(ctx, w.scope.Owner, marks)
 }

@@ -123,7 +123,8 @@ func (l takenLane) Deliver(events []*outbox.Event) outbox.Delivery {
 	return &takenDelivery{err: l.err, events: events, skipped: make([]bool, len(events))}
 }
 
-func (takenLane) Settled(int64) {}
+func (takenLane) Settled(int64)        {}
+func (takenLane) Follows(int64, int64) {}
 
 // takenDelivery is done when every event of it is skipped.
 type takenDelivery struct {

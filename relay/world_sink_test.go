@@ -277,6 +277,8 @@ type memLane struct {
 
 func (l *memLane) Settled(number int64) { l.settled = max(l.settled, number) }
 
+func (l *memLane) Follows(int64, int64) {} // the sweeper here has a claim for a turn
+
 func (l *memLane) Deliver(events []*outbox.Event) outbox.Delivery {
 	return &memDelivery{lane: l, events: events}
 }

@@ -22,13 +22,14 @@ const headLen = 16 + 36 + 27
 // Indexes of the arguments of publish.lua, counted from evalsha.
 const (
 	argNumber  = 11
-	argSettled = 12
-	argLet     = 13
-	argIDs     = 14
-	argHeads   = 15
-	argPubSub  = 17
-	argTraced  = 18
-	argEvents  = 20
+	argOf      = 12
+	argSettled = 13
+	argLet     = 14
+	argIDs     = 15
+	argHeads   = 16
+	argPubSub  = 18
+	argTraced  = 19
+	argEvents  = 21
 )
 
 // call holds the arguments of a lane's script calls. Batches share its memory, and it refers to the events instead of
@@ -43,13 +44,15 @@ type call struct {
 
 func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 	args := append([]any{"evalsha", publishScript.sha}, gateArgs(stream, o)...)
-	args = append(args, laneName(l), l.Claim, l.Nonce.String(), nil, nil, nil, nil, nil, s.source, nil, nil, s.channel)
+	args = append(args, laneName(l), l.Claim, l.Nonce.String())
+	args = append(args, nil, nil, nil, nil, nil, nil, s.source, nil, nil, s.channel)
 	// Subscribers of a channel have already received restored events.
 	return call{args: args, pubsub: s.pubsub && l.Part != outbox.RestoreLane}
 }
 
-// encode returns the arguments that publish events under number. They are valid until the next call.
-func (c *call) encode(number, settled, let int64, events []*outbox.Event) []any {
+// encode returns the arguments that publish events under number; the batches of the claim of up to settled are settled.
+// They are valid until the next call.
+func (c *call) encode(number, of, settled, let int64, events []*outbox.Event) []any {
 	c.ids, c.heads, c.traces = c.ids[:0], c.heads[:0], c.traces[:0]
 	traced := false
 	for _, e := range events {
@@ -61,7 +64,7 @@ func (c *call) encode(number, settled, let int64, events []*outbox.Event) []any 
 	}
 	args := c.args[:argEvents]
 	args[argPubSub] = c.announced(events)
-	args[argNumber], args[argSettled], args[argLet] = number, settled, let
+	args[argNumber], args[argOf], args[argSettled], args[argLet] = number, of, settled, let
 	args[argIDs], args[argHeads], args[argTraced] = c.ids, c.heads, "0"
 	if traced {
 		args[argTraced] = "1"

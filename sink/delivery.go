@@ -25,17 +25,30 @@ type lane struct {
 	// last is the number of the last completed batch.
 	last    int64
 	settled atomic.Int64
+	// claim is the lane's; before it published, its worker had the claim earlier, with settled batches up to known.
+	claim, earlier, known int64
 	// let is the number of events that the stream's gate has let through. The stream's lanes share it.
 	let *atomic.Int64
 }
 
 // Lane implements outbox.Sink.
 func (s *Sink) Lane(stream string, o outbox.Owner, l outbox.Lane) outbox.LanePublisher {
-	return &lane{sink: s, stream: stream, call: newCall(s, stream, o, l), let: s.memory(stream)}
+	return &lane{sink: s, stream: stream, call: newCall(s, stream, o, l), let: s.memory(stream), claim: l.Claim}
 }
 
 // Settled implements outbox.LanePublisher.
 func (l *lane) Settled(number int64) { raise(&l.settled, number) }
+
+// Follows implements outbox.LanePublisher.
+func (l *lane) Follows(claim, number int64) { l.earlier, l.known = claim, number }
+
+// acknowledged returns the newest settled batch, and its claim.
+func (l *lane) acknowledged() (claim, number int64) {
+	if l.last == 0 && l.known > 0 {
+		return l.earlier, l.known
+	}
+	return l.claim, l.settled.Load()
+}
 
 // raise sets v to the greater of v and to.
 func raise(v *atomic.Int64, to int64) {
@@ -133,7 +146,8 @@ func (d *delivery) step(ctx context.Context) error {
 		d.final = s.failed("publish to", d.lane.stream, errOther)
 		return d.final
 	}
-	args := d.lane.call.encode(d.lane.last+1, d.lane.settled.Load(), d.lane.let.Load(), d.events[d.pos:end])
+	claim, settled := d.lane.acknowledged()
+	args := d.lane.call.encode(d.lane.last+1, claim, settled, d.lane.let.Load(), d.events[d.pos:end])
 	start := time.Now()
 	reply, err := process(ctx, s.client, publishScript, args)
 	s.m.seconds.Observe(time.Since(start).Seconds())

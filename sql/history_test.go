@@ -184,6 +184,7 @@ func TestLeastRights(t *testing.T) {
 		"GRANT SELECT ON outbox_layout, outbox_backlog TO " + role,
 		"GRANT SELECT, INSERT, DELETE ON outbox_mark TO " + role,
 		"GRANT USAGE ON outbox_claim TO " + role,
+		"GRANT SELECT, UPDATE ON outbox_part TO " + role,
 		"GRANT SELECT, INSERT, UPDATE ON relay_state, outbox_stream TO " + role,
 		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead, outbox_loss, outbox_repair, outbox_phantom TO " + role,
 	} {

@@ -176,7 +176,7 @@ func TestNoMarkOnAnotherTimeline(t *testing.T) {
 	_, parksRow := w.ParkRow(ctx, p, o, errors.New("why"))
 	parksPage := w.Park(ctx, p, o, []sql.Refused{{Event: events[0], Err: errors.New("why"), Class: "x", Attempts: 1}})
 	settles := w.Settle(ctx, p, o, nil)
-	must(t, w.Release(ctx, 3))
+	must(t, w.Drop(ctx))
 	for name, err := range map[string]error{
 		"begin a pass": begins, "park in the stream": parks, "park in a sweep": parksPage, "park unread": parksRow,
 		"settle a sweep": settles, "settle a pass": s.SettleAll(ctx, o, pass),
@@ -315,7 +315,7 @@ func TestMarksMoveOnlyForward(t *testing.T) {
 	go func() { moved <- s.SettleAll(ctx, o, pass) }()
 	waiting(t, d, 2)
 	must(t, w.Settle(ctx, sweeps, o, nil))
-	must(t, w.Release(ctx, 3))
+	must(t, w.Drop(ctx))
 	for range 2 {
 		if err := <-moved; err == nil || errors.Is(err, outbox.ErrSuperseded) {
 			t.Errorf("behind a later mark: %v", err)

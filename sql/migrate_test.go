@@ -206,6 +206,11 @@ func TestTheSequenceHasNoCache(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	must(t, sql.Sound(t.Context(), d.Pool))
+	d.Exec(t, "DELETE FROM outbox_part WHERE part = 3")
+	if err := sql.Sound(t.Context(), d.Pool); err == nil || !strings.Contains(err.Error(), "15 rows of 16") {
+		t.Errorf("a part that cannot be claimed: %v", err)
+	}
+	d.Exec(t, "INSERT INTO outbox_part SELECT generate_series(0, 15) ON CONFLICT DO NOTHING")
 	d.Exec(t, "ALTER SEQUENCE outbox_seq_seq CACHE 50")
 	if err := sql.Sound(t.Context(), d.Pool); err == nil || !strings.Contains(err.Error(), "CACHE 50") {
 		t.Errorf("a cache of 50: %v", err)

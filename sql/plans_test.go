@@ -66,7 +66,8 @@ func TestPlansUseTheIndex(t *testing.T) {
 				args []any
 				most int // buffers
 			}{
-				"sweep_claim":   {[]any{"test", 0, make([]byte, 16), 3}, 100},
+				"sweep_claim":   {[]any{"test", 0, make([]byte, 16), "{3,4}"}, 100},
+				"sweep_mark":    {[]any{3}, 100},
 				"sweep_parts":   {nil, 300},
 				"sweep_begin":   {[]any{3, snapshot, 7, 20_000}, 100 + owed},
 				"sweep_page":    {[]any{3, seqs, 4 << 20}, 500 * 7},
@@ -177,12 +178,9 @@ func TestPlansInTheMiddleOfAPass(t *testing.T) {
 	pool := relayPool(t, d.URL)
 	snapshot := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
 	for part := range 16 {
-		_, ok, err := w.Claim(t.Context(), part, o)
-		if err != nil || !ok {
-			t.Fatalf("claim part %d: %v, %v", part, ok, err)
-		}
+		claim(t, w, part, o)
 		p := next(t, w, part, nil)
-		for p.Listed() { // a turn's worth of rows, or all
+		for ; p.Listed(); claim(t, w, part, o) { // a turn's worth of rows, or all
 			if n := page(t, w, p, 4999); len(n) > 5 && len(n) < 4999 {
 				page(t, w, p, len(n)-5) // all but the last
 				must(t, w.Settle(t.Context(), p, o, nil))
@@ -190,6 +188,7 @@ func TestPlansInTheMiddleOfAPass(t *testing.T) {
 			}
 			must(t, w.Settle(t.Context(), p, o, nil))
 		}
+		must(t, w.Drop(t.Context()))
 	}
 	for _, statistics := range []string{"none", "fresh"} {
 		if statistics == "fresh" {

@@ -5,16 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"posthaste/outbox"
 )
 
 // Sound checks that no change of the table by another tool breaks a guarantee. The error names the change and its
 // remedy.
 func Sound(ctx context.Context, db DB) error {
-	indexed, cache, err := tableFacts(ctx, db)
+	indexed, cache, parts, err := tableFacts(ctx, db)
 	if err != nil {
 		return err
 	}
 	var changed []string
+	if parts != outbox.Partitions {
+		changed = append(changed, fmt.Sprintf("the table outbox_part has %d rows of %d, and a sweep skips the events "+
+			"of the others: INSERT INTO outbox_part SELECT generate_series(0, %d) ON CONFLICT DO NOTHING", parts,
+			outbox.Partitions, outbox.Partitions-1))
+	}
 	if cache != 1 {
 		changed = append(changed, fmt.Sprintf("the sequence outbox_seq_seq has CACHE %d, so a later event of an "+
 			"aggregate can have a lower number and be published first: run posthaste migrate, which sets it to 1",
@@ -31,19 +38,19 @@ func Sound(ctx context.Context, db DB) error {
 	return errors.New(strings.Join(changed, "; "))
 }
 
-// tableFacts returns whether the index of unsettled rows is valid, and how many numbers a session takes from the
-// sequence at once.
-func tableFacts(ctx context.Context, db DB) (indexed bool, cache int64, err error) {
-	if err = db.QueryRow(ctx, query("sound")).Scan(&indexed, &cache); err != nil {
+// tableFacts returns whether the index of unsettled rows is valid, how many numbers a session takes from the sequence
+// at once, and how many parts can be claimed.
+func tableFacts(ctx context.Context, db DB) (indexed bool, cache int64, parts int, err error) {
+	if err = db.QueryRow(ctx, query("sound")).Scan(&indexed, &cache, &parts); err != nil {
 		err = fmt.Errorf("look at the outbox table: %w", err)
 	}
-	return indexed, cache, err
+	return indexed, cache, parts, err
 }
 
 // uncache makes sessions take one number at a time. It runs only if needed, because it waits for every open transaction
 // that has inserted an event, and inserts queue behind it.
 func uncache(ctx context.Context, db DB) error {
-	_, cache, err := tableFacts(ctx, db)
+	_, cache, _, err := tableFacts(ctx, db)
 	if err != nil || cache == 1 {
 		return err
 	}

@@ -57,7 +57,7 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if _, ok, err := w.Claim(ctx, 3, o); err != nil || !ok {
+	if _, _, ok, err := w.Claim(ctx, []int{3}, o); err != nil || !ok {
 		t.Errorf("claim: %v, %v", ok, err)
 	}
 }

@@ -353,7 +353,7 @@ func TestHistoryKnowsWhen(t *testing.T) {
 	pass := next(t, w, 3, nil)
 	for _, r := range []*outbox.Row{first, second} {
 		page(t, w, pass, 1)
-		must(t, w.Settle(t.Context(), pass, owner(t, s), nil))
+		settled(t, w, pass, owner(t, s), nil)
 		want[r.ID] = newest()
 	}
 	w.Close()

@@ -23,13 +23,13 @@ const sweepTimeout = 35 * time.Second
 // listRows is how many rows a pass lists at once: about as many as a worker sweeps in a turn.
 const listRows = 20_000
 
-// Sweep is the connection of one sweep worker. The session holds the advisory locks of the parts that the worker has
-// claimed, and only the holder of a part writes its marks. The server ends a session that is idle for 15 s, so a frozen
-// worker loses its parts. No call leaves a transaction open. Sweep is not safe for concurrent use.
+// Sweep is the connection of one sweep worker. A claim is a transaction that holds the lock of a part's row in
+// outbox_part: Claim begins it, Settle commits it and Drop ends it without a mark. Only the holder of a part publishes
+// its rows and writes its marks. The server ends a transaction that is idle for 15 s, so a frozen worker loses its
+// part. Sweep is not safe for concurrent use.
 type Sweep struct {
 	conn *pgx.Conn
 	name string
-	keys [outbox.Partitions]int64
 }
 
 // OpenSweep connects for the relay called name.
@@ -42,7 +42,7 @@ func OpenSweep(ctx context.Context, url, schema, name string) (*Sweep, error) {
 	for name, value := range queueSettings {
 		cfg.RuntimeParams[name] = value
 	}
-	cfg.RuntimeParams["idle_session_timeout"] = "15s"
+	cfg.RuntimeParams["idle_in_transaction_session_timeout"] = "15s"
 	cfg.RuntimeParams["lock_timeout"] = "2s"
 	cfg.RuntimeParams["statement_timeout"] = "30s"
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -51,17 +51,10 @@ func OpenSweep(ctx context.Context, url, schema, name string) (*Sweep, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a sweep connection: %w", err)
 	}
-	s := &Sweep{conn: conn, name: name}
-	for i := range s.keys {
-		if err := conn.QueryRow(ctx, query("lock_key"), fmt.Sprintf("part %d", i)).Scan(&s.keys[i]); err != nil {
-			s.Close()
-			return nil, fmt.Errorf("open a sweep connection: %w", err)
-		}
-	}
-	return s, nil
+	return &Sweep{conn: conn, name: name}, nil
 }
 
-// Close ends the session, which frees its locks.
+// Close ends the session, which ends its claim.
 func (s *Sweep) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -86,29 +79,47 @@ func (s *Sweep) Partitions(ctx context.Context) ([]int, error) {
 	return parts, nil
 }
 
-// Claim takes the part's lock and numbers the claim. ok is false if another session holds the part.
+// Claim takes the first of parts that no other session has, and numbers the claim. ok is false if all of them are held.
 // outbox.ErrSuperseded: o is no longer the owner, or has not adopted since the database was promoted.
-func (s *Sweep) Claim(ctx context.Context, part int, o outbox.Owner) (claim int64, ok bool, err error) {
+func (s *Sweep) Claim(ctx context.Context, parts []int, o outbox.Owner) (part int, claim int64, ok bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
+	b := &pgx.Batch{}
+	b.Queue("BEGIN")
+	b.Queue(query("sweep_claim"), s.name, o.Epoch, o.Nonce[:], parts)
+	results := s.conn.SendBatch(ctx, b)
 	var owner bool
+	var free *int
 	var number *int64
-	err = s.conn.QueryRow(ctx, query("sweep_claim"), s.name, o.Epoch, o.Nonce[:], s.keys[part]).Scan(&owner, &number)
+	if _, err = results.Exec(); err == nil {
+		err = results.QueryRow().Scan(&owner, &free, &number)
+	}
+	if end := results.Close(); err == nil {
+		err = end
+	}
+	if err == nil && number != nil {
+		return *free, *number, true, nil
+	}
 	if err == nil && !owner {
 		err = outbox.ErrSuperseded
 	}
-	if err != nil || number == nil {
-		return 0, false, wrapPart("claim", part, err)
+	if end := s.Drop(ctx); err == nil {
+		err = end
 	}
-	return *number, true, nil
+	if err != nil {
+		err = fmt.Errorf("claim a part: %w", err)
+	}
+	return 0, 0, false, err
 }
 
-// Release gives the part's lock back.
-func (s *Sweep) Release(ctx context.Context, part int) error {
-	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+// Drop ends the claim without writing a mark. Events that were parked stay dead.
+func (s *Sweep) Drop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	var ok bool
-	return wrapPart("unlock", part, s.conn.QueryRow(ctx, query("lock_drop"), s.keys[part]).Scan(&ok))
+	if _, err := s.conn.Exec(ctx, "COMMIT"); err != nil {
+		return fmt.Errorf("end a claim: %w", err)
+	}
+	return nil
 }
 
 func wrapPart(step string, part int, err error) error {
@@ -119,7 +130,7 @@ func wrapPart(step string, part int, err error) error {
 }
 
 // Pass is a pass over one part: the rows that were unsettled when its snapshot was taken, by number, page by page. It
-// is valid for the session and the claim that began it.
+// is valid until another session writes a mark of the part.
 type Pass struct {
 	part int
 	// mark is the part's newest mark; settled and hi are its columns, underWay is set if it records this pass.
@@ -164,8 +175,12 @@ func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*Pass
 	return p, nil
 }
 
+// ErrPassed means that another session has written a mark since the pass was begun: begin again.
+var ErrPassed = errors.New("another session has written a mark of the part")
+
 // Page reads the next rows of the pass: at most limit rows and about bytes of payload. It may return none although rows
-// are listed, because they were deleted or parked since. It reads the same rows again until Settle is called.
+// are listed, because they were deleted or parked since. It reads the same rows again until Settle is called. After
+// ErrPassed, and after an error that Unreadable reports, the claim continues.
 func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -173,25 +188,18 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 	if p.page == 0 {
 		return nil, nil
 	}
-	rows, err := s.conn.Query(ctx, query("sweep_page"), p.part, p.seqs[:p.page], bytes)
+	b := &pgx.Batch{}
+	b.Queue("SAVEPOINT page")
+	b.Queue(query("sweep_mark"), p.part)
+	b.Queue(query("sweep_page"), p.part, p.seqs[:p.page], bytes)
+	b.Queue("RELEASE page") // ends the statement before it, whose snapshot the server would keep
+	results := s.conn.SendBatch(ctx, b)
+	events, err := readPage(results, p.mark, bytes)
+	if end := results.Close(); err == nil {
+		err = end
+	}
 	if err != nil {
-		return nil, wrapPart("sweep", p.part, err)
-	}
-	// The statement estimates sizes from stored sizes; this counts the bytes read.
-	var events []*outbox.Event
-	for size := 0; size < bytes && rows.Next(); {
-		e := &outbox.Event{}
-		err := rows.Scan(&e.Seq, &e.ID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers, &e.Time)
-		if err != nil {
-			rows.Close()
-			return nil, wrapPart("sweep", p.part, err)
-		}
-		events = append(events, e)
-		size += len(e.AggregateID) + len(e.Payload) + len(e.Headers)
-	}
-	rows.Close()
-	if err := rows.Err(); err != nil {
-		return nil, wrapPart("sweep", p.part, err)
+		return nil, s.back(ctx, wrapPart("sweep", p.part, err))
 	}
 	if n := len(events); n > 0 {
 		// Rows after the last one may have exceeded the limit of bytes.
@@ -201,9 +209,51 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 	return events, nil
 }
 
-// Settle writes the mark that settles the last page, whose rows are all published or parked. entries are the newest
-// entries that Redis returned for it. outbox.ErrSuperseded: o is no longer the owner, and nothing is settled. After any
-// other error the outcome is unknown, and the caller must close the session.
+// back undoes the batch of the savepoint if err is about the data of a row, and returns err.
+func (s *Sweep) back(ctx context.Context, err error) error {
+	if Unreadable(err) {
+		if _, rerr := s.conn.Exec(ctx, "ROLLBACK TO page"); rerr != nil {
+			return rerr
+		}
+	}
+	return err
+}
+
+// readPage reads the events if mark is the part's newest one. The statement estimates sizes from stored sizes; readPage
+// counts the bytes read.
+func readPage(results pgx.BatchResults, mark int64, bytes int) ([]*outbox.Event, error) {
+	if _, err := results.Exec(); err != nil {
+		return nil, err
+	}
+	var newest int64
+	if err := results.QueryRow().Scan(&newest); err != nil {
+		return nil, err
+	}
+	if newest != mark {
+		return nil, ErrPassed
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var events []*outbox.Event
+	for size := 0; size < bytes && rows.Next(); {
+		e := &outbox.Event{}
+		err := rows.Scan(&e.Seq, &e.ID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers, &e.Time)
+		if err != nil {
+			return nil, err
+		}
+		events = append(events, e)
+		size += len(e.AggregateID) + len(e.Payload) + len(e.Headers)
+	}
+	rows.Close()
+	return events, rows.Err()
+}
+
+// Settle writes the mark that settles the last page, whose rows are all published or parked, and ends the claim.
+// entries are the newest entries that Redis returned for it. outbox.ErrSuperseded: o is no longer the owner, and
+// nothing is settled. After any other error the outcome is unknown, and the caller must close the session.
 func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries outbox.Entries) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -218,14 +268,21 @@ func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries out
 	}
 	var owner, replicated bool
 	var mark *int64
-	err := s.conn.QueryRow(ctx, query("sweep_settle"), s.name, o.Epoch, o.Nonce[:], p.part, p.mark, settled, hi, pass,
-		high, cursor, noted(entries)).Scan(&owner, &mark, &replicated)
+	b := &pgx.Batch{}
+	b.Queue(query("sweep_settle"), s.name, o.Epoch, o.Nonce[:], p.part, p.mark, settled, hi, pass, high, cursor,
+		noted(entries))
+	b.Queue("COMMIT")
+	results := s.conn.SendBatch(ctx, b)
+	err := results.QueryRow().Scan(&owner, &mark, &replicated)
+	if end := results.Close(); err == nil {
+		err = end
+	}
 	switch {
 	case err != nil:
 	case !owner:
 		err = outbox.ErrSuperseded
 	case mark == nil:
-		err = errMoved
+		err = ErrPassed
 	case replicated:
 		_, err = s.conn.Exec(ctx, query("mark_replicated"))
 	}
@@ -236,9 +293,6 @@ func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries out
 	p.seqs, p.page = p.seqs[p.page:], 0
 	return nil
 }
-
-// errMoved means that another session wrote a mark although this one has the claim.
-var errMoved = errors.New("another session has written a mark")
 
 // noted returns the entries that a mark stores, NULL for none.
 func noted(entries outbox.Entries) any {
@@ -306,8 +360,11 @@ func (s *Sweep) parkRow(ctx context.Context, p *Pass, o outbox.Owner, cause erro
 	var owner bool
 	var id *uuid.UUID
 	var typ, aggregate *string
-	err := s.conn.QueryRow(ctx, query("sweep_park"), s.name, o.Epoch, o.Nonce[:], p.part, p.seqs[0],
-		storable(cause.Error()), "unreadable", 1, payload).Scan(&owner, &id, &typ, &aggregate)
+	b := &pgx.Batch{}
+	b.Queue("SAVEPOINT page")
+	b.Queue(query("sweep_park"), s.name, o.Epoch, o.Nonce[:], p.part, p.seqs[0], storable(cause.Error()),
+		"unreadable", 1, payload).QueryRow(func(row pgx.Row) error { return row.Scan(&owner, &id, &typ, &aggregate) })
+	err := s.back(ctx, s.conn.SendBatch(ctx, b).Close())
 	switch {
 	case err != nil:
 		return nil, err

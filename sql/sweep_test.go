@@ -86,10 +86,12 @@ func sweep(t *testing.T, url string, o outbox.Owner) {
 	parts, err := w.Partitions(ctx)
 	must(t, err)
 	for _, part := range parts {
-		if _, ok, err := w.Claim(ctx, part, o); err != nil || !ok {
-			t.Fatalf("claim part %d: %v, %v", part, ok, err)
-		}
-		for p := next(t, w, part, nil); !p.Idle(); p = next(t, w, part, nil) {
+		for {
+			claim(t, w, part, o)
+			p := next(t, w, part, nil)
+			if p.Idle() {
+				break
+			}
 			events, err := w.Page(ctx, p, 100, 1<<20)
 			must(t, err)
 			var refused []sql.Refused
@@ -104,7 +106,15 @@ func sweep(t *testing.T, url string, o outbox.Owner) {
 			must(t, w.Park(ctx, p, o, refused))
 			must(t, w.Settle(ctx, p, o, outbox.Entries{"outbox.order": "1-1"}))
 		}
-		must(t, w.Release(ctx, part))
+		must(t, w.Drop(ctx))
+	}
+}
+
+// claim claims the part, which is free.
+func claim(t *testing.T, w *sql.Sweep, part int, o outbox.Owner) {
+	t.Helper()
+	if got, _, ok, err := w.Claim(t.Context(), []int{part}, o); err != nil || !ok || got != part {
+		t.Fatalf("claim part %d: %d, %v, %v", part, got, ok, err)
 	}
 }
 
@@ -131,12 +141,19 @@ func claimed(t *testing.T, d *testenv.Database, part int) *sql.Sweep {
 	t.Helper()
 	w, o := openSweep(t, d.URL), adopted(t, d)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if _, ok, err := w.Claim(t.Context(), part, o); err != nil || !ok {
+		if _, _, ok, err := w.Claim(t.Context(), []int{part}, o); err != nil || !ok {
 			return notYet(ok, err)
 		}
 		return nil
 	})
 	return w
+}
+
+// settled settles the last page and claims part 3 again.
+func settled(t *testing.T, w *sql.Sweep, p *sql.Pass, o outbox.Owner, entries outbox.Entries) {
+	t.Helper()
+	must(t, w.Settle(t.Context(), p, o, entries))
+	claim(t, w, 3, o)
 }
 
 func next(t *testing.T, w *sql.Sweep, part int, within *outbox.Pass) *sql.Pass {
@@ -214,25 +231,33 @@ func TestClaims(t *testing.T) {
 	_, d := newStore(t)
 	ctx := t.Context()
 	a, b, o := openSweep(t, d.URL), openSweep(t, d.URL), adopted(t, d)
-	first, ok, err := a.Claim(ctx, 3, o)
+	places := func() string {
+		return testenv.Value[string](t, d, "SELECT string_agg(ctid::text, ',' ORDER BY part) FROM outbox_part")
+	}
+	was := places()
+	_, first, ok, err := a.Claim(ctx, []int{3}, o)
 	if err != nil || !ok {
 		t.Fatalf("claim: %v, %v", ok, err)
 	}
-	if _, ok, err := b.Claim(ctx, 3, o); err != nil || ok {
+	if _, _, ok, err := b.Claim(ctx, []int{3}, o); err != nil || ok {
 		t.Errorf("a part claimed twice: %v", err)
 	}
-	if _, ok, err := b.Claim(ctx, 4, o); err != nil || !ok {
-		t.Errorf("another part: %v, %v", ok, err)
+	if part, _, ok, err := b.Claim(ctx, []int{3, 5, 4}, o); err != nil || !ok || part != 5 {
+		t.Errorf("another part: %d, %v, %v", part, ok, err)
 	}
-	must(t, a.Release(ctx, 3))
-	second, ok, err := b.Claim(ctx, 3, o)
+	must(t, b.Drop(ctx))
+	must(t, a.Drop(ctx))
+	_, second, ok, err := b.Claim(ctx, []int{3}, o)
 	if err != nil || !ok || second <= first {
 		t.Errorf("claim %d after %d: %v, %v", second, first, ok, err)
 	}
-	// A closed session releases its locks.
+	// A claim leaves no dead row, and ends with its session.
+	if is := places(); is != was {
+		t.Errorf("the rows of the parts have moved from %s to %s", was, is)
+	}
 	endSessions(t, d)
 	claimed(t, d, 3)
-	if _, _, err := a.Claim(ctx, 3, o); err == nil || !a.Closed() {
+	if _, _, _, err := a.Claim(ctx, []int{3}, o); err == nil || !a.Closed() {
 		t.Errorf("a dead session claims: %v", err)
 	}
 }
@@ -250,16 +275,16 @@ func TestClaimsAreTheOwners(t *testing.T) {
 		o := adopted(t, d)
 		before()
 		w := openSweep(t, d.URL)
-		if _, ok, err := w.Claim(t.Context(), 3, o); ok || !errors.Is(err, outbox.ErrSuperseded) {
+		if _, _, ok, err := w.Claim(t.Context(), []int{3}, o); ok || !errors.Is(err, outbox.ErrSuperseded) {
 			t.Errorf("%s: claimed %v, %v", what, ok, err)
 		}
-		if n := testenv.Value[int](t, d, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+
-			"database = (SELECT oid FROM pg_database WHERE datname = current_database())"); n != 0 {
-			t.Errorf("%s: it holds %d locks", what, n)
-		}
 		succeed(t, s)
+		free := openSweep(t, d.URL)
+		claim(t, free, 3, adopted(t, d))
+		free.Close()
 	}
-	if _, ok, err := openSweep(t, d.URL).Claim(t.Context(), 3, old); ok || !errors.Is(err, outbox.ErrSuperseded) {
+	_, _, ok, err := openSweep(t, d.URL).Claim(t.Context(), []int{3}, old)
+	if ok || !errors.Is(err, outbox.ErrSuperseded) {
 		t.Errorf("long gone: claimed %v, %v", ok, err)
 	}
 }
@@ -281,7 +306,7 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 	if got := page(t, w, p, 2); !slices.Equal(got, seqs[:2]) {
 		t.Fatalf("the first page has %v, want %v", got, seqs[:2])
 	}
-	must(t, w.Settle(t.Context(), p, o, outbox.Entries{"outbox.order": "5-1"}))
+	settled(t, w, p, o, outbox.Entries{"outbox.order": "5-1"})
 	if p.Over() || !p.Listed() {
 		t.Fatal("the pass is over after two rows of five")
 	}
@@ -297,7 +322,7 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 	if got := page(t, w, p, 100); !slices.Equal(got, seqs[2:]) {
 		t.Errorf("another claim goes on with %v, want %v", got, seqs[2:])
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	if !p.Over() {
 		t.Error("the pass is not over")
 	}
@@ -305,7 +330,7 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 	if got, want := page(t, w, p, 100), append([]int64{early}, behind...); !slices.Equal(got, want) {
 		t.Errorf("the next pass has %v, want %v", got, want)
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	if p = next(t, w, 3, nil); !p.Idle() {
 		t.Error("something is left")
 	}
@@ -339,7 +364,7 @@ func TestNothingOwedWritesNothing(t *testing.T) {
 	seqs := insertAll(t, d, 3)
 	p := next(t, w, 3, nil)
 	page(t, w, p, 1)
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	d.Exec(t, "DELETE FROM outbox WHERE seq > $1", seqs[0])
 	if parts, err := w.Partitions(t.Context()); err != nil || !slices.Equal(parts, []int{3}) {
 		t.Errorf("parts %v, %v", parts, err)
@@ -367,7 +392,7 @@ func TestAPageReadsWhatIsThere(t *testing.T) {
 	if got := page(t, w, p, 2); len(got) > 0 {
 		t.Errorf("deleted rows are read: %v", got)
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	events, err := w.Page(t.Context(), p, 2, 1<<20)
 	if err != nil || len(events) != 1 || events[0].Seq != seqs[2] || string(events[0].Payload) != `{"new": 1}` {
 		t.Errorf("page %+v, %v", events, err)
@@ -380,11 +405,11 @@ func TestAPageReadsWhatIsThere(t *testing.T) {
 	if err != nil || len(events) != 1 || events[0].Seq != seqs[2] {
 		t.Errorf("page %+v, %v", events, err)
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	if got := page(t, w, p, 100); !slices.Equal(got, seqs[4:]) || p.Over() {
 		t.Errorf("the rest: %v", got)
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	if !p.Over() {
 		t.Error("the pass is not over")
 	}
@@ -405,15 +430,16 @@ func TestAMarkAsksForItsOwner(t *testing.T) {
 	stranger.Nonce = nonce()
 	later := succeed(t, s)
 	for _, o := range []outbox.Owner{o, stranger} {
-		if err := w.Settle(t.Context(), p, o, nil); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("settle: %v", err)
-		}
 		if err := w.Park(t.Context(), p, o, refused); !errors.Is(err, outbox.ErrSuperseded) {
 			t.Errorf("park: %v", err)
 		}
 		if _, err := w.ParkRow(t.Context(), p, o, errors.New("why")); !errors.Is(err, outbox.ErrSuperseded) {
 			t.Errorf("park unread: %v", err)
 		}
+		if err := w.Settle(t.Context(), p, o, nil); !errors.Is(err, outbox.ErrSuperseded) {
+			t.Errorf("settle: %v", err)
+		}
+		claim(t, w, 3, later)
 	}
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog"); n != 3 {
 		t.Errorf("%d rows are owed, want 3", n)
@@ -424,6 +450,10 @@ func TestAMarkAsksForItsOwner(t *testing.T) {
 	}
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark WHERE part = 3"); n != 0 {
 		t.Errorf("%d marks of the part", n)
+	}
+	claim(t, w, 3, later)
+	if _, err := w.Page(t.Context(), p, 1, 1<<20); !errors.Is(err, sql.ErrPassed) {
+		t.Errorf("a page behind another mark: %v", err)
 	}
 }
 
@@ -475,7 +505,10 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 		return refused
 	}
 	must(t, w.Park(t.Context(), p, o, refuse(events[1])))
-	endSessions(t, d) // between park and mark
+	must(t, w.Drop(t.Context())) // without a mark
+	claim(t, w, 3, o)
+	must(t, w.Park(t.Context(), p, o, refuse(events[0])))
+	endSessions(t, d) // between park and mark: it is not parked
 
 	w = claimed(t, d, 3)
 	if ok, err := w.Reached(t.Context(), 3, pass); err != nil || ok {
@@ -495,7 +528,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	if ok, err := w.Reached(t.Context(), 3, pass); err != nil || !ok {
 		t.Errorf("reached: %v, %v", ok, err)
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	if p = next(t, w, 3, nil); !p.Idle() {
 		t.Error("parked rows are owed behind the mark")
 	}
@@ -512,6 +545,8 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 		t.Fatalf("the retried row: %v, %v", events, err)
 	}
 	must(t, w.Park(t.Context(), p, o, refuse(events...)))
+	must(t, w.Drop(t.Context()))
+	claim(t, w, 3, o)
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead WHERE seq = $1 AND row_seq = $2 AND "+
 		"retry_seq IS NULL AND attempts = 4", seqs[0], events[0].Seq); n != 1 {
 		t.Error("it is not parked again in its place")
@@ -546,12 +581,12 @@ func TestAPassThatIsGiven(t *testing.T) {
 	if got := page(t, w, p, 1); !slices.Equal(got, seqs[:1]) {
 		t.Errorf("the pass has %v, want %v", got, seqs[:1])
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	reached(false)
 	if got := page(t, w, p, 10); !slices.Equal(got, seqs[1:]) {
 		t.Errorf("the pass has %v, want %v", got, seqs[1:])
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	reached(true)
 	mark := testenv.Value[string](t, d, "SELECT settled::text FROM outbox_mark ORDER BY id DESC LIMIT 1")
 	if mark != pass.Snapshot.String() {
@@ -561,7 +596,7 @@ func TestAPassThatIsGiven(t *testing.T) {
 	if got := page(t, w, p, 10); !slices.Equal(got, more) {
 		t.Errorf("the next pass has %v, want %v", got, more)
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	// Now the mark is newer than the pass.
 	reached(true)
 	last := insertAll(t, d, 1)
@@ -596,7 +631,7 @@ func TestTheNumberOfAMarkDoesNotGoBack(t *testing.T) {
 		}
 		p := next(t, w, 3, within)
 		page(t, w, p, 1)
-		must(t, w.Settle(t.Context(), p, o, nil))
+		settled(t, w, p, o, nil)
 		if hi := testenv.Value[int](t, d, "SELECT hi FROM outbox_settled WHERE part = 3"); hi != 5 {
 			t.Errorf("given %v: the mark has number %d, want 5", given, hi)
 		}
@@ -619,7 +654,7 @@ func TestParkUnread(t *testing.T) {
 	if got := page(t, w, p, 1); len(got) > 0 {
 		t.Errorf("read %v", got)
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	d.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN
 			IF NEW.payload IS NOT NULL THEN RAISE 'missing chunk' USING ERRCODE = 'XX001'; END IF;
@@ -630,7 +665,7 @@ func TestParkUnread(t *testing.T) {
 	if e, err = w.ParkRow(t.Context(), p, o, errors.New("why")); err != nil || e.Seq != seqs[1] {
 		t.Errorf("parked %+v, %v", e, err)
 	}
-	must(t, w.Settle(t.Context(), p, o, nil))
+	settled(t, w, p, o, nil)
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead WHERE class = 'unreadable' AND "+
 		"attempts = 1 AND row_seq = seq AND (payload IS NULL) = (seq = $1)", seqs[1]); n != 2 || !p.Over() {
 		t.Errorf("%d rows parked, want 2", n)

@@ -40,7 +40,8 @@ var noIO = map[string]string{
 	"Delivery.Skip": "goes with the next publish", "Source.Settled": "goes with the next status",
 	"Store.Marker": "takes a connection", "Marker.Close": "gives it back",
 	"LockSession.Close": "ends a connection", "LockSession.Lost": "is a channel",
-	"Sweep.Close": "ends a connection", "Sweep.Closed": "looks at a field", "Sweeper.Run": "poll's own steps",
+	"LanePublisher.Follows": "goes with the next publish",
+	"Sweep.Close":           "ends a connection", "Sweep.Closed": "looks at a field", "Sweeper.Run": "poll's own steps",
 	"Sweeper.Drain": "poll's own steps", "Source.Run": "the reader's own steps",
 	"Pass.Idle": "looks at a field", "Pass.Listed": "looks at a field", "Pass.Over": "looks at a field",
 }
@@ -49,6 +50,7 @@ var noIO = map[string]string{
 // reaches them in memory.
 var elsewhere = map[string]string{
 	"claim.unreadable ParkRow":            "needs a row with broken data",
+	"claim.unreadable Drop":               "needs a row with broken data",
 	"comparison.progress Restoring":       "needs a repair that takes longer than five seconds",
 	"comparison.regroup Regroup":          "needs groups of a stream that is lost",
 	"comparison.unsettled Owed":           "needs a Postgres that has gone back in time",

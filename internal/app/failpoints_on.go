@@ -24,7 +24,7 @@ func name(cmd redis.Cmder) string { return strings.Replace(cmd.FullName(), "eval
 // shown returns a script's keys, and the arguments of publish.lua that precede its events.
 func shown(cmd redis.Cmder) (list []any) {
 	args := cmd.Args()
-	for _, v := range args[min(2, len(args)):min(15, len(args))] {
+	for _, v := range args[min(2, len(args)):min(16, len(args))] {
 		if ids, ok := v.([]byte); ok {
 			v = hex.EncodeToString(ids)
 		}

@@ -175,7 +175,9 @@ func (tracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQuer
 func (tracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
 	var last []any
 	for _, q := range data.Batch.QueuedQueries {
-		last = q.Arguments
+		if len(q.Arguments) > 0 {
+			last = q.Arguments
+		}
 	}
 	Before("batch", last...)
 	return ctx

@@ -105,12 +105,12 @@ func (m *machine) settlePart(s *state, i int, mine bool, to mark) {
 	m.put(&n, part, to)
 	n.pg.n = max(n.pg.n, p.n)
 	m.settle(&n, i, p.part-1)
-	if to.open {
+	q := &n.procs[i]
+	q.part, q.mark, q.claim = 0, mark{}, 0
+	if to.open { // each page has a claim
 		m.emit(n, "relay %d writes cursor %d of part %d", i+1, to.cursor, p.part-1)
 		return
 	}
-	q := &n.procs[i]
-	q.part, q.mark, q.claim = 0, mark{}, 0
 	q.swept = q.swept.with(p.part - 1)
 	m.emit(n, "relay %d has swept part %d", i+1, p.part-1)
 }

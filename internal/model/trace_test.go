@@ -28,8 +28,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-// scene is a scenario with watched relays. Its plan is the transactions of the test, in order, and its failpoint that of
-// the first relay.
+// scene is a scenario with watched relays. Its plan is the transactions of the test, in order, and its failpoint that
+// of the first relay.
 type scene struct {
 	name, plan, failpoint string
 	play                  func(r *run)
@@ -66,7 +66,7 @@ var scenes = []scene{
 	}},
 	{"frozen before it moves the mark", "A0 A0", "stop before settler.move sql.marker.Move batch", frozen},
 	{"frozen before it publishes", "A0 A0", "stop before worker.deliver sink.delivery.Publish eval", frozen},
-	{"killed in the hand-over", "A0 B1 A0", "kill before leadership.endHandOver sql.store.SettleAll batch", func(r *run) {
+	{"killed in a hand-over", "A0 B1 A0", "kill before leadership.endHandOver sql.store.SettleAll batch", func(r *run) {
 		r.commit()
 		first := r.relay(1, r.failpoint)
 		r.died(first, 1)
@@ -76,7 +76,8 @@ var scenes = []scene{
 		r.commit()
 		r.settled()
 	}},
-	{"claims: one of two sweepers is killed with a claim", "A0 B1 A0 B1",
+	{
+		"claims: one of two sweepers is killed with a claim", "A0 B1 A0 B1",
 		"kill after attempt sink.delivery.Publish eval", func(r *run) {
 			r.desire("poll")
 			first := r.relay(1, r.failpoint)
@@ -90,9 +91,11 @@ var scenes = []scene{
 			r.settled()
 			r.commit()
 			r.settled()
-		}},
-	{"claims: a sweeper freezes before it writes its mark", "A0 B1 A0 B1",
-		"stop before claim.settle sql.Sweep.Settle WITH owner AS MATERIALIZED ( SELECT", func(r *run) {
+		},
+	},
+	{
+		"claims: a sweeper freezes before it writes its mark", "A0 B1 A0 B1",
+		"stop before claim.settle sql.Sweep.Settle batch", func(r *run) {
 			r.desire("poll")
 			first := r.relay(1, r.failpoint)
 			r.mode("poll")
@@ -105,7 +108,8 @@ var scenes = []scene{
 			r.wake(first, 1)
 			r.commit()
 			r.settled()
-		}},
+		},
+	},
 }
 
 // frozen lets a relay that streams freeze at its failpoint, and continue after another one has done its work.
@@ -502,7 +506,7 @@ type recording struct {
 // looked are the steps that the machine has.
 var looked = []string{
 	" sql.store.Adopt ", " sink.Sink.Adopt ", "leadership.tryGates sql.store.Gated", " sql.Sweep.Claim ",
-	" sql.Sweep.Begin ", " sql.Sweep.Page ", " sql.Sweep.Settle ", " sql.Sweep.Release ", " sink.delivery.Publish ",
+	" sql.Sweep.Begin ", " sql.Sweep.Page ", " sql.Sweep.Settle ", " sql.Sweep.Drop ", " sink.delivery.Publish ",
 	" sql.store.BeginPass ", " sql.store.SettleAll ", " sql.marker.Move ", " sql.marker.Look ",
 	" sink.Sink.ForgetDoubt ",
 }
@@ -744,7 +748,7 @@ func (r *reader) op(i, end int) *op {
 		if text(v[6]) != "s" {
 			lane = int8(slices.IndexFunc(r.Parts[:], func(p int) bool { return strconv.Itoa(p) == text(v[6]) }))
 		}
-		events := r.named(text(v[12]))
+		events := r.named(text(v[13]))
 		if answer == "OK" {
 			o.apply = publish(relay, lane, events, int(number(reply[1])-number(reply[2])), false)
 		} else if known {
@@ -833,7 +837,7 @@ func (r *reader) claim(i int, o *op) *op {
 		}
 	}
 	begun := func(n int, step string) bool { return len(own) > n && strings.Contains(list[own[n]].Step, step) }
-	if !begun(1, " sql.Sweep.Begin ") || begun(3, " sql.Sweep.Release ") {
+	if !begun(1, " sql.Sweep.Begin ") && !begun(1, " sql.Sweep.Page ") || begun(3, " sql.Sweep.Drop ") {
 		return nil // another relay has it, or there is nothing to do
 	}
 	part := slices.Index(r.Parts[:], int(number(list[own[1]].Values[0])))

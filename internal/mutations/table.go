@@ -30,7 +30,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "events in doubt are not published again", about: "doubt is not checked",
-		file: "sink/lua/publish.lua", old: "  if known[i] then", replacement: "  if false then",
+		file: "sink/lua/publish.lua", old: "  if doubted[i] then", replacement: "  if false then",
 		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
 	},
 	{
@@ -154,6 +154,27 @@ var mutations = []mutation{
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
 		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
 		pkg:         "./sql", test: "TestAMarkAsksForItsOwner",
+	},
+	{
+		safeguard: "a part has one claim at a time", about: "it is not locked",
+		file:        "sql/queries/sweep_claim.sql",
+		old:         " FOR UPDATE OF p SKIP LOCKED",
+		replacement: "",
+		pkg:         "./sql", test: "TestClaims",
+	},
+	{
+		safeguard: "a page of an older mark is not published", about: "another session's mark is not noticed",
+		file:        "sql/sweep.go",
+		old:         "newest != mark",
+		replacement: "newest < mark",
+		pkg:         "./sql", test: "TestAMarkAsksForItsOwner",
+	},
+	{
+		safeguard: "a gate lacks no settled batch of a claim", about: "it is not checked",
+		file:        "sink/lua/publish.lua",
+		old:         "if of < claim and c < of or l < known then",
+		replacement: "if false then",
+		pkg:         "./sink", test: "TestAClaimFollowsAnother",
 	},
 	{
 		safeguard: "a claim is the owner's", about: "any process may claim",

@@ -1,18 +1,19 @@
 -- Publishes one numbered batch of a lane, once.
 -- KEYS stream, register, gate
--- ARGV epoch, nonce, lane, claim, claim's nonce, number, settled batch of the lane, events the gate is known to have
---      let through, ids (16 bytes each), heads (per event 36 bytes of the id's text, 27 of time), the entries' source
---      field, pubsub ("" publishes none on its channel, "1" all, else a digit per event), traced ("1"), what channels
---      begin with, then per event type, subject, data and, if traced, traceparent
+-- ARGV epoch, nonce, lane, claim, claim's nonce, number, a claim of that nonce, the last of its batches that is
+--      settled, events the gate is known to have let through, ids (16 bytes each), heads (per event 36 bytes of the
+--      id's text, 27 of time), the entries' source field, pubsub ("" publishes none on its channel, "1" all, else a
+--      digit per event), traced ("1"), what channels begin with, then per event type, subject, data and, if traced,
+--      traceparent
 -- Answers {OK, done, suppressed, lost pubs, n, last}, {XADD, the same, error} when it stopped after the first events of
 -- the batch, {GAP} or {FENCED, epoch}. done is how many events of the batch are accounted for, n how many the gate has
 -- let through, last the entry of the last of them.
-local ID, HEAD, FIRST = 16, 63, 14
+local ID, HEAD, FIRST = 16, 63, 15
 local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]
 local epoch, lane, claim, lnonce = ARGV[1], ARGV[3], tonumber(ARGV[4]), ARGV[5]
-local number, settled, least = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local ids, heads, esource = ARGV[9], ARGV[10], ARGV[11]
-local pubsub, traced, prefix = ARGV[12], ARGV[13] == '1', ARGV[14]
+local number, of, settled, least = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local ids, heads, esource = ARGV[10], ARGV[11], ARGV[12]
+local pubsub, traced, prefix = ARGV[13], ARGV[14] == '1', ARGV[15]
 local width = traced and 4 or 3
 local count = #ids / ID
 if #ARGV ~= FIRST + count * width or #heads ~= count * HEAD then
@@ -28,12 +29,20 @@ local n = tonumber(g[4] or '0')
 if n < least then return {'GAP'} end
 
 local last, gone = 0, 0
-local oldclaim, oldlast, oldgone
+local oldclaim, oldlast, oldgone, known = nil, 0, 0, 0
 if g[2] then
   local c, n, l, s = lane_of(g[2])
   if c > claim or (c == claim and n ~= lnonce) then return {'FENCED', epoch} end
-  if c == claim then last, gone = l, s else oldclaim, oldlast, oldgone = c, l, s end
+  if c == claim then
+    last, gone = l, s
+  else
+    oldclaim, oldlast, oldgone = c, l, s
+    if c == of and n == lnonce then known = settled end
+    -- The gate lacks settled batches.
+    if of < claim and c < of or l < known then return {'GAP'} end
+  end
 end
+if of ~= claim then settled = 0 end
 
 local field = 'u:' .. lane .. ':' .. int(number)
 local from = 0
@@ -68,15 +77,15 @@ local inherited, drop = {}, {}
 if oldclaim then
   for n = oldgone + 1, oldlast do
     local f = 'u:' .. lane .. ':' .. int(n)
-    local b = redis.call('HGET', gate, f)
+    local b = n > known and redis.call('HGET', gate, f)
     if b then
       local origin = lane .. '|' .. int(oldclaim) .. '|' .. int(n)
       each(b, function(id)
         inherited[#inherited + 1] = 'd:' .. id
         inherited[#inherited + 1] = origin
       end)
-      if n ~= number then drop[#drop + 1] = f end
     end
+    if n ~= number then drop[#drop + 1] = f end
   end
 end
 settled = math.max(gone, math.min(settled, number - 1))
@@ -91,7 +100,7 @@ if wrong then -- refused behind the claim: whoever had the lane before is fenced
   return {'XADD', from, 0, 0, n, g[5] or '', wrong}
 end
 
-local known = {}
+local doubted = {}
 if doubtful > 0 then
   for i = from + 1, count, CHUNK do
     local marks = {}
@@ -99,7 +108,7 @@ if doubtful > 0 then
       marks[#marks + 1] = 'd:' .. string.sub(ids, (j - 1) * ID + 1, j * ID)
     end
     local found = redis.call('HMGET', gate, unpack(marks))
-    for j = 1, #marks do known[i + j - 1] = found[j] end
+    for j = 1, #marks do doubted[i + j - 1] = found[j] end
   end
 end
 
@@ -107,7 +116,7 @@ local sub, call = string.sub, redis.pcall
 local taken, lost, done, failed, newest = {}, 0, math.max(from, count), nil, nil
 for i = from + 1, count do
   local h, a = (i - 1) * HEAD, FIRST + (i - 1) * width
-  if known[i] then
+  if doubted[i] then
     taken[#taken + 1] = 'd:' .. sub(ids, (i - 1) * ID + 1, i * ID)
   else
     local r
