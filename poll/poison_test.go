@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -290,5 +291,67 @@ func TestBatchesAreBoundedByRows(t *testing.T) {
 		if len(b) > 20 {
 			t.Errorf("a batch of %d events", len(b))
 		}
+	}
+}
+
+// A stream that cannot be published to delays only its own events, although those of other streams in the same part are
+// behind them. When it can be published to again, each event is there once, in order.
+func TestABlockedStreamDelaysOnlyItself(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const bad = prefix + "stuck"
+	var cured atomic.Bool
+	r.ensure = func(stream string) error {
+		if stream == bad && !cured.Load() {
+			return &outbox.StreamError{Stream: stream, Err: errStuck}
+		}
+		return nil
+	}
+	var named atomic.Bool
+	r.failed = func(err error) { named.Store(named.Load() || errors.Is(err, errStuck)) }
+	aggregates := inPart(t, r, 3)
+	want := map[string][]uuid.UUID{}
+	write := func() {
+		for i := range 30 {
+			for _, typ := range []string{"stuck", "order", "user"} {
+				want[typ] = append(want[typ], r.insert(typ, aggregates[i%3], `{}`))
+			}
+		}
+	}
+	write()
+	run := r.run(r.options(2, 10))
+	flows := func() {
+		t.Helper()
+		for _, typ := range []string{"order", "user"} {
+			r.eventually(20*time.Second, "the events of "+typ, func() bool {
+				return len(r.entries(typ)) == len(want[typ])
+			})
+		}
+	}
+	flows()
+	write() // the pass has begun without these
+	flows()
+	if n := len(r.entries("stuck")); n > 0 || !named.Load() || r.owed() != 180 {
+		t.Errorf("%d events in the blocked stream, named %v, %d unsettled", n, named.Load(), r.owed())
+	}
+	if r.terminate() == 0 {
+		t.Error("there is no worker")
+	}
+	write()
+	flows()
+	run.stop()
+	r.must(r.end(run))
+	r.run(r.options(2, 10)) // another process, which does not know what is published
+	write()
+	flows()
+	cured.Store(true)
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	for typ, ids := range want {
+		if got := r.entries(typ); !slices.Equal(got, ids) {
+			t.Errorf("%s: %d entries, want the %d events in order", typ, len(got), len(ids))
+		}
+	}
+	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_dead"); n != 0 {
+		t.Errorf("%d dead events", n)
 	}
 }

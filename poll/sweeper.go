@@ -28,8 +28,11 @@ const (
 	idleFirst, idleMost = 20 * time.Millisecond, 500 * time.Millisecond
 	// failFirst and failMost bound the wait after a failure.
 	failFirst, failMost = 50 * time.Millisecond, 2 * time.Second
-	// standsPause is the wait after a batch in which one stream was blocked. It is short, to not delay other parts.
-	standsPause = 200 * time.Millisecond
+	// blockedFirst and blockedMost bound the wait before the next attempt to publish to a blocked stream.
+	blockedFirst, blockedMost = 200 * time.Millisecond, 2 * time.Second
+	// aheadRows bounds the rows of a part that are published and cannot be settled, because rows of a blocked stream
+	// come before them. aheadTime bounds the time for them in a turn.
+	aheadRows, aheadTime = 20_000, time.Second
 )
 
 // Options are what a Sweeper needs.
@@ -57,6 +60,49 @@ type Sweeper struct {
 	refused poison.Refusals
 	// rows is the number of rows in the next batch of each part. It is reduced after a failed batch.
 	rows [outbox.Partitions]atomic.Int64
+
+	mu sync.Mutex
+	// blocked are the streams that cannot be published to.
+	blocked map[string]blockade
+}
+
+// blockade is a stream that cannot be published to, and the time of the next attempt.
+type blockade struct {
+	err  error
+	wait time.Duration
+	next time.Time
+}
+
+// block records the result of an attempt.
+func (s *Sweeper) block(stream string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !outbox.Alone(err) {
+		delete(s.blocked, stream)
+		return
+	}
+	wait := min(max(2*s.blocked[stream].wait, blockedFirst), blockedMost)
+	s.blocked[stream] = blockade{err, wait, time.Now().Add(wait)}
+}
+
+// rank orders streams for publishing: the blocked ones first.
+func (s *Sweeper) rank(stream string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.blocked[stream]; ok {
+		return 0
+	}
+	return 1
+}
+
+// isBlocked returns why a stream cannot be published to, nil if it is time for an attempt.
+func (s *Sweeper) isBlocked(stream string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b, ok := s.blocked[stream]; ok && time.Now().Before(b.next) {
+		return b.err
+	}
+	return nil
 }
 
 var _ outbox.Sweeper = (*Sweeper)(nil)
@@ -72,7 +118,10 @@ func New(o Options) *Sweeper {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Sweeper{o: o, log: o.Logger.With("component", "poll"), metrics: newMetrics(o.Registerer)}
+	s := &Sweeper{
+		o: o, log: o.Logger.With("component", "poll"), metrics: newMetrics(o.Registerer),
+		blocked: map[string]blockade{},
+	}
 	for part := range s.rows {
 		s.rows[part].Store(int64(o.BatchRows))
 	}

@@ -1,6 +1,7 @@
 package poll
 
 import (
+	"cmp"
 	"context"
 	crand "crypto/rand"
 	"errors"
@@ -27,9 +28,11 @@ type worker struct {
 	// the gates has yet.
 	settled [outbox.Partitions]map[string]outbox.Mark
 	untold  map[string]outbox.Mark
-	last    int // the part claimed last
-	idle    time.Duration
-	fails   time.Duration
+	// sent are the numbers of events of each part that are published and not settled, because of a blocked stream.
+	sent  [outbox.Partitions]map[int64]bool
+	last  int // the part claimed last
+	idle  time.Duration
+	fails time.Duration
 }
 
 func newWorker(s *Sweeper, scope outbox.Scope) *worker {
@@ -39,7 +42,7 @@ func newWorker(s *Sweeper, scope outbox.Scope) *worker {
 	}
 	_, _ = crand.Read(w.nonce[:]) // never fails
 	for part := range w.settled {
-		w.settled[part] = map[string]outbox.Mark{}
+		w.settled[part], w.sent[part] = map[string]outbox.Mark{}, map[int64]bool{}
 	}
 	return w
 }
@@ -110,9 +113,9 @@ func (w *worker) final(ctx context.Context, err error) error {
 	return nil
 }
 
-// round finds a part with rows and sweeps it for a turn. If there is no such part, it waits. It starts after the part
-// swept last, so a part that fails (because its stream refuses events, for example) delays the others at most once per
-// cycle. With a random choice it could delay them repeatedly.
+// round finds a part with rows that it can publish, and sweeps it for a turn. If there is no such part, it waits. It
+// starts after the part swept last, so a part that fails delays the others at most once per cycle. With a random choice
+// it could delay them repeatedly.
 func (w *worker) round(ctx context.Context) error {
 	err := w.connect(ctx)
 	var parts []int
@@ -126,15 +129,20 @@ func (w *worker) round(ctx context.Context) error {
 		w.scope.Outcome(nil)
 	}
 	next := max(slices.IndexFunc(parts, func(part int) bool { return part > w.last }), 0)
-	claimed := false
-	if len(parts) > 0 {
-		if claimed, err = w.sweep(ctx, slices.Concat(parts[next:], parts[:next]), nil); err != nil {
+	parts = slices.Concat(parts[next:], parts[:next])
+	for len(parts) > 0 {
+		claimed, progress, err := w.sweep(ctx, parts, nil)
+		if err != nil {
 			return w.failed(ctx, err)
 		}
-	}
-	if claimed {
-		w.idle, w.fails = 0, 0
-		return nil
+		if progress {
+			w.idle, w.fails = 0, 0
+			return nil
+		}
+		if !claimed {
+			break
+		}
+		parts = parts[1+slices.Index(parts, w.last):]
 	}
 	w.idle = min(max(w.idle*2, idleFirst), idleMost)
 	pause.About(ctx, w.idle)
@@ -152,12 +160,15 @@ func (w *worker) drain(ctx context.Context, q *queue, pass outbox.Pass) error {
 			pause.About(ctx, idleFirst)
 			continue
 		}
-		claimed, done, err := w.reach(ctx, part, pass)
+		progress, done, err := w.reach(ctx, part, pass)
 		q.give(part, done)
 		if err != nil {
 			err = w.failed(ctx, err)
-		} else if !claimed && !done {
-			pause.About(ctx, idleFirst)
+		} else if progress || done {
+			w.idle = 0
+		} else {
+			w.idle = min(max(w.idle*2, idleFirst), idleMost)
+			pause.About(ctx, w.idle)
 		}
 		if err != nil {
 			return err
@@ -166,16 +177,16 @@ func (w *worker) drain(ctx context.Context, q *queue, pass outbox.Pass) error {
 	return ctx.Err()
 }
 
-// reach sweeps a part for one turn unless the part has already reached the pass (done). The next turn checks again. If
-// another relay holds the part, reach claims nothing.
-func (w *worker) reach(ctx context.Context, part int, pass outbox.Pass) (claimed, done bool, err error) {
+// reach sweeps a part for one turn unless the part has already reached the pass (done). The next turn checks again.
+// There is no progress if another relay holds the part, or a stream is blocked.
+func (w *worker) reach(ctx context.Context, part int, pass outbox.Pass) (progress, done bool, err error) {
 	if err = w.connect(ctx); err == nil {
 		done, err = w.conn.Reached(ctx, part, pass)
 	}
 	if err == nil && !done {
-		claimed, err = w.sweep(ctx, []int{part}, &pass)
+		_, progress, err = w.sweep(ctx, []int{part}, &pass)
 	}
-	return claimed, done, err
+	return progress, done, err
 }
 
 // claim is one claim of a part: a transaction, for one page.
@@ -186,15 +197,17 @@ type claim struct {
 	lane    outbox.Lane
 	lanes   map[string]outbox.LanePublisher
 	settled map[string]outbox.Mark
+	parked  []sql.Refused
 }
 
 // sweep claims the first of parts that is free, and sweeps it for a turn, with a claim for each page. Other workers may
-// sweep the part between two of its pages. A new pass covers the rows that within sees, if it is not nil.
-func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (claimed bool, err error) {
+// sweep the part between two of its pages. A new pass covers the rows that within sees, if it is not nil. progress is
+// false if a blocked stream kept the part from being settled, and nothing was published.
+func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (claimed, progress bool, err error) {
 	for n, began := 0, time.Now(); n < turn && time.Since(began) < turnTime && ctx.Err() == nil; n++ {
 		part, number, ok, err := w.conn.Claim(ctx, parts, w.scope.Owner)
 		if err != nil || !ok {
-			return claimed, err
+			return claimed, progress, err
 		}
 		w.last, parts, claimed = part, []int{part}, true
 		w.s.metrics.claims.Inc()
@@ -204,24 +217,25 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 		}
 		if n == 0 {
 			if err := w.scope.Claimed(ctx); err != nil {
-				return true, err
+				return true, false, err
 			}
 		}
+		sent := len(w.sent[part])
 		more, err := c.run(ctx, within)
-		if outbox.Alone(err) { // nothing is wrong with the session, or with the other parts
+		if outbox.Alone(err) { // nothing is wrong with the session, or with other streams
 			w.scope.Outcome(err)
 			w.s.metrics.errors.Inc()
-			pause.About(ctx, standsPause)
 		} else if err != nil {
-			return true, err
+			return true, false, err
 		}
+		progress = progress || err == nil || len(w.sent[part]) > sent
 		w.fails = 0
 		if !more {
 			break
 		}
 	}
 	w.tell(ctx)
-	return claimed, nil
+	return claimed, progress, nil
 }
 
 // run sweeps a page, and ends the claim. The next claim continues an unfinished pass. It is correct to continue after
@@ -251,6 +265,7 @@ func (c *claim) run(ctx context.Context, within *outbox.Pass) (more bool, err er
 			if end := w.conn.Drop(ctx); end != nil {
 				return false, end
 			}
+			c.committed()
 			return false, err
 		case err != nil:
 			return false, err
@@ -278,6 +293,10 @@ func (c *claim) batch(ctx context.Context) error {
 	out := &outcome{entries: outbox.Entries{}}
 	if err = c.publish(ctx, events, out); err == nil {
 		err = c.settle(ctx, out)
+	} else if outbox.Alone(err) {
+		if aerr := c.ahead(ctx, out); aerr != nil {
+			err = aerr
+		}
 	}
 	if err != nil {
 		if poison := (*outbox.PoisonError)(nil); !errors.As(err, &poison) && !outbox.Alone(err) {
@@ -322,6 +341,7 @@ type outcome struct {
 	marks   []outbox.Mark
 	groups  []group
 	parked  []sql.Refused
+	blocked []string
 }
 
 type group struct {
@@ -332,7 +352,8 @@ type group struct {
 
 // publish puts the events into their streams in order, with one bounded attempt per stream. If a stream refuses an
 // event, its next attempt follows the attempts of the other streams. A blocked stream does not keep the others from
-// getting their attempts.
+// getting their attempts, except for events that are sent. If no stream is blocked, sent events are published again:
+// the gate has them in doubt, and drops them.
 func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcome) error {
 	var order []string
 	byStream := map[string][]*outbox.Event{}
@@ -349,6 +370,7 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 		}
 		byStream[name] = append(byStream[name], e)
 	}
+	slices.SortStableFunc(order, func(a, b string) int { return cmp.Compare(c.w.s.rank(a), c.w.s.rank(b)) })
 	begun := map[string]*putting{}
 	for _, name := range order {
 		begun[name] = &putting{stream: name, events: byStream[name], skipped: map[int]bool{}}
@@ -357,6 +379,9 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 	for n := 1; len(order) > 0; n++ {
 		var again []string
 		for _, name := range order {
+			if stands != nil && !c.unsent(begun[name]) {
+				continue
+			}
 			err := c.publishTo(ctx, begun[name], out)
 			refused := (*outbox.PoisonError)(nil)
 			switch {
@@ -364,6 +389,7 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 				again = append(again, name)
 			case outbox.Alone(err):
 				stands = err
+				out.blocked = append(out.blocked, name)
 			case err != nil:
 				return err
 			}
@@ -383,7 +409,76 @@ type putting struct {
 	skipped  map[int]bool
 }
 
+// publishTo makes one attempt, unless the stream was blocked a moment ago.
 func (c *claim) publishTo(ctx context.Context, p *putting, out *outcome) error {
+	err := c.w.s.isBlocked(p.stream)
+	if err == nil {
+		if err = c.attempt(ctx, p, out); err == nil || outbox.Alone(err) {
+			c.w.s.block(p.stream, err)
+		}
+	}
+	return err
+}
+
+// unsent drops the events that are sent, and reports whether there are others.
+func (c *claim) unsent(p *putting) bool {
+	if p.delivery == nil {
+		p.events = slices.DeleteFunc(p.events, func(e *outbox.Event) bool { return c.w.sent[c.part][e.Seq] })
+	}
+	return len(p.events) > 0
+}
+
+// ahead publishes events of the part behind those of the blocked streams of out, as far as it may, and parks what is
+// refused. It writes no mark: the first event of a blocked stream is in front of them.
+func (c *claim) ahead(ctx context.Context, out *outcome) error {
+	w, sent, blocked := c.w, c.w.sent[c.part], out.blocked
+	for began := time.Now(); ; {
+		for _, g := range out.groups {
+			for _, e := range g.events {
+				sent[e.Seq] = true
+			}
+		}
+		if err := c.park(ctx, out); err != nil {
+			return err
+		}
+		if len(sent) >= aheadRows || time.Since(began) > aheadTime || ctx.Err() != nil {
+			return nil
+		}
+		events, err := w.conn.Ahead(ctx, c.pass, blocked, sent, w.s.o.BatchRows, batchBytes)
+		if sql.Unreadable(err) { // a page will show which row it is
+			return nil
+		}
+		if err != nil || len(events) == 0 {
+			return err
+		}
+		out = &outcome{entries: outbox.Entries{}}
+		if err := c.publish(ctx, events, out); err != nil && !outbox.Alone(err) {
+			return err
+		}
+		blocked = append(blocked, out.blocked...)
+	}
+}
+
+// park makes the refused events dead when the claim commits.
+func (c *claim) park(ctx context.Context, out *outcome) error {
+	if len(out.parked) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	c.parked = append(c.parked, out.parked...)
+	return c.w.conn.Park(ctx, c.pass, c.w.scope.Owner, out.parked)
+}
+
+// committed reports the events that the claim has parked.
+func (c *claim) committed() {
+	for _, p := range c.parked {
+		c.w.s.refused.Parked(c.w.stream(p.Event), p.Event.ID)
+		c.w.scope.Parked(p.Event, p.Err)
+	}
+}
+
+func (c *claim) attempt(ctx context.Context, p *putting, out *outcome) error {
 	w := c.w
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
@@ -466,10 +561,8 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 	// Settle published events even if ctx has ended since.
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	if len(out.parked) > 0 {
-		if err := w.conn.Park(sctx, c.pass, w.scope.Owner, out.parked); err != nil {
-			return err
-		}
+	if err := c.park(ctx, out); err != nil {
+		return err
 	}
 	if len(out.marks) > 0 {
 		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
@@ -482,10 +575,8 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 	if err := w.conn.Settle(sctx, c.pass, w.scope.Owner, out.entries); err != nil {
 		return err
 	}
-	for _, p := range out.parked {
-		w.s.refused.Parked(w.stream(p.Event), p.Event.ID)
-		w.scope.Parked(p.Event, p.Err)
-	}
+	c.committed()
+	clear(w.sent[c.part])
 	for _, m := range out.marks {
 		c.settled[m.Stream], w.untold[m.Stream] = m, m
 	}

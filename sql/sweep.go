@@ -188,10 +188,38 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 	if p.page == 0 {
 		return nil, nil
 	}
+	events, err := s.read(ctx, p, p.seqs[:p.page], bytes)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(events); n > 0 {
+		// Rows after the last one may have exceeded the limit of bytes.
+		p.page, _ = slices.BinarySearch(p.seqs, events[n-1].Seq)
+		p.page++
+	}
+	return events, nil
+}
+
+// Ahead reads unsettled rows of a claimed part that are visible now, those of the pass and later ones: about bytes of
+// the first limit rows of streams other than blocked that sent does not have. They stay unsettled. Errors as from Page.
+func (s *Sweep) Ahead(ctx context.Context, p *Pass, blocked []string, sent map[int64]bool, limit, bytes int,
+) ([]*outbox.Event, error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	var seqs []int64
+	if err := s.conn.QueryRow(ctx, query("sweep_ahead"), p.part, blocked, listRows).Scan(&seqs); err != nil {
+		return nil, wrapPart("look ahead in", p.part, err)
+	}
+	seqs = slices.DeleteFunc(seqs, func(seq int64) bool { return sent[seq] })
+	return s.read(ctx, p, seqs[:min(limit, len(seqs))], bytes)
+}
+
+// read reads rows of the pass's part.
+func (s *Sweep) read(ctx context.Context, p *Pass, seqs []int64, bytes int) ([]*outbox.Event, error) {
 	b := &pgx.Batch{}
 	b.Queue("SAVEPOINT page")
 	b.Queue(query("sweep_mark"), p.part)
-	b.Queue(query("sweep_page"), p.part, p.seqs[:p.page], bytes)
+	b.Queue(query("sweep_page"), p.part, seqs, bytes)
 	b.Queue("RELEASE page") // ends the statement before it, whose snapshot the server would keep
 	results := s.conn.SendBatch(ctx, b)
 	events, err := readPage(results, p.mark, bytes)
@@ -200,11 +228,6 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 	}
 	if err != nil {
 		return nil, s.back(ctx, wrapPart("sweep", p.part, err))
-	}
-	if n := len(events); n > 0 {
-		// Rows after the last one may have exceeded the limit of bytes.
-		p.page, _ = slices.BinarySearch(p.seqs, events[n-1].Seq)
-		p.page++
 	}
 	return events, nil
 }

@@ -49,6 +49,7 @@ var noIO = map[string]string{
 // elsewhere are call sites that the story does not reach, or reaches only by chance, and the reasons. TestCrashPoints
 // reaches them in memory.
 var elsewhere = map[string]string{
+	"claim.ahead Ahead":                   "needs a stream that is blocked",
 	"claim.unreadable ParkRow":            "needs a row with broken data",
 	"claim.unreadable Drop":               "needs a row with broken data",
 	"comparison.progress Restoring":       "needs a repair that takes longer than five seconds",
@@ -518,7 +519,7 @@ func frozen(pid int) bool {
 // scenes has lines of the story, and the steps that they make relays take.
 var scenes = map[int][]string{
 	1: {
-		"slotKeeper.follow", "leadership.undoubted", "leadership.poll", "claim.settle sql.Sweep.Park", "follower.",
+		"slotKeeper.follow", "leadership.undoubted", "leadership.poll", "claim.park sql.Sweep.Park", "follower.",
 	},
 	3: {"slotKeeper.act", "worker.park", "router.meet"},
 	4: {"streaming.run cdc.Reader.Run status", "streaming.run cdc.Reader.Run START_REPLICATION"},

@@ -177,6 +177,13 @@ var mutations = []mutation{
 		pkg:         "./sink", test: "TestAClaimFollowsAnother",
 	},
 	{
+		safeguard: "a blocked stream delays only itself in a sweep", about: "the rows behind it wait",
+		file:        "poll/worker.go",
+		old:         "} else if outbox.Alone(err) {\n\t\tif aerr",
+		replacement: "} else if false {\n\t\tif aerr",
+		pkg:         "./poll", test: "TestABlockedStreamDelaysOnlyItself",
+	},
+	{
 		safeguard: "a claim is the owner's", about: "any process may claim",
 		file:        "sql/queries/sweep_claim.sql",
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
