@@ -53,8 +53,8 @@ func (s *store) SettleAll(ctx context.Context, o outbox.Owner, pass outbox.Pass)
 	return nil
 }
 
-// errBehind means that the mark of a part settles something that the new mark does not.
-var errBehind = errors.New("a part has a later mark")
+// errBehind means that a part has no mark, or one that settles something that the new mark does not.
+var errBehind = errors.New("a part has a later mark, or none")
 
 // move writes the mark of every part in one transaction, which locks the parts, and waits until the mark is as durable
 // as any other commit.

@@ -478,6 +478,30 @@ func TestGuard(t *testing.T) {
 	}
 }
 
+// A part has lost its marks. The relay's state cannot be read, and no mark of every part settles what a hand-over that
+// was under way has not seen.
+func TestAPartWithoutAMark(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	ctx := t.Context()
+	o := succeed(t, s)
+	insert(t, d, inPart)
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi) SELECT 5, epoch, settled, hi FROM outbox_mark
+		WHERE settled IS NOT NULL; DELETE FROM outbox_mark WHERE part = -1`)
+	pass, err := s.BeginPass(ctx, o)
+	must(t, err)
+	for name, err := range map[string]error{
+		"a hand-over": s.SettleAll(ctx, o, pass), "a stream": newMarker(t, s).Move(ctx, o, pass.Settled, nil),
+	} {
+		if err == nil {
+			t.Errorf("%s settles a part without a mark", name)
+		}
+	}
+	if _, err := s.State(ctx); err == nil || !strings.Contains(err.Error(), "INSERT INTO outbox_mark") {
+		t.Errorf("state: %v; want a remedy", err)
+	}
+}
+
 // settledBy returns the newest mark.
 func settledBy(tb testing.TB, d *testenv.Database) (m outbox.Settled) {
 	tb.Helper()

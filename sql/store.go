@@ -225,9 +225,9 @@ func (s *store) State(ctx context.Context) (outbox.State, error) {
 	return ReadState(ctx, s.pool, s.name)
 }
 
-// errNoMark means that the table of marks is empty, so a relay could not tell which events are settled.
-var errNoMark = errors.New("table outbox_mark is empty, so it is unknown which events were published: restore it, " +
-	"or, to publish every event in outbox again, INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES " +
+// errNoMark means that a part has no mark, so a relay could not tell which of its events are settled.
+var errNoMark = errors.New("table outbox_mark has lost marks, so it is unknown which events were published: restore " +
+	"it, or, to publish every event in outbox again, INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES " +
 	"(-1, 0, '3:3:', 0)")
 
 // ReadState reads the row of the relay called name. It returns pgx.ErrNoRows if there is no such row.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -158,6 +159,43 @@ func TestADatabaseThatIsOlderThanItsGates(t *testing.T) {
 			w.oracle.Check(t, load, 20*time.Second)
 		})
 	}
+}
+
+// The marks of a part are lost, of others not: what of the part is settled is unknown. The relay is not ready until it
+// has run the remedy, whether it starts then, runs, or hands over, and no event is lost.
+func TestMarksOfAPartAreLost(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		for _, stopped := range []bool{false, true} {
+			t.Run(fmt.Sprintf("stopped is %t", stopped), func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				r := w.relayIn("poll")
+				w.delivers()
+				if stopped {
+					r.kill()
+				}
+				w.db.Exec(t, fmt.Sprintf(`DELETE FROM outbox_mark WHERE part IN (-1, 3);
+					UPDATE relay_state SET desired_mode = '%s'`, mode))
+				load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 200, Aggregates: 50, Tag: "late-"})
+				load.Wait()
+				if stopped {
+					r = w.spawn("relay")
+				}
+				r.waitReady(t, http.StatusServiceUnavailable, "outbox_mark")
+				var h readiness
+				if _, err := r.get("/readyz", &h); err != nil {
+					t.Fatal(err)
+				}
+				w.db.Exec(t, regexp.MustCompile(`INSERT INTO outbox_mark .*? VALUES \(.*?\)`).
+					FindString(strings.Join(h.Reasons, "")))
+				w.waitMode(mode, 30*time.Second)
+				w.oracle.MayRepeat = true
+				w.oracle.Check(t, load, 30*time.Second)
+				waitReady(t, r, http.StatusOK, 20*time.Second)
+			})
+		}
+	})
 }
 
 // Redis is restored from a backup made before the last thousand events, while a relay runs.

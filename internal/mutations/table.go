@@ -128,9 +128,9 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "marks move only forward", about: "a late one moves back",
-		file: "sql/queries/mark_move.sql", old: `    WHERE NOT EXISTS (
+		file: "sql/queries/mark_move.sql", old: `m WHERE NOT EXISTS (
 `,
-		replacement: `    WHERE true OR NOT EXISTS (
+		replacement: `m WHERE true OR NOT EXISTS (
 `,
 		pkg: "./sql", test: "TestMarksMoveOnlyForward",
 	},
