@@ -71,7 +71,7 @@ type StreamState struct {
 	// Last is the id of the last entry that the gate has let through and that is known to be in the stream, "" if no
 	// such entry is known.
 	Last string
-	// Unknown is set if the table has no record of the stream. Sink.Look does not set it.
+	// Unknown is set if the table has no record of the stream, or of an entry that was settled: it has gone back.
 	Unknown bool
 	// Epoch and Nonce are the gate's owner; 0 and "" without one.
 	Epoch int64

@@ -258,7 +258,7 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (
 		return f, err
 	}
 	for i, s := range states {
-		states[i].Unknown = s.Last != "" && slices.Contains(ungated, s.Stream)
+		states[i].Unknown = s.Unknown || s.Last != "" && slices.Contains(ungated, s.Stream)
 	}
 	return f, l.suspect(ctx, st, &f, states)
 }

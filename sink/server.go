@@ -498,7 +498,7 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 		case err != nil:
 		case text(reply, 0) == "FOREIGN":
 			err = s.foreign(stream, reply)
-		case len(reply) != 7:
+		case len(reply) != 8:
 			err = fmt.Errorf("unexpected reply to the look script")
 		}
 		if err != nil {
@@ -506,7 +506,7 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 		}
 		out[i] = outbox.StreamState{
 			Stream: stream, Gate: number(reply, 0) == 1, Now: time.UnixMilli(number(reply, 2)), Last: text(reply, 3),
-			Forgot: number(reply, 4) == 1, Behind: number(reply, 5) == 1,
+			Forgot: number(reply, 4) == 1, Behind: number(reply, 5) == 1, Unknown: number(reply, 7) == 1,
 			Missing: max(s.memory(stream).Load()-number(reply, 1), 0),
 		}
 		raise(s.memory(stream), number(reply, 1)) // the next adoption means this gate, not an older one

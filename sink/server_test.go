@@ -241,6 +241,31 @@ func TestALostGateHidesNoLoss(t *testing.T) {
 	}
 }
 
+// The table has gone back if it lacks an entry that is settled. If it lacks only unsettled ones, the relay was killed.
+func TestLookNoticesATableThatWentBack(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	l := f.lane(f.adopted(1))
+	noted := map[string]string{stream: f.publish(l, makeEvents(2)...).Last}
+	back := func(want bool) {
+		t.Helper()
+		states, err := f.sink.Look(t.Context(), f.source, []string{stream}, noted)
+		if err != nil || states[0].Unknown != want {
+			t.Errorf("looked at: %+v, %v; want it to have gone back: %v", states, err, want)
+		}
+	}
+	back(false)
+	settled := f.publish(l, makeEvents(2)...)
+	back(false)
+	l.Settled(settled.Number)
+	f.publish(l, makeEvents(2)...) // tells the gate what is settled
+	back(true)
+	noted[stream] = settled.Last
+	back(false)
+	f.adopted(2) // they are in doubt
+	back(false)
+}
+
 // The stream's last entry belongs to another writer and is older than the last lost entry: which of the gate's entries
 // remain is unknown.
 func TestAnotherEntryIsNoEndOfTheStream(t *testing.T) {

@@ -119,3 +119,76 @@ func TestDataOfADumpAreRestored(t *testing.T) {
 		})
 	}
 }
+
+// A dump of the whole database, made under a running relay, is restored in place of the original, which no other relay
+// has led since: over its tables, as a new database, or on another server. The events that were in flight are published
+// once, and those of commits that are gone are named.
+func TestAWholeDumpIsRestored(t *testing.T) {
+	t.Parallel()
+	for _, place := range []string{"the tables", "the database", "another server"} {
+		t.Run(place, func(t *testing.T) {
+			t.Parallel()
+			inModes(t, func(t *testing.T, mode string) {
+				w := newWorld(t)
+				via := testenv.Empty(t)
+				r := w.relayIn(mode, "--stream-maxlen=0")
+				load := func(tag string, n int) *testenv.Load {
+					l := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: n, Tag: tag})
+					l.Wait()
+					return l
+				}
+				settled := load("settled-", 60)
+				w.oracle.WaitEmpty(t, 20*time.Second)
+				tx, err := w.db.Pool.Begin(t.Context())
+				if err == nil {
+					_, err = tx.Exec(t.Context(), "LOCK TABLE outbox_mark IN SHARE MODE") // nothing is settled
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				flying := load("flying-", 20)
+				var options, stop []string
+				if place == "the tables" {
+					options = []string{"--clean"} // it drops what depends on something before it as well
+				} else {
+					stop = []string{"-v", "ON_ERROR_STOP=1"}
+				}
+				data := dump(t, w.db, options...)
+				if err := tx.Rollback(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				w.oracle.WaitEmpty(t, 20*time.Second)
+				gone := load("gone-", 60) // with it, the gate learns that those in flight are settled
+				w.oracle.WaitEmpty(t, 20*time.Second)
+				r.kill()
+
+				w.db.Pool.Reset()
+				switch place {
+				case "the database":
+					dropDatabase(t, via, w.db.Name, w.db.Relay)
+					via.Exec(t, "CREATE DATABASE "+w.db.Name)
+				case "another server":
+					to := testenv.NewServer(t).Empty(t)
+					to.Relay = w.db.Relay
+					w.db, w.oracle.DB, w.pgURL = to, to, to.URL
+				}
+				restore(t, w.db, data, stop...)
+				r = w.spawn("relay", "--stream-maxlen=0")
+				if place != "the tables" {
+					r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+					w.adopt()
+				}
+				w.waitMode(mode, 30*time.Second)
+				w.oracle.Others = []*testenv.Load{gone, flying}
+				w.oracle.Check(t, settled, 30*time.Second)
+				w.oracle.Others = []*testenv.Load{gone, settled}
+				w.oracle.Check(t, flying, 30*time.Second)
+				if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_phantom"); n != gone.Committed() {
+					t.Errorf("%d phantoms, want %d", n, gone.Committed())
+				}
+				w.oracle.Others = []*testenv.Load{gone, settled, flying}
+				w.delivers()
+			})
+		})
+	}
+}

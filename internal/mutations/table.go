@@ -234,6 +234,17 @@ var mutations = []mutation{
 		pkg:         "./sql", test: "TestACopyBesideAnOpenTransaction",
 	},
 	{
+		safeguard: "a table that lacks what was settled is noticed", about: "it is not",
+		file: "sink/lua/look.lua", old: "and not unsettled[id] then", replacement: "and false then",
+		pkg: "./sink", test: "TestLookNoticesATableThatWentBack",
+	},
+	{
+		safeguard: "a copy is compared with the streams", about: "it is not",
+		file: "sql/queries/state_identity.sql", old: "FROM relay_state r, outbox_stream s",
+		replacement: "FROM relay_state r, outbox_stream s WHERE false",
+		pkg:         "./cmd/posthaste", test: "TestAWholeDumpIsRestored",
+	},
+	{
 		safeguard: "a retried row is more than its number", about: "it is not",
 		file:        "sql/queries/dead_published.sql",
 		old:         "o.id = d.id AND o.seq = d.retry_seq",

@@ -4,8 +4,9 @@
 --      that Postgres knows of, '' for none
 -- Answers {1 if there is a gate, the events that it has let through, now in ms, the id of the last of them that is in
 -- the stream ('' if none is known to be), 1 if the stream has lost some, 1 if it has some that the gate does not know
--- (2: that takes a longer scan), the gate's owner}, or FOREIGN: see foreign_to. A replay and other databases add
--- entries that the gate does not know: the stream's own last id may be younger than what is lost.
+-- (2: that takes a longer scan), the gate's owner, 1 if Postgres has gone back}, or FOREIGN: see foreign_to. A replay
+-- and other databases add entries that the gate does not know: the stream's own last id may be younger than what is
+-- lost.
 local stream, base, source, name, alone = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1'
 local r, err = register_of(base)
 if err then return err end
@@ -55,4 +56,26 @@ elseif lacks(last, g[2]) or lacks(last, ARGV[4]) then
 else
   last = '' -- there are younger entries: which of the older ones are left is not known
 end
-return {key and 1 or 0, n, t[1] * 1000 + math.floor(t[2] / 1000), last, lost and 1 or 0, behind, g[3] or ''}
+
+-- Postgres has gone back if it does not know an entry that is settled: among the next thousand after its last, one that
+-- the gate has let through, and does not hold as unsettled.
+local function byte(hex) return string.char(tonumber(hex, 16)) end
+local function went_back(gate, after)
+  local all, unsettled = fields(redis.call('HGETALL', gate)), {}
+  for field, value in pairs(all) do
+    if string.sub(field, 1, 2) == 'u:' then each(value, function(event) unsettled[event] = true end) end
+    if string.sub(field, 1, 2) == 'd:' then unsettled[string.sub(field, 3)] = true end
+  end
+  for _ = 1, 1000 do
+    local page = redis.call('XRANGE', stream, '(' .. after, '+', 'COUNT', 1)
+    if #page == 0 or lacks(all.last, page[1][1]) then return false end
+    local f = fields(page[1][2])
+    after = page[1][1]
+    local id = string.gsub(string.gsub(f.id or '', '-', ''), '%x%x', byte)
+    if #id == 16 and not f.replayed and (alone or f.source == name) and not unsettled[id] then return true end
+  end
+  return false
+end
+local back = key and ARGV[4] ~= '' and not lost and lacks(ARGV[4], g[2]) and went_back(key, ARGV[4])
+return {key and 1 or 0, n, t[1] * 1000 + math.floor(t[2] / 1000), last, lost and 1 or 0, behind, g[3] or '',
+  back and 1 or 0}
