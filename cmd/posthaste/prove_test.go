@@ -61,8 +61,9 @@ func TestProveNoticesABrokenPromise(t *testing.T) {
 	for fault, promise := range map[string]string{
 		"sabotage-lose": "lost", "sabotage-duplicate": "duplicated", "sabotage-phantom": "phantom",
 		"sabotage-history": "lost", "sabotage-effect": "effects", "sabotage-balance": "overspent",
+		"sabotage-group": "lost",
 	} {
-		if !full() && fault != "sabotage-duplicate" {
+		if !full() && fault != "sabotage-duplicate" && fault != "sabotage-group" {
 			continue // internal/prove tests the oracle for these without processes
 		}
 		r, _ := campaign(t, "--duration=2s", "--faults="+fault)

@@ -38,6 +38,16 @@ func sabotages() []*fault {
 			}),
 		},
 		{
+			name: "sabotage-group", about: "a group that never reads is moved to the end of its stream",
+			touches: touchesRedis,
+			inject: onStream(func(ctx context.Context, c *campaign, stream string) error {
+				if err := c.away(ctx, stream); err != nil {
+					return err
+				}
+				return c.stage.client.XGroupSetID(ctx, stream, groupAway, "$").Err()
+			}),
+		},
+		{
 			name: "sabotage-history", about: "a settled event is deleted from Postgres", touches: touchesPostgres,
 			inject: statement("DELETE FROM outbox WHERE id IN (SELECT id FROM outbox o WHERE " +
 				"aggregate_type = 'cart' AND NOT EXISTS (SELECT FROM outbox_backlog b WHERE b.id = o.id) LIMIT 1)"),
