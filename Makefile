@@ -17,7 +17,7 @@ DEPLOY   := cd deploy && $(GO)
 # What posthaste is measured beside is a module of its own, too.
 PEERS    := cd tools/peers && $(GO)
 # Servers that the tests start.
-SERVERS  := postgres redis valkey prometheus
+SERVERS  := postgres redis valkey pgbouncer prometheus
 # One fuzz target per run: go test accepts only one.
 FUZZTIME ?= 60s
 BENCH    ?= .

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Ensures that the named programs are installed: postgres, redis, valkey, prometheus (with promtool), cc (for the race
-# detector), chromium, node (18 or later, with npm).
+# Ensures that the named programs are installed: postgres, redis, valkey, pgbouncer, prometheus (with promtool), cc
+# (for the race detector), chromium, node (18 or later, with npm).
 #
 # If they are, the script changes nothing. As root on Debian or Ubuntu, it installs missing programs from the
 # distribution; otherwise it prints the exact command and exits with 1. Installing starts no service: the demo and the
@@ -22,6 +22,7 @@ have() {
 	postgres) postgres_found ;;
 	redis) command -v "${POSTHASTE_REDIS_BIN:-redis-server}" >/dev/null || command -v valkey-server >/dev/null ;;
 	valkey) command -v "${POSTHASTE_TEST_VALKEY_BIN:-valkey-server}" >/dev/null ;;
+	pgbouncer) PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null ;;
 	prometheus) command -v prometheus >/dev/null && command -v promtool >/dev/null ;;
 	cc) command -v "${CC:-gcc}" >/dev/null ;;
 	chromium) command -v "${POSTHASTE_TEST_CHROMIUM:-chromium}" >/dev/null ;;
@@ -38,6 +39,7 @@ package() {
 	postgres) echo postgresql ;;
 	redis) echo redis-server ;;
 	valkey) echo valkey-server ;;
+	pgbouncer) echo pgbouncer ;;
 	prometheus) echo prometheus ;;
 	cc) echo gcc libc6-dev ;;
 	chromium) echo chromium fonts-dejavu-core ;; # without a font there is no text

@@ -28,6 +28,16 @@ func StartProcess(cmd *exec.Cmd, deathSignal syscall.Signal) (*Process, error) {
 	return start(cmd, deathSignal, nil)
 }
 
+// StartServer is StartProcess for a server that refuses to run as root: root runs it as another user, to which dir is
+// given.
+func StartServer(cmd *exec.Cmd, dir string, deathSignal syscall.Signal) (*Process, error) {
+	cred, err := serverUser(dir)
+	if err != nil {
+		return nil, err
+	}
+	return start(cmd, deathSignal, cred)
+}
+
 // start runs cmd. It keeps its thread until the child ends, because Linux sends the parent-death signal when the
 // thread that forked ends, not the process.
 func start(cmd *exec.Cmd, deathSignal syscall.Signal, cred *syscall.Credential) (*Process, error) {
