@@ -235,7 +235,7 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := pgx.ConnectConfig(t.Context(), cfg)
+	c, err := sql.Connect(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ type DB interface {
 // ConnConfig parses url (libpq variables supply what it omits) and adds the settings of every connection of posthaste:
 // the schema as search path, a name for pg_stat_activity, overrides of settings that a role or a database may have, and
 // TCP keepalives on both ends, without which a vanished peer blocks the other for hours. Errors never contain the
-// password.
+// password. The configuration is one for Connect, which makes the settings, its RuntimeParams, by a statement.
 func ConnConfig(url, schema, component string) (*pgx.ConnConfig, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
@@ -44,7 +44,14 @@ func ConnConfig(url, schema, component string) (*pgx.ConnConfig, error) {
 	return cfg, nil
 }
 
-// PoolConfig is ConnConfig for a pool.
+// Connect connects, directly or through a pooler.
+func Connect(ctx context.Context, cfg *pgx.ConnConfig) (*pgx.Conn, error) {
+	cfg = cfg.Copy()
+	settleLater(cfg)
+	return pgx.ConnectConfig(ctx, cfg)
+}
+
+// PoolConfig is ConnConfig for a pool, whose connections may go through a pooler. They need its BeforeConnect for that.
 func PoolConfig(url, schema, component string) (*pgxpool.Config, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -52,18 +59,19 @@ func PoolConfig(url, schema, component string) (*pgxpool.Config, error) {
 	}
 	decorate(cfg.ConnConfig, schema, component)
 	prepare(cfg.ConnConfig)
+	cfg.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		settleLater(c)
+		return nil
+	}
 	return cfg, nil
 }
 
-// prepare makes each new session run session.sql. A session that began on a read-only server stays read-only after that
-// server recovers, so the first refused write closes it.
+// prepare makes the first refused write close a session. A session that began on a read-only server stays read-only
+// after that server recovers.
 func prepare(cfg *pgx.ConnConfig) {
 	goesOn := cfg.OnPgError
 	cfg.OnPgError = func(c *pgconn.PgConn, err *pgconn.PgError) bool {
 		return goesOn(c, err) && err.Code != pgerrcode.ReadOnlySQLTransaction
-	}
-	cfg.AfterConnect = func(ctx context.Context, c *pgconn.PgConn) error {
-		return c.Exec(ctx, query("session")).Close()
 	}
 }
 

@@ -23,6 +23,7 @@ const (
 type locks struct {
 	url, schema string
 	log         *slog.Logger
+	once        sync.Once // for the warning of a pooler
 }
 
 // NewLocks returns a Locker for the database at url. Its sessions are connections that only hold an instance's advisory
@@ -45,9 +46,15 @@ func (l *locks) Open(ctx context.Context) (outbox.LockSession, error) {
 	cfg.RuntimeParams["idle_session_timeout"] = fmt.Sprintf("%dms", leaseTimeout.Milliseconds())
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, cfg)
+	conn, pooling, err := connectSession(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open the lock session: %w", err)
+	}
+	if pooling != Unpooled {
+		l.once.Do(func() {
+			l.log.Warn("a pooler is between this relay and Postgres: mode poll works, cdc needs a direct connection",
+				"pool_mode", pooling)
+		})
 	}
 	s := &lockSession{conn: conn, log: l.log, lost: make(chan struct{}), done: make(chan struct{})}
 	if s.leader, err = s.key(ctx, "leader"); err == nil {

@@ -87,7 +87,7 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger, lines ..
 		return nil, err
 	}
 	cfg.RuntimeParams["lock_timeout"] = strconv.FormatInt(migrateWait.Milliseconds(), 10)
-	conn, err := pgx.ConnectConfig(ctx, cfg)
+	conn, err := Connect(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}

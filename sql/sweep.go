@@ -47,7 +47,7 @@ func OpenSweep(ctx context.Context, url, schema, name string) (*Sweep, error) {
 	cfg.RuntimeParams["statement_timeout"] = "30s"
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, cfg)
+	conn, err := Connect(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open a sweep connection: %w", err)
 	}

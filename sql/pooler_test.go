@@ -1,0 +1,162 @@
+package sql_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/testenv"
+	"posthaste/sql"
+)
+
+// Behind a pooler in transaction mode every transaction has posthaste's settings, however it begins, and the sessions
+// of the server, which other programs use as well, keep theirs.
+func TestSettingsThroughATransactionPooler(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t).Database(t)
+	ctx := t.Context()
+	hostile := map[string]string{
+		"statement_timeout": "1min", "lock_timeout": "1min", "idle_in_transaction_session_timeout": "1min",
+		"search_path": "pg_catalog", "default_transaction_isolation": "serializable", "jit": "on",
+		"synchronous_commit": "off", "timezone": "Asia/Tokyo", "enable_seqscan": "on",
+	}
+	for name, value := range hostile {
+		d.Exec(t, "ALTER DATABASE "+d.Name+" SET "+name+" = '"+value+"'")
+	}
+	url := testenv.PgBouncer(t, d.URL, "transaction", "default_pool_size = 2")
+	cfg, err := sql.RelayPoolConfig(url, "public")
+	must(t, err)
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	must(t, err)
+	defer pool.Close()
+	want := map[string]string{
+		"statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "10s",
+		"search_path": "public, pg_temp", "transaction_isolation": "read committed", "jit": "off",
+		"synchronous_commit": "local", "TimeZone": "UTC", "enable_seqscan": "off", "row_security": "off",
+	}
+	check := func(how string, db sql.DB, want map[string]string) {
+		t.Helper()
+		for name, value := range want {
+			var got string
+			// As a prepared statement: it has an argument.
+			must(t, db.QueryRow(ctx, "SELECT current_setting($1)", name).Scan(&got))
+			if strings.ReplaceAll(got, `"`, "") != value {
+				t.Errorf("%s: %s is %q, want %q", how, name, got, value)
+			}
+		}
+	}
+	checkAll := func() {
+		t.Helper()
+		check("a statement", pool, want)
+		must(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { check("a transaction", tx, want); return nil }))
+		repeatable := pgx.TxOptions{IsoLevel: pgx.RepeatableRead}
+		must(t, pgx.BeginTxFunc(ctx, pool, repeatable, func(tx pgx.Tx) error {
+			check("a repeatable read", tx, map[string]string{"transaction_isolation": "repeatable read"})
+			return nil
+		}))
+		var batch pgx.Batch
+		var path, isolation string
+		batch.Queue("SELECT current_setting($1)", "search_path").QueryRow(
+			func(r pgx.Row) error { return r.Scan(&path) })
+		batch.Queue("SELECT 1 FROM outbox WHERE id IS NULL")
+		batch.Queue("SELECT current_setting($1)", "transaction_isolation").QueryRow(
+			func(r pgx.Row) error { return r.Scan(&isolation) })
+		must(t, pool.SendBatch(ctx, &batch).Close())
+		if strings.ReplaceAll(path, `"`, "") != want["search_path"] || isolation != "read committed" {
+			t.Errorf("a batch: search_path %s, isolation %s", path, isolation)
+		}
+	}
+	checkAll()
+	// An error ends a transaction, and a cancelled statement the connection.
+	_, err = pool.Exec(ctx, "SELECT 1 / $1::integer", 0)
+	if sql.SQLState(err) != pgerrcode.DivisionByZero {
+		t.Errorf("a division by zero: %v", err)
+	}
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "SELECT FROM none")
+		return err
+	})
+	if sql.SQLState(err) != pgerrcode.UndefinedTable {
+		t.Errorf("a missing table: %v", err)
+	}
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	if _, err := pool.Exec(short, "SELECT pg_sleep($1)", 60); err == nil {
+		t.Error("a cancelled statement has no error")
+	}
+	must(t, pool.Ping(ctx))
+	rows := make([][]any, 1000)
+	for i := range rows {
+		rows[i] = []any{fmt.Sprint("g", i), "order", "a", "order.changed", strings.Repeat(" ", i) + "{}"}
+	}
+	_, err = pool.Exec(ctx, "CREATE TABLE copied (id text, a text, b text, c text, payload text)")
+	must(t, err)
+	columns := []string{"id", "a", "b", "c", "payload"}
+	n, err := pool.CopyFrom(ctx, pgx.Identifier{"copied"}, columns, pgx.CopyFromRows(rows))
+	if err != nil || n != 1000 {
+		t.Errorf("copied %d rows, %v", n, err)
+	}
+	checkAll()
+
+	// Both sessions of the server are taken at once.
+	other, err := pgx.Connect(ctx, url)
+	must(t, err)
+	defer other.Close(ctx)
+	second, err := pgx.Connect(ctx, url)
+	must(t, err)
+	defer second.Close(ctx)
+	for _, c := range []*pgx.Conn{other, second} {
+		tx, err := c.Begin(ctx)
+		must(t, err)
+		defer func() { _ = tx.Rollback(ctx) }()
+		for name, value := range hostile {
+			var got string
+			must(t, tx.QueryRow(ctx, "SELECT current_setting('"+name+"')", pgx.QueryExecModeSimpleProtocol).Scan(&got))
+			if got != value {
+				t.Errorf("another program: %s is %q, want %q", name, got, value)
+			}
+		}
+		var prepared int
+		must(t, tx.QueryRow(ctx, "SELECT count(*) FROM pg_prepared_statements", pgx.QueryExecModeSimpleProtocol).
+			Scan(&prepared))
+		if prepared != 0 {
+			t.Errorf("another program finds %d prepared statements", prepared)
+		}
+	}
+}
+
+func TestPoolingOf(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	ctx := t.Context()
+	for name, c := range map[string]struct {
+		url  string
+		want sql.Pooling
+	}{
+		"direct":      {d.URL, sql.Unpooled},
+		"session":     {testenv.PgBouncer(t, d.URL, "session"), sql.SessionPooling},
+		"transaction": {testenv.PgBouncer(t, d.URL, "transaction"), sql.TransactionPooling},
+		"one session for all": {
+			testenv.PgBouncer(t, d.URL, "transaction", "default_pool_size = 1"), sql.TransactionPooling,
+		},
+		"in turns": {
+			testenv.PgBouncer(t, d.URL, "transaction", "server_round_robin = 1", "min_pool_size = 2"),
+			sql.TransactionPooling,
+		},
+	} {
+		cfg, err := sql.ConnConfig(c.url, "public", "test")
+		must(t, err)
+		conn, err := sql.Connect(ctx, cfg)
+		must(t, err)
+		defer conn.Close(ctx)
+		if got, err := sql.PoolingOf(ctx, conn, cfg); err != nil || got != c.want {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, c.want)
+		}
+	}
+}
