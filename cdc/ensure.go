@@ -10,12 +10,22 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/outbox"
+	"posthaste/sql"
 )
 
 // Ensure implements outbox.Slots. It creates the publication first, because a slot that is older than its publication
 // cannot be decoded (Postgres 15 ends the stream with 42704, later ones skip the older rows silently). For the same
 // reason it replaces the slot after a repair of the publication that may have hidden inserts.
 func (s *Slots) Ensure(ctx context.Context, making func(ctx context.Context) error) (created bool, err error) {
+	// A pooler refuses the replication protocol, and a slot that is not read holds back WAL.
+	pooled, err := sql.Pooled(ctx, s.opt.Pool)
+	if err != nil {
+		return false, err
+	}
+	if pooled {
+		return false, slotError(outbox.ReasonPooler,
+			errors.New("cdc needs a direct connection to Postgres, and this one goes through a pooler"))
+	}
 	repaired, err := s.ensurePublication(ctx)
 	if err != nil {
 		return false, err

@@ -15,6 +15,7 @@ import (
 var remedies = map[string]string{
 	outbox.ReasonWALLevel:    "set wal_level = logical and restart Postgres",
 	outbox.ReasonNoRight:     "give the role the right: ALTER ROLE ... REPLICATION (and a pg_hba.conf entry for it)",
+	outbox.ReasonPooler:      "give the relay a direct connection, or: posthaste mode poll",
 	outbox.ReasonSlotsFull:   "raise max_replication_slots, or drop an unused slot",
 	outbox.ReasonSendersFull: "raise max_wal_senders",
 	outbox.ReasonPublication: "run posthaste migrate as the owner of the table, or: CREATE PUBLICATION ... FOR TABLE " +

@@ -64,6 +64,7 @@ type Slots interface {
 const (
 	ReasonWALLevel        = "wal_level"            // wal_level is not logical
 	ReasonNoRight         = "no_replication_right" // the role has neither REPLICATION nor superuser
+	ReasonPooler          = "pooler"               // a pooler is between the relay and the server
 	ReasonSlotsFull       = "slots_full"           // max_replication_slots reached
 	ReasonSendersFull     = "senders_full"         // max_wal_senders reached
 	ReasonPublication     = "publication"          // missing, without the outbox table, or changed

@@ -18,7 +18,7 @@ var latencyBuckets = []float64{
 
 // switchReasons are the values of the reason label of outbox_mode_switches_total.
 var switchReasons = []string{
-	outbox.ReasonWALLevel, outbox.ReasonNoRight, outbox.ReasonSlotsFull, outbox.ReasonSendersFull,
+	outbox.ReasonWALLevel, outbox.ReasonNoRight, outbox.ReasonPooler, outbox.ReasonSlotsFull, outbox.ReasonSendersFull,
 	outbox.ReasonPublication, outbox.ReasonSlotMissing, outbox.ReasonSlotLost,
 	outbox.ReasonSlotActive, outbox.ReasonSlotForeign, outbox.ReasonDecode, outbox.ReasonSilent,
 	outbox.ReasonConnection, outbox.ReasonTransactionHeld, outbox.ReasonMissed,

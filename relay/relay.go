@@ -99,7 +99,8 @@ type Relay struct {
 	keeper   *slotKeeper
 	// id identifies this process in its signs of life.
 	id string
-	// started is set when the relay has been registered once; from then on Run ends only with its context.
+	// started is set when the relay has once been registered and had a lock session. Then Run ends only with its
+	// context.
 	started bool
 }
 
@@ -175,8 +176,8 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 }
 
 // Run relays until ctx ends, then stops in order and returns nil. It returns an error only at the start and only for a
-// problem that waiting cannot solve: a second relay name on the table, or a schema newer than the binary. With
-// Options.Spread it also returns an error if a type cannot have so many streams.
+// problem that waiting cannot solve: a second relay name on the table, a schema newer than the binary, or a pooler that
+// gives no session. With Options.Spread it also returns an error if a type cannot have so many streams.
 func (r *Relay) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -219,11 +220,11 @@ func (r *Relay) session(ctx context.Context) error {
 	if err := r.o.Store.Register(ctx); err != nil {
 		return r.unavailable(err)
 	}
-	r.started = true
 	locks, err := r.o.Locks.Open(ctx)
 	if err != nil {
 		return r.unavailable(err)
 	}
+	r.started = true
 	defer locks.Close()
 	r.health.clear(conditionPostgres)
 	r.health.clear(conditionSchema)

@@ -34,7 +34,7 @@ const defaultPostgresURL = "postgres://localhost:5432/postgres"
 // Settings are all settings. They are text until Parse has checked all of them, so that it names every fault at once.
 // docs/configuration.md is generated from the struct.
 type Settings struct {
-	PostgresURL     string `help:"Direct connection to Postgres (not through a transaction pooler). libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
+	PostgresURL     string `help:"Connection to Postgres. A relay needs a direct one, or in mode poll one through a pooler in session mode. libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
 	RedisURL        string `help:"Redis: redis://, rediss:// or unix://; a cluster with addr=host:port, sentinels with master_name." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
 	GuardRedisURL   string `help:"Redis of the idempotency guard, if it has one of its own." env:"POSTHASTE_GUARD_REDIS_URL" placeholder:"redis://localhost:6380/0"`
 	RedisCA         string `name:"redis-ca" help:"PEM file with the CAs that the certificates of Redis have to be signed by; needs rediss://. Default: those of the system." env:"POSTHASTE_REDIS_CA"`

@@ -154,7 +154,7 @@ func (d *doctor) postgres(ctx context.Context) {
 		d.add(SeverityFail, "postgres", "correct --postgres-url", "%v", err)
 		return
 	}
-	conn, err := pgx.ConnectConfig(ctx, cfg)
+	conn, err := sql.Connect(ctx, cfg)
 	if err != nil {
 		d.add(SeverityFail, "postgres", "start Postgres, or correct --postgres-url", "%v", oneLine(err))
 		return
@@ -167,6 +167,7 @@ func (d *doctor) postgres(ctx context.Context) {
 	}
 	d.add(SeverityOK, "postgres", "", "version %d, reachable", f.version/10000)
 	d.transport(ctx, conn)
+	pooling, err := sql.PoolingOf(ctx, conn, cfg)
 	if f.version < 140000 {
 		d.add(SeverityFail, "postgres version", "use Postgres 14 or later",
 			"version %d lacks idle_session_timeout, on which the locks rest", f.version/10000)
@@ -180,6 +181,7 @@ func (d *doctor) postgres(ctx context.Context) {
 			f.encoding)
 	}
 	migrated := d.schema(ctx, conn)
+	d.pooler(pooling, err)
 	d.stream(f)
 	d.retention(f)
 	d.slot(ctx, conn)
@@ -188,6 +190,27 @@ func (d *doctor) postgres(ctx context.Context) {
 		d.log(ctx, conn)
 		d.capacity(ctx, conn, f)
 		d.ledger(ctx, conn)
+	}
+}
+
+// pooler reports what a pooler between this process and Postgres permits. A process that only writes works with any.
+func (d *doctor) pooler(pooling sql.Pooling, err error) {
+	const check, direct = "pooler", "give the relay a direct connection"
+	found := fmt.Sprintf("a pooler in %s mode is between this process and Postgres", pooling)
+	switch {
+	case err != nil:
+		d.add(SeverityWarn, check, "retry, or give the pooler more connections",
+			"a pooler is between this process and Postgres, and its mode cannot be found out: %v", oneLine(err))
+	case pooling == sql.Unpooled:
+	case d.config.WriterOnly:
+		d.add(SeverityOK, check, "", "%s", found)
+	case pooling == sql.TransactionPooling:
+		d.add(SeverityFail, check, direct+", or the pooler's session mode for mode poll",
+			"%s: serve and commands work, a relay does not", found)
+	case d.desired == outbox.ModePoll:
+		d.add(SeverityOK, check, "", "%s: mode poll works, cdc needs a direct connection", found)
+	default:
+		d.add(SeverityFail, check, direct+", or: posthaste mode poll", "%s: cdc needs a direct connection", found)
 	}
 }
 

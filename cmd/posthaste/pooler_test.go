@@ -1,0 +1,123 @@
+package main
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
+)
+
+// The API and the commands work through PgBouncer in transaction mode, as it comes.
+func TestThroughATransactionPooler(t *testing.T) {
+	t.Parallel()
+	const orders = 60
+	w := newWorld(t)
+	w.spawn("relay")
+	w.waitMode("cdc", 30*time.Second)
+	w.pgURL = testenv.PgBouncer(t, w.db.URL, "transaction")
+	api := w.spawn("serve")
+	api.waitReady(t, http.StatusOK, "")
+	var wg sync.WaitGroup
+	for i := range orders {
+		wg.Go(func() {
+			if a, err := placeOrder(t.Context(), api.http, i+1); err != nil || a.status != http.StatusCreated {
+				t.Errorf("order %d: status %d, %v: %s", i, a.status, err, a.body)
+			}
+		})
+	}
+	wg.Wait()
+	w.oracle.WaitEmpty(t, 20*time.Second)
+	if n := len(rawEntries(t, w, "outbox.order")); n != orders {
+		t.Errorf("%d events, want %d", n, orders)
+	}
+	id := w.insert("order", "a", 1)
+	w.waitEntries(orders + 1)
+	for _, args := range [][]string{
+		{"status"},
+		{"trace", id},
+		{"dead", "list"},
+		{"groups", "list"},
+		{"phantoms"},
+		{"replay", "--all", "--rate=0", "--dry-run"},
+		{"migrate"},
+		{"mode", "poll"},
+		{"mode"},
+		{"audit"},
+	} {
+		if res := w.once(args...); res.code != 0 {
+			t.Errorf("%v: exit %d: %s%s", args, res.code, res.out, res.errOut)
+		}
+	}
+	w.waitMode("poll", 20*time.Second)
+	res := w.once("doctor")
+	if res.code != 1 || !strings.Contains(res.out, "a pooler in transaction mode") {
+		t.Errorf("doctor: exit %d: %s%s", res.code, res.out, res.errOut)
+	}
+}
+
+// Through PgBouncer in session mode a relay polls. For cdc it needs a direct connection, and makes no slot without one.
+func TestARelayThroughASessionPooler(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.pgURL = testenv.PgBouncer(t, w.db.URL, "session")
+	w.desire("poll")
+	r := w.spawn("relay")
+	w.waitMode("poll", 30*time.Second)
+	w.delivers()
+	r.waitLogged("a pooler is between this relay and Postgres: mode poll works, cdc needs a direct connection")
+	res := w.once("doctor")
+	if res.code != 0 || !strings.Contains(res.out, "a pooler in session mode") {
+		t.Errorf("doctor: exit %d: %s%s", res.code, res.out, res.errOut)
+	}
+	w.desire("cdc")
+	r.waitReady(t, http.StatusServiceUnavailable, "slot: pooler: cdc needs a direct connection")
+	w.delivers()
+	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ $1",
+		w.db.Relay); n != 0 {
+		t.Errorf("%d slots", n)
+	}
+	if res := w.once("doctor"); res.code != 1 || !strings.Contains(res.out, "cdc needs a direct connection") {
+		t.Errorf("doctor: exit %d: %s%s", res.code, res.out, res.errOut)
+	}
+	// A frozen leader loses its locks.
+	w.desire("poll")
+	w.waitMode("poll", 20*time.Second)
+	r.signal(syscall.SIGSTOP)
+	w.spawn("relay")
+	w.delivers()
+}
+
+// Through PgBouncer in transaction mode a relay ends at once, and leaves no locks behind, whatever PgBouncer ignores.
+func TestARelayThroughATransactionPooler(t *testing.T) {
+	t.Parallel()
+	for name, settings := range map[string][]string{
+		"as it comes": nil,
+		"ignoring": {
+			"ignore_startup_parameters = extra_float_digits,search_path,row_security,jit,options,replication," +
+				"default_transaction_isolation,statement_timeout,lock_timeout,idle_in_transaction_session_timeout," +
+				"idle_session_timeout,tcp_keepalives_idle,tcp_keepalives_interval,tcp_keepalives_count," +
+				"tcp_user_timeout,enable_seqscan,enable_bitmapscan,enable_sort,enable_incremental_sort," +
+				"enable_hashjoin,enable_mergejoin,plan_cache_mode",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.desire("poll")
+			w.pgURL = testenv.PgBouncer(t, w.db.URL, "transaction", settings...)
+			w.once("relay", "--admin-addr=").oneLine(t, 1, "a pooler in transaction mode")
+			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+
+				"database = (SELECT oid FROM pg_database WHERE datname = current_database())"); n != 0 {
+				t.Errorf("%d locks are left behind", n)
+			}
+			w.pgURL = w.db.URL
+			w.spawn("relay")
+			w.waitMode("poll", 10*time.Second)
+			w.delivers()
+		})
+	}
+}
