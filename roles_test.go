@@ -111,7 +111,7 @@ var rights = map[string]struct {
 	"alice": {true, []string{
 		"relay_state.name: INSERT", "relay_state.name: UPDATE", "relay_state.desired_mode: UPDATE",
 		"relay_state.changed_at: UPDATE",
-		"outbox_dead.dropped_at: UPDATE", "outbox_loss.replayed_at: UPDATE",
+		"outbox_dead.dropped_at: UPDATE", "outbox_reconcile.replayed_at: UPDATE",
 		"outbox_stream.dropped_at: UPDATE", "outbox_stream.groups: UPDATE", "outbox_stream.gated: UPDATE",
 		"outbox_stream.stream: INSERT", "outbox_stream.base: INSERT", "outbox_stream.adopted_epoch: INSERT",
 		"outbox_stream.gated: INSERT",

@@ -198,30 +198,43 @@ type Repaired struct {
 	Last string
 }
 
-// Loss is a number of settled events that are no longer in their stream; or, without a Stream, a Postgres that has gone
-// back in time by a failover or a restore.
-type Loss struct {
-	Stream string
-	// Events is their number, -1 if it is unknown.
-	Events int64
-	// First and Last are when the first and the last of them were settled; zero if that is unknown.
-	First, Last time.Time
-	Noticed     time.Time
+// Report is what the comparison of a stream has found; or, without a Stream, that Postgres has gone back in time by a
+// failover or a restore.
+type Report struct {
+	Stream  string    `json:"stream,omitempty"`
+	Noticed time.Time `json:"noticed_at"`
+	// Done is when it finished; nil if it has not, whether or not a relay works on it.
+	Done *time.Time `json:"done_at,omitempty"`
+	// Expected is roughly how many events are compared.
+	Expected int64 `json:"expected"`
+	// Restored events were missing in the stream and were published again. Recalled events were found in the stream,
+	// so they are not published again.
+	Restored int64 `json:"restored"`
+	Recalled int64 `json:"recalled"`
+	// Missing settled events were not restored, -1 if their number is unknown. They include Refused events, which the
+	// stream accepted the first time.
+	Missing int64 `json:"missing"`
+	Refused int64 `json:"refused"`
+	// Phantoms are in the stream although Postgres does not have their commits.
+	Phantoms int64 `json:"phantoms"`
+	// First and Last are when the first and the last of the missing events were settled; nil if that is unknown.
+	First *time.Time `json:"-"`
+	Last  *time.Time `json:"-"`
 }
 
-// Remedy is the command that restores the events, or a hint.
-func (l Loss) Remedy() string {
+// Remedy is the command that restores the missing events, or a hint.
+func (r Report) Remedy() string {
 	switch {
-	case l.Stream == "":
+	case r.Stream == "":
 		return "posthaste phantoms names the events whose commits are missing; see docs/recovery.md"
-	case l.First.IsZero():
-		return "posthaste replay --stream=" + l.Stream +
+	case r.First == nil || r.Last == nil:
+		return "posthaste replay --stream=" + r.Stream +
 			" --since=…, from before the loss; without history there is nothing to bring back"
 	}
 	// Full precision, so that the range includes all of the events.
 	const layout = "2006-01-02T15:04:05.999999Z07:00"
-	return "posthaste replay --stream=" + l.Stream + " --since=" + l.First.UTC().Format(layout) + " --until=" +
-		l.Last.UTC().Format(layout)
+	return "posthaste replay --stream=" + r.Stream + " --since=" + r.First.UTC().Format(layout) + " --until=" +
+		r.Last.UTC().Format(layout)
 }
 
 // Store is the relay's side of Postgres, implemented by posthaste/sql. Every call has a timeout of its own, and a
@@ -231,11 +244,11 @@ type Store interface {
 	Register(ctx context.Context) error
 	State(ctx context.Context) (State, error)
 	// Adopt writes a new owner and its sink if the epoch is still a.From; otherwise it returns false. In the same
-	// transaction it notes possible losses and repairs. The active mode is standby until SetActive.
+	// transaction it notes the streams to repair. The active mode is standby until SetActive.
 	Adopt(ctx context.Context, a Adoption) (bool, error)
-	// CountLosses counts the possible losses, deletes notes without a loss, and returns the others. It skips streams
-	// that must still be repaired. tail is Sink.Tail.
-	CountLosses(ctx context.Context, tail func(ctx context.Context, stream, after string) ([]Entry, error)) ([]Loss,
+	// CountMissing counts the settled events that streams lack after their repair, and returns what it finds, once. It
+	// skips streams that must still be repaired. tail is Sink.Tail.
+	CountMissing(ctx context.Context, tail func(ctx context.Context, stream, after string) ([]Entry, error)) ([]Report,
 		error)
 	// Repairs lists the repairs to do, one for each stream. Events settled more than within before the adoption are not
 	// restored.
@@ -262,8 +275,8 @@ type Store interface {
 	Newest(ctx context.Context) (map[string]string, error)
 	// Delivered reports whether any event was ever settled.
 	Delivered(ctx context.Context) (bool, error)
-	// Lost counts the settled events that are known to be lost and were not republished.
-	Lost(ctx context.Context) (int64, error)
+	// Missing counts the settled events that streams are known to lack.
+	Missing(ctx context.Context) (int64, error)
 	// NoteStream durably records that stream, one of the streams of type base, is about to be published to under epoch,
 	// and returns whether its gate was raised before. ErrSuperseded: the epoch has changed; an adoption waits for a
 	// running NoteStream. *TakenError: it is a stream of another type.

@@ -407,7 +407,7 @@ func TestARepairPublishesWhatIsMissing(t *testing.T) {
 			if err := r.gates.ensure(context.Background(), "outbox.order"); err != nil {
 				t.Fatal(err)
 			}
-			repairs := r.i.relay.newLeadership(nil).repairs
+			repairs := r.i.relay.newLeadership(nil).reconciler
 			if err := repairs.run(context.Background(), r.gates.owner, nil); err != nil {
 				t.Fatal(err)
 			}

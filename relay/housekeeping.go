@@ -82,7 +82,7 @@ func (h *housekeeper) countBacklog(ctx context.Context) {
 	}
 	h.metrics.backlogRows.Set(float64(rows))
 	h.metrics.backlogOldest.Set(oldest.Seconds())
-	lost, err := h.store.Lost(ctx)
+	lost, err := h.store.Missing(ctx)
 	if err != nil {
 		h.metrics.scrapeErrors.WithLabelValues("losses").Inc()
 		return

@@ -107,7 +107,7 @@ func TestHousekeepingWithoutAnswers(t *testing.T) {
 		}
 		w.rd.down = false
 		for call, collector := range map[string]string{
-			"Store.Backlog": "backlog", "Store.Lost": "losses", "Store.Housekeep": "dead", "Store.Parked": "dead",
+			"Store.Backlog": "backlog", "Store.Missing": "losses", "Store.Housekeep": "dead", "Store.Parked": "dead",
 			"Store.Streams": "streams",
 		} {
 			before := value(t, l.metrics.scrapeErrors.WithLabelValues(collector))
@@ -229,28 +229,29 @@ func TestLossesAreCounted(t *testing.T) {
 	o := Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	inLeadership(t, o, func(w *world, l *leadership) {
 		first := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
-		w.pg.uncounted = []outbox.Loss{
-			{Stream: "outbox.order", Events: 5, First: first, Last: first.Add(time.Second)},
-			{Stream: "outbox.user", Events: -1},
-			{Events: -1},
+		last := first.Add(time.Second)
+		w.pg.uncounted = []outbox.Report{
+			{Stream: "outbox.order", Missing: 5, First: &first, Last: &last},
+			{Stream: "outbox.user", Missing: -1},
+			{Missing: -1},
 		}
 		run := func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 			defer cancel()
-			l.losses.run(ctx)
+			l.reconciler.watch(ctx)
 		}
 		run()
-		if w.count("Store.CountLosses") != 0 {
+		if w.count("Store.CountMissing") != 0 {
 			t.Error("counted, and nothing was noted")
 		}
-		w.plan = fault{"Store.CountLosses", 0, refused}
-		l.losses.suspect()
+		w.plan = fault{"Store.CountMissing", 0, refused}
+		l.reconciler.uncounted.Store(true)
 		run()
 		m := l.metrics
-		if value(t, m.lostEvents) != 6 || value(t, m.failovers) != 1 || w.count("Store.CountLosses") != 2 {
+		if value(t, m.lostEvents) != 6 || value(t, m.failovers) != 1 || w.count("Store.CountMissing") != 2 {
 			t.Errorf("lost %v, went back %v times, asked %d times; want 6 (one where nobody knows), 1, 2", value(t,
 				m.lostEvents),
-				value(t, m.failovers), w.count("Store.CountLosses"))
+				value(t, m.failovers), w.count("Store.CountMissing"))
 		}
 		if value(t, m.scrapeErrors.WithLabelValues("losses")) != 1 {
 			t.Error("the failure is not counted")

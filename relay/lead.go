@@ -38,7 +38,7 @@ func (l *leadership) run(ctx context.Context) error {
 		l.log.Info("not leading any more")
 	}()
 	wg.Go(func() { l.housekeeper.run(kctx) })
-	wg.Go(func() { l.losses.run(kctx) })
+	wg.Go(func() { l.reconciler.watch(kctx) })
 	wg.Go(func() { l.watchdog.run(kctx) })
 	wg.Go(func() { l.keeper.run(kctx) })
 	wg.Go(func() { l.sign(kctx) })

@@ -24,8 +24,7 @@ type leadership struct {
 	activity    *activity
 	sweeps      *sweeps
 	keeper      *slotKeeper
-	repairs     *repairer
-	losses      *lossCounter
+	reconciler  *reconciler
 	housekeeper *housekeeper
 	watchdog    *watchdog
 	// unobserve is Options.Unobserve.

@@ -113,7 +113,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 		if !ok {
 			return outbox.ErrSuperseded
 		}
-		l.losses.suspect()
+		l.reconciler.uncounted.Store(true)
 		// The owner before may have changed the layout until the adoption.
 		if st, err = l.adopted(ctx, a.To); err != nil {
 			return err
@@ -161,11 +161,11 @@ func (l *leadership) adopted(ctx context.Context, o outbox.Owner) (outbox.State,
 
 // repair makes the streams whole. Only then the losses can be counted that it cannot restore.
 func (l *leadership) repair(ctx context.Context) error {
-	err := l.repairs.run(ctx, l.gates.owner, func(ctx context.Context) error {
+	err := l.reconciler.run(ctx, l.gates.owner, func(ctx context.Context) error {
 		_, err := l.check(ctx)
 		return err
 	})
-	l.losses.suspect()
+	l.reconciler.uncounted.Store(true)
 	if err == nil {
 		o := l.gates.owner
 		l.housekeeper.whole.Store(&o)

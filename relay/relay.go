@@ -139,8 +139,7 @@ func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 		reporter: r.reporter, holder: r.o.Holder, id: r.id, prefix: r.o.Prefix, spread: r.o.Spread, locks: locks,
 		store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots, activity: r.activity,
 		sweeps: r.sweeps, keeper: r.keeper,
-		repairs: &repairer{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},
-		losses:  &lossCounter{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink},
+		reconciler: &reconciler{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},
 		housekeeper: &housekeeper{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps, window: r.window,
 			observe: r.o.Observe,

@@ -46,7 +46,7 @@ type postgres struct {
 	dead      []outbox.Dead
 	// suspected are the streams that an adoption noted as perhaps lossy, uncounted those that were not counted since.
 	suspected map[string]bool
-	uncounted []outbox.Loss
+	uncounted []outbox.Report
 	// repairs are those that are not done.
 	repairs []outbox.Repair
 	// groups are what was noted of streams.
@@ -434,11 +434,11 @@ func (pg *postgres) adopt(a outbox.Adoption) bool {
 	pg.w.known[a.To.Epoch] = outbox.StreamNames(pg.streams)
 	for _, s := range a.Suspects {
 		pg.suspected[s.Stream] = true
-		pg.uncounted = append(pg.uncounted, outbox.Loss{Stream: s.Stream})
+		pg.uncounted = append(pg.uncounted, outbox.Report{Stream: s.Stream})
 		pg.repair(outbox.Repair{Stream: s.Stream, To: 1, Recall: !s.Intact() || s.Missing > 0})
 	}
 	if a.WentBack {
-		pg.uncounted = append(pg.uncounted, outbox.Loss{Events: -1})
+		pg.uncounted = append(pg.uncounted, outbox.Report{Missing: -1})
 		for _, s := range pg.streams {
 			pg.repair(outbox.Repair{Stream: s.Name, To: 1, Recall: true, Back: true})
 		}

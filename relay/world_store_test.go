@@ -36,13 +36,13 @@ func (s memStore) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	return call(ctx, s.i, "Store.Adopt", func() (bool, error) { return s.pg().adopt(a), nil })
 }
 
-func (s memStore) CountLosses(
+func (s memStore) CountMissing(
 	ctx context.Context, tail func(ctx context.Context, stream, after string) ([]outbox.Entry, error),
-) ([]outbox.Loss, error) {
+) ([]outbox.Report, error) {
 	if _, err := tail(ctx, "outbox.order", ""); err != nil {
 		return nil, err
 	}
-	return call(ctx, s.i, "Store.CountLosses", func() ([]outbox.Loss, error) {
+	return call(ctx, s.i, "Store.CountMissing", func() ([]outbox.Report, error) {
 		found := s.pg().uncounted
 		s.pg().uncounted = nil
 		return found, nil
@@ -157,8 +157,8 @@ func (s memStore) Newest(ctx context.Context) (map[string]string, error) {
 	return call(ctx, s.i, "Store.Newest", func() (map[string]string, error) { return nil, nil })
 }
 
-func (s memStore) Lost(ctx context.Context) (int64, error) {
-	return call(ctx, s.i, "Store.Lost", func() (int64, error) { return int64(len(s.pg().suspected)), nil })
+func (s memStore) Missing(ctx context.Context) (int64, error) {
+	return call(ctx, s.i, "Store.Missing", func() (int64, error) { return int64(len(s.pg().suspected)), nil })
 }
 
 func (s memStore) NoteStream(ctx context.Context, stream, base string, epoch int64) (bool, error) {

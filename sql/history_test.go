@@ -186,7 +186,7 @@ func TestLeastRights(t *testing.T) {
 		"GRANT USAGE ON outbox_claim TO " + role,
 		"GRANT SELECT, UPDATE ON outbox_part TO " + role,
 		"GRANT SELECT, INSERT, UPDATE ON relay_state, outbox_stream TO " + role,
-		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead, outbox_loss, outbox_repair, outbox_phantom TO " + role,
+		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead, outbox_reconcile, outbox_phantom TO " + role,
 	} {
 		d.Exec(t, stmt)
 	}

@@ -47,6 +47,17 @@ func suspect(tb testing.TB, s outbox.Store, states ...outbox.StreamState) {
 	}
 }
 
+// losses lists the reports of streams that lack events.
+func losses(ctx context.Context, d *testenv.Database) (list []outbox.Report, err error) {
+	all, _, err := sql.Reports(ctx, d.Pool)
+	for _, r := range all {
+		if r.Missing != 0 {
+			list = append(list, r)
+		}
+	}
+	return list, err
+}
+
 // Settled events after the last id of a stream are lost: ids are compared as numbers, not as text, and the report has
 // the range to replay.
 func TestLosses(t *testing.T) {
@@ -71,54 +82,54 @@ func TestLosses(t *testing.T) {
 	// published after the adoption
 	delivered(t, d, "outbox.order", fmt.Sprint(now.Add(time.Minute).UnixMilli())+"-0", -time.Minute)
 	delivered(t, d, "outbox.order", ms(time.Second)+"-0", -time.Minute) // settled late by the old owner
-	if n, err := s.Lost(ctx); err != nil || n != 0 {
+	if n, err := s.Missing(ctx); err != nil || n != 0 {
 		t.Errorf("%d lost before they are counted, %v", n, err)
 	}
-	found, err := s.CountLosses(ctx, nothing)
+	found, err := s.CountMissing(ctx, nothing)
 	must(t, err)
 	counts := map[string]int64{}
 	for _, l := range found {
-		counts[l.Stream] = l.Events
+		counts[l.Stream] = l.Missing
 	}
 	if len(found) != 2 || counts["outbox.order"] != 3 || counts["outbox.gone"] != 1 {
 		t.Errorf("lost %v, want 3 of outbox.order and 1 of outbox.gone", counts)
 	}
-	if again, err := s.CountLosses(ctx, nothing); err != nil || len(again) != 0 {
+	if again, err := s.CountMissing(ctx, nothing); err != nil || len(again) != 0 {
 		t.Errorf("told again: %+v, %v", again, err)
 	}
-	list, err := sql.Losses(ctx, d.Pool)
+	list, err := losses(ctx, d)
 	must(t, err)
-	if n, err := s.Lost(ctx); err != nil || n != 4 || len(list) != 2 {
+	if n, err := s.Missing(ctx); err != nil || n != 4 || len(list) != 2 {
 		t.Errorf("%d lost in %d streams, %v; want 4 in 2", n, len(list), err)
 	}
-	order := list[slices.IndexFunc(list, func(l outbox.Loss) bool { return l.Stream == "outbox.order" })]
-	if order.First.After(order.Last) || now.Sub(order.First) < 49*time.Second || now.Sub(order.First) > 55*time.Second {
+	order := list[slices.IndexFunc(list, func(l outbox.Report) bool { return l.Stream == "outbox.order" })]
+	if ago := now.Sub(*order.First); order.First.After(*order.Last) || ago < 49*time.Second || ago > 55*time.Second {
 		t.Errorf("from %v to %v", order.First, order.Last)
 	}
 	// The next adoption has the same suspicion: the stream got no events since.
 	suspect(t, s, outbox.StreamState{Stream: "outbox.order", Gate: true, Last: last, Now: now},
 		outbox.StreamState{Stream: "outbox.gone", Now: now})
-	if again, err := s.CountLosses(ctx, nothing); err != nil || len(again) != 0 {
+	if again, err := s.CountMissing(ctx, nothing); err != nil || len(again) != 0 {
 		t.Errorf("counted again: %+v, %v", again, err)
 	}
 	// Replaying a part of the range, or another stream, does not restore it.
-	must(t, sql.BroughtBack(ctx, d.Pool, order.First.Add(time.Microsecond), order.Last, "outbox.order"))
-	must(t, sql.BroughtBack(ctx, d.Pool, order.First, order.Last, "outbox.other"))
-	if n, _ := s.Lost(ctx); n != 4 {
+	must(t, sql.BroughtBack(ctx, d.Pool, order.First.Add(time.Microsecond), *order.Last, "outbox.order"))
+	must(t, sql.BroughtBack(ctx, d.Pool, *order.First, *order.Last, "outbox.other"))
+	if n, _ := s.Missing(ctx); n != 4 {
 		t.Errorf("%d lost, want 4 still", n)
 	}
-	must(t, sql.BroughtBack(ctx, d.Pool, order.First, order.Last, "outbox.order"))
-	if n, _ := s.Lost(ctx); n != 1 {
+	must(t, sql.BroughtBack(ctx, d.Pool, *order.First, *order.Last, "outbox.order"))
+	if n, _ := s.Missing(ctx); n != 1 {
 		t.Errorf("%d lost, want 1 still", n)
 	}
 	must(t, sql.BroughtBack(ctx, d.Pool, time.Time{}, time.Now(), ""))
-	if list, err := sql.Losses(ctx, d.Pool); err != nil || len(list) != 0 {
+	if list, err := losses(ctx, d); err != nil || len(list) != 0 {
 		t.Errorf("lost still: %+v, %v", list, err)
 	}
-	d.Exec(t, "UPDATE outbox_loss SET noticed_at = noticed_at - interval '100 days'")
-	_, err = s.CountLosses(ctx, nothing)
+	d.Exec(t, "UPDATE outbox_reconcile SET done_at = done_at - interval '100 days'")
+	_, err = s.CountMissing(ctx, nothing)
 	must(t, err)
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_loss"); n != 0 {
+	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_reconcile"); n != 0 {
 		t.Errorf("%d kept after history has forgotten them", n)
 	}
 }
@@ -164,33 +175,33 @@ func TestLossesOfTheLog(t *testing.T) {
 	suspect(t, s, state, whole)
 	insert(t, d, "later")
 	marked(t, d, -1, time.Now().Add(time.Minute)) // settled after the adoption
-	found, err := s.CountLosses(ctx, have)
+	found, err := s.CountMissing(ctx, have)
 	must(t, err)
-	if len(found) != 1 || found[0].Stream != "outbox.order" || found[0].Events != 11 ||
+	if len(found) != 1 || found[0].Stream != "outbox.order" || found[0].Missing != 11 ||
 		!found[0].First.Equal(minute(2)) || !found[0].Last.Equal(minute(5)) {
 		t.Fatalf("lost: %+v, want 11 orders from %v to %v", found, minute(2), minute(5))
 	}
-	sel := sql.Selection{Since: found[0].First, Until: found[0].Last, Stream: "outbox.order"}
+	sel := sql.Selection{Since: *found[0].First, Until: *found[0].Last, Stream: "outbox.order"}
 	if got := readAll(t, pool, sel, 5); len(got) != 12 {
 		t.Errorf("the replay brings %d events, want 12", len(got))
 	}
 	// The same suspicion again, then another loss.
 	suspect(t, s, state)
-	if again, err := s.CountLosses(ctx, have); err != nil || len(again) != 0 {
+	if again, err := s.CountMissing(ctx, have); err != nil || len(again) != 0 {
 		t.Errorf("counted again: %+v, %v", again, err)
 	}
 	there["outbox.order"] = nil
 	suspect(t, s, state)
-	if again, err := s.CountLosses(ctx, have); err != nil || len(again) != 1 || again[0].Events != 1 {
+	if again, err := s.CountMissing(ctx, have); err != nil || len(again) != 1 || again[0].Missing != 1 {
 		t.Errorf("counted again: %+v, %v; want 1", again, err)
 	}
 	must(t, sql.BroughtBack(ctx, d.Pool, minute(2), minute(5), "outbox.order"))
-	if n, err := s.Lost(ctx); err != nil || n != 0 {
+	if n, err := s.Missing(ctx); err != nil || n != 0 {
 		t.Errorf("%d lost, %v, after all was brought back", n, err)
 	}
 	// A second loss includes the replayed events.
 	suspect(t, s, state)
-	if again, err := s.CountLosses(ctx, have); err != nil || len(again) != 1 || again[0].Events != 12 {
+	if again, err := s.CountMissing(ctx, have); err != nil || len(again) != 1 || again[0].Missing != 12 {
 		t.Errorf("lost again: %+v, %v; want 12", again, err)
 	}
 }
@@ -205,12 +216,12 @@ func TestALossThatCannotBeCounted(t *testing.T) {
 	suspect(t, s, outbox.StreamState{Stream: "outbox.order", Gate: true, Last: "7-7", Now: time.Now()})
 	broken := errors.New("no answer")
 	refuse := func(context.Context, string, string) ([]outbox.Entry, error) { return nil, broken }
-	_, err := s.CountLosses(t.Context(), refuse)
+	_, err := s.CountMissing(t.Context(), refuse)
 	if !errors.Is(err, broken) {
 		t.Errorf("got %v, want %v", err, broken)
 	}
-	found, err := s.CountLosses(t.Context(), nothing)
-	if err != nil || len(found) != 1 || found[0].Events != 1 {
+	found, err := s.CountMissing(t.Context(), nothing)
+	if err != nil || len(found) != 1 || found[0].Missing != 1 {
 		t.Errorf("lost: %+v, %v", found, err)
 	}
 }
@@ -223,7 +234,7 @@ func TestNoLossWithoutAnAdoption(t *testing.T) {
 		From: 7, To: outbox.Owner{Epoch: 8},
 		Suspects: []outbox.StreamState{{Stream: "s"}}, WentBack: true,
 	})
-	n := testenv.Value[int](t, d, "SELECT (SELECT count(*) FROM outbox_loss) + (SELECT count(*) FROM outbox_repair)")
+	n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_reconcile")
 	if err != nil || ok || n != 0 {
 		t.Errorf("adopted: %v, %v, and %d suspicions", ok, err, n)
 	}
@@ -239,10 +250,10 @@ func TestLossesWithoutHistory(t *testing.T) {
 		outbox.StreamState{Stream: "a", Gate: true, Last: "5-1"},
 		outbox.StreamState{Stream: "b", Gate: true, Last: "5-1", Missing: 7}, outbox.StreamState{Stream: "c"},
 		outbox.StreamState{Stream: "d", Gate: true, Forgot: true})
-	found, err := s.CountLosses(t.Context(), nothing)
+	found, err := s.CountMissing(t.Context(), nothing)
 	must(t, err)
-	if len(found) != 3 || found[0].Stream != "b" || found[0].Events != 7 || found[1].Stream != "c" ||
-		found[1].Events != -1 || found[2].Stream != "d" {
+	if len(found) != 3 || found[0].Stream != "b" || found[0].Missing != 7 || found[1].Stream != "c" ||
+		found[1].Missing != -1 || found[2].Stream != "d" {
 		t.Errorf("lost: %+v", found)
 	}
 }
@@ -253,7 +264,7 @@ func TestGoneBackInTime(t *testing.T) {
 	s, d := newStore(t)
 	ctx := t.Context()
 	succeed(t, s)
-	if found, err := s.CountLosses(ctx, nothing); err != nil || len(found) != 0 {
+	if found, err := s.CountMissing(ctx, nothing); err != nil || len(found) != 0 {
 		t.Errorf("told: %+v, %v", found, err)
 	}
 	d.Exec(t, "UPDATE relay_state SET timeline = 7")
@@ -264,8 +275,8 @@ func TestGoneBackInTime(t *testing.T) {
 		})
 		must(t, err)
 	}
-	if found, err := s.CountLosses(ctx, nothing); err != nil || len(found) != 1 || found[0].Stream != "" ||
-		found[0].Events != -1 {
+	if found, err := s.CountMissing(ctx, nothing); err != nil || len(found) != 1 || found[0].Stream != "" ||
+		found[0].Missing != -1 {
 		t.Errorf("told: %+v, %v", found, err)
 	}
 }

@@ -78,8 +78,8 @@ func TestMigrateTheOutboxAlone(t *testing.T) {
 	_, err := sql.Migrate(ctx, d.URL, "public", testenv.Logger(t), sql.OutboxLines()...)
 	must(t, err)
 	must(t, sql.CheckSchema(ctx, d.Pool))
-	const alone = "inbox inbox_default outbox outbox_dead outbox_loss outbox_mark outbox_part outbox_phantom " +
-		"outbox_repair outbox_stream posthaste_audit posthaste_migrations relay_state"
+	const alone = "inbox inbox_default outbox outbox_dead outbox_mark outbox_part outbox_phantom " +
+		"outbox_reconcile outbox_stream posthaste_audit posthaste_migrations relay_state"
 	if got := tables(); got != alone {
 		t.Errorf("tables %s", got)
 	}

@@ -266,10 +266,9 @@ func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error
 func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	c := s.suspicionsOf(a)
 	var n int
 	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink,
-		c.streams, c.last, c.ages, c.events, a.WentBack, c.lost, c.repair, c.recall, c.back).Scan(&n)
+		s.suspects(a), a.WentBack).Scan(&n)
 	if err != nil {
 		return false, fmt.Errorf("adopt epoch %d: %w", a.To.Epoch, err)
 	}

@@ -20,7 +20,7 @@ var objects = []string{
 	"TABLE order_payments", "TABLE credit_quarantine", "TABLE credit_entries", "TABLE credit_accounts",
 	"TABLE credit_epoch", "TABLE orders", "TABLE inbox",
 	"TABLE outbox", "DOMAIN outbox_xid", "FUNCTION outbox_copying",
-	"TABLE relay_state", "TABLE outbox_repair", "TABLE outbox_phantom", "TABLE outbox_loss", "TABLE outbox_dead",
+	"TABLE relay_state", "TABLE outbox_reconcile", "TABLE outbox_phantom", "TABLE outbox_dead",
 	"TABLE outbox_stream", "TABLE outbox_part", "TABLE outbox_mark",
 	"SEQUENCE outbox_claim", "FUNCTION outbox_guard", "FUNCTION outbox_part",
 	"DOMAIN outbox_aggregate_type", "DOMAIN outbox_aggregate_id", "DOMAIN outbox_payload", "DOMAIN outbox_headers",

@@ -201,7 +201,7 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 		return nil
 	})
 	agree(11, 923)
-	if n := testenv.Value[int](t, w.db, "SELECT sum(restored)::int FROM outbox_repair"); n != 2*21 {
+	if n := testenv.Value[int](t, w.db, "SELECT sum(restored)::int FROM outbox_reconcile"); n != 2*21 {
 		t.Errorf("%d events were restored, want %d", n, 2*21)
 	}
 }

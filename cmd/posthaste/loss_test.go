@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,27 +18,27 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// losses is the part of posthaste status --json about lost events.
-type losses []struct {
+// loss is the part of posthaste status --json about lost events.
+type loss struct {
 	Stream, Remedy string
-	Events         int64
+	Missing        int64
 }
 
 // losses reads the lost events, after the relay has counted them.
-func (w *world) losses() losses {
+func (w *world) losses() []loss {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
-		if n := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_loss WHERE NOT told"); n > 0 {
+		if n := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_reconcile WHERE NOT told"); n > 0 {
 			return fmt.Errorf("%d are not counted", n)
 		}
 		return nil
 	})
 	r := w.once("status", "--json")
-	var st struct{ Losses losses }
+	var st struct{ Reconciled []loss }
 	if err := json.Unmarshal([]byte(r.out), &st); err != nil || r.code != 0 {
 		w.t.Fatalf("status: exit %d, %v: %s%s", r.code, err, r.out, r.errOut)
 	}
-	return st.Losses
+	return slices.DeleteFunc(st.Reconciled, func(l loss) bool { return l.Missing == 0 })
 }
 
 // missing counts the load's events that are settled and not in the stream. It reads the stream last: events settled in
@@ -100,7 +101,7 @@ func (w *world) waitEntries(n int64) {
 // unrepaired counts the recorded repairs that are not done yet.
 func (w *world) unrepaired() int {
 	w.t.Helper()
-	return testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_repair WHERE done_at IS NULL")
+	return testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_reconcile WHERE done_at IS NULL")
 }
 
 // noticed checks that the relay reports the exact number of lost events with a remedy, and runs the remedy.
@@ -116,7 +117,7 @@ func (w *world) noticed(r *child, least int64) {
 		if l.Stream != "outbox.order" {
 			w.t.Errorf("lost of %q", l.Stream)
 		}
-		sum += l.Events
+		sum += l.Missing
 	}
 	w.t.Logf("%d events are lost, told in %d parts", want, len(list))
 	if sum != want {
@@ -152,7 +153,7 @@ func (w *world) noticed(r *child, least int64) {
 func (w *world) restored(least int64) {
 	w.t.Helper()
 	again := testenv.Value[int64](w.t, w.db,
-		"SELECT coalesce(sum(restored), 0)::bigint FROM outbox_repair WHERE done_at IS NOT NULL")
+		"SELECT coalesce(sum(restored), 0)::bigint FROM outbox_reconcile WHERE done_at IS NOT NULL")
 	if n := w.missing(); n != 0 || again < least {
 		w.t.Errorf("%d events are missing; %d were restored, want at least %d", n, again, least)
 	}
@@ -171,7 +172,7 @@ func TestRedisKilledInTheMiddleOfASync(t *testing.T) {
 		w.relayIn(mode, "--stream-maxlen=0")
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 		restored := func() int {
-			return testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_repair WHERE restored > 0")
+			return testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_reconcile WHERE restored > 0")
 		}
 		for n := 0; n < 3 || n < 20 && restored() < 2; n++ {
 			w.waitCommitted(load, load.Committed()+700) // a sync is running in nine of ten cases
@@ -377,7 +378,7 @@ func TestWhatCannotBeRestoredHoldsUpNobody(t *testing.T) {
 	r = w.spawn("relay", "--stream-maxlen=0")
 	r.waitLogged(`"stream opened"`)
 	lost := testenv.Value[int64](t, w.db, "SELECT count(*) FROM outbox WHERE aggregate_type = 'order'")
-	if list := w.losses(); len(list) != 1 || list[0].Stream != "outbox.order" || list[0].Events != lost {
+	if list := w.losses(); len(list) != 1 || list[0].Stream != "outbox.order" || list[0].Missing != lost {
 		t.Errorf("told: %+v, want that %d events of outbox.order are lost", list, lost)
 	}
 	want := testenv.Value[int64](t, w.db, "SELECT count(*) FROM outbox WHERE aggregate_type = 'user'")

@@ -68,7 +68,7 @@ func (s *sharers) whole(done []int) {
 func (s *sharers) restored() (n []int) {
 	for _, w := range s.all {
 		n = append(n, testenv.Value[int](s.t, w.db,
-			"SELECT count(*) FROM outbox_repair WHERE done_at IS NOT NULL AND restored > 0"))
+			"SELECT count(*) FROM outbox_reconcile WHERE done_at IS NOT NULL AND restored > 0"))
 	}
 	return n
 }
@@ -294,7 +294,7 @@ func TestASharedStreamIsDropped(t *testing.T) {
 	drop(all[1], "is gone")
 	for i, w := range all {
 		testenv.Eventually(t, 30*time.Second, func() error {
-			n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_repair WHERE done_at IS NOT NULL")
+			n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_reconcile WHERE done_at IS NOT NULL")
 			if n == 0 {
 				return fmt.Errorf("relay %d has not noticed", i)
 			}

@@ -173,11 +173,11 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 		if n := len(w.oracle.Entries(t, "order")); n != events {
 			t.Errorf("%d entries, want %d", n, events)
 		}
-		n := testenv.Value[int](t, w.db, "SELECT coalesce(sum(recalled), 0)::int FROM outbox_repair WHERE back")
+		n := testenv.Value[int](t, w.db, "SELECT coalesce(sum(recalled), 0)::int FROM outbox_reconcile WHERE back")
 		if n != events {
 			t.Errorf("%d events were found in the stream, want %d: not the case", n, events)
 		}
-		if list := w.losses(); len(list) != 1 || list[0].Stream != "" || list[0].Events != -1 {
+		if list := w.losses(); len(list) != 1 || list[0].Stream != "" || list[0].Missing != -1 {
 			t.Errorf("told: %+v", list)
 		}
 		present(t, r, "outbox_postgres_failovers_total 1")
@@ -208,7 +208,7 @@ func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 		w.promote(other)
 		testenv.Eventually(t, 30*time.Second, func() error {
 			var n int
-			err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox_repair WHERE phantoms > 0").Scan(&n)
+			err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox_reconcile WHERE phantoms > 0").Scan(&n)
 			if err != nil || n == 0 {
 				return fmt.Errorf("no phantoms are noticed, %w", err)
 			}

@@ -131,18 +131,19 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 	}
 	row("handover", "%s", cmp.Or(strings.TrimPrefix(v.HandoverLSN, "0/0"), "none"))
 	row("dead", "%s", humanize.Comma(v.Dead))
-	for _, l := range v.Losses {
-		row("lost", "%s (noticed %s); %s", l.Text(), humanize.Time(l.Noticed), l.Remedy)
-	}
-	for _, r := range v.Repairs {
-		if r.Done == nil {
-			row("restoring", "%s, since %s", ops.Printable(r.Text()), humanize.Time(r.Noticed))
-		} else {
-			row("restored", "%s (%s)", ops.Printable(r.Text()), humanize.Time(*r.Done))
+	for _, r := range v.Compared {
+		if lost := r.Lost(); lost != "" {
+			row("lost", "%s (noticed %s); %s", ops.Printable(lost), humanize.Time(r.Noticed), r.Remedy)
+		}
+		switch found := ops.Printable(r.Found()); {
+		case r.Done == nil:
+			row("restoring", "%s, since %s", found, humanize.Time(r.Noticed))
+		case found != "":
+			row("restored", "%s (%s)", found, humanize.Time(*r.Done))
 		}
 	}
 	if v.Phantoms > 0 {
-		row("phantoms", "%s within a day; posthaste phantoms", humanize.Comma(v.Phantoms))
+		row("phantoms", "%s; posthaste phantoms", humanize.Comma(v.Phantoms))
 	}
 	return t.Flush()
 }

@@ -45,7 +45,7 @@ func TestStreamsDrop(t *testing.T) {
 	noticed := func(repairs int) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_repair WHERE done_at IS NOT NULL")
+			n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_reconcile WHERE done_at IS NOT NULL")
 			if n < repairs {
 				return fmt.Errorf("%d repairs, want %d", n, repairs)
 			}
@@ -58,7 +58,7 @@ func TestStreamsDrop(t *testing.T) {
 		if n := len(w.oracle.Entries(t, "order")); n != events {
 			t.Errorf("%d entries, want %d", n, events)
 		}
-		again := testenv.Value[int](t, w.db, "SELECT coalesce(sum(restored), 0)::int FROM outbox_repair")
+		again := testenv.Value[int](t, w.db, "SELECT coalesce(sum(restored), 0)::int FROM outbox_reconcile")
 		if groups := w.redis.Client.XInfoGroups(t.Context(), "outbox.order").Val(); len(groups) > 0 {
 			t.Errorf("the stream was dropped with its groups, and has %+v", groups)
 		}
@@ -73,7 +73,7 @@ func TestStreamsDrop(t *testing.T) {
 	w.waitMode("cdc", 20*time.Second)
 	second := write(40, first)
 	holds(second, 0)
-	n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_repair")
+	n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_reconcile")
 	do(t, w.redis.Client, "del", "outbox.order")
 	noticed(n + 1)
 	holds(second, second)

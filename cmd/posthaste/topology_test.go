@@ -115,7 +115,7 @@ func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
 		w.flows(load, 200)
 		load.Stop()
 		w.oracle.Check(t, load, 30*time.Second)
-		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_repair")
+		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_reconcile")
 		if restored > 0 {
 			t.Errorf("%d events were lost that a replica had acknowledged", restored)
 		}
@@ -137,7 +137,7 @@ func TestAClustersReplicaThatLagsIsPromoted(t *testing.T) {
 		w.flows(load, 200)
 		load.Stop()
 		w.oracle.Check(t, load, 30*time.Second)
-		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_repair")
+		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_reconcile")
 		if restored < 50 {
 			t.Errorf("%d events were restored: not the case", restored)
 		}
@@ -171,7 +171,7 @@ func TestAMinorityMasterTakesWrites(t *testing.T) {
 		w.flows(load, 200)
 		load.Stop()
 		w.oracle.Check(t, load, 30*time.Second)
-		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_repair")
+		restored := testenv.Value[int64](t, w.db, "SELECT coalesce(sum(restored), 0)::bigint FROM outbox_reconcile")
 		if restored == 0 || w.epoch() == was {
 			t.Errorf("%d events were restored, epoch %d to %d: not the case", restored, was, w.epoch())
 		}

@@ -27,7 +27,7 @@
 // several streams, trimming, and rows that a writer deletes before they are published.
 //
 // When Redis or Postgres has gone back, an adoption compares the stream with the settled events before anything else
-// is published. In the model the gate records that a stream is incomplete; posthaste records it in outbox_repair, in
+// is published. In the model the gate records that a stream is incomplete; posthaste records it in outbox_reconcile, in
 // the transaction that raises the epoch.
 //
 // After a silent gap in the publication, the hidden events are published after events that were streamed in the

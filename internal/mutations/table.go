@@ -199,7 +199,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "a repair is noted on the timeline of the adoption", about: "after a failover, too",
-		file:        "sql/queries/repair_done.sql",
+		file:        "sql/queries/reconcile_done.sql",
 		old:         "outbox_owned(r, $2, $3)",
 		replacement: "r.epoch = $2 AND r.nonce = $3",
 		pkg:         "./sql", test: "TestNoMarkOnAnotherTimeline",
@@ -305,12 +305,12 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "events in the stream are not restored", about: "everything is",
-		file: "relay/repair.go", old: "if !c.known(e.ID) && e.Mark", replacement: "if c.known(e.ID); e.Mark",
+		file: "relay/reconcile.go", old: "if !c.known(e.ID) && e.Mark", replacement: "if c.known(e.ID); e.Mark",
 		pkg: "./relay", test: "TestCrashPoints",
 	},
 	{
 		safeguard: "a repair looks only behind what the stream may have lost", about: "it restores all that it reads",
-		file:        "relay/repair.go",
+		file:        "relay/reconcile.go",
 		old:         " && e.Mark > c.job.Missing",
 		replacement: "",
 		pkg:         "./relay", test: "TestARepairPublishesWhatIsMissing",

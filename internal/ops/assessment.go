@@ -364,13 +364,13 @@ func (a *assessment) groups() {
 // repairs reports the repairs under way, and those that failed.
 func (a *assessment) repairs() {
 	p := a.s.Postgres
-	if open := p.Repairing(); len(open) > 0 {
+	if open := p.open(); len(open) > 0 {
 		a.repairTold = true
 		title, progress := open[0].Stream+" is compared with what is settled", open[0].progress()
 		if n := len(open); n > 1 {
-			title, progress = fmt.Sprintf("%d streams are compared with what is settled", n), open[0].Text()
+			title, progress = fmt.Sprintf("%d streams are compared with what is settled", n), open[0].Found()
 		}
-		far := sentence(open[0].Text())
+		far := sentence(open[0].Found())
 		if a.s.Relay != nil { // the relay knows the progress and the obstacle better
 			for _, condition := range a.s.Relay.Reasons {
 				if strings.HasPrefix(condition, restoreCondition) {
@@ -378,7 +378,7 @@ func (a *assessment) repairs() {
 				}
 			}
 		}
-		oldest := slices.MinFunc(open, func(x, y Repair) int { return x.Noticed.Compare(y.Noticed) }).Noticed
+		oldest := slices.MinFunc(open, func(x, y Compared) int { return x.Noticed.Compare(y.Noticed) }).Noticed
 		a.add(Problem{
 			Level: a.blocked(), Part: partRedis, Title: title, Follows: !a.reachable || a.heldTold != "",
 			Why: "Redis or Postgres may have lost data. Nothing newer is published until the streams are complete. " +
@@ -406,23 +406,28 @@ func (a *assessment) repairs() {
 // losses reports what Redis or Postgres has lost.
 func (a *assessment) losses() {
 	noticed := func(at time.Time) string { return "Noticed " + span(a.s.Now.Sub(at)) + " ago" }
-	for _, l := range a.s.Postgres.Losses {
+	var lost bool
+	for _, l := range a.s.Postgres.Compared {
+		if l.Missing == 0 {
+			continue
+		}
+		lost = true
 		p := Problem{
-			Level: Broken, Part: partRedis, Title: l.Text(), Remedy: l.Remedy,
+			Level: Broken, Part: partRedis, Title: l.Lost(), Remedy: l.Remedy,
 			Why: noticed(l.Noticed) + ". They had been acknowledged, and were not restored: they were settled longer " +
 				"ago than --restore reaches, or there is no history of them.",
-			line: l.Text() + "; to restore them: " + l.Remedy,
+			line: l.Lost() + "; to restore them: " + l.Remedy,
 		}
 		if l.Stream == "" {
 			p.Level, p.Part = Degraded, partOutbox
 			p.Why = noticed(l.Noticed) + ". The new server lacks what it had not received. Events in the streams are " +
 				"not published again; commits may be missing."
-			p.line = l.Text() + "; " + l.Remedy
+			p.line = l.Lost() + "; " + l.Remedy
 		}
 		a.add(p)
 	}
-	if lost := a.s.Lost; lost != nil && len(a.s.Postgres.Losses) == 0 {
-		a.add(a.seen(*lost, noticed(*lost)))
+	if at := a.s.Lost; at != nil && !lost {
+		a.add(a.seen(*at, noticed(*at)))
 	}
 }
 

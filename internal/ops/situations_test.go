@@ -66,7 +66,7 @@ func situations() map[string]situation {
 			func(s *Snapshot) {
 				s.Postgres.Mode = outbox.ModeStandby
 				s.Postgres.Degraded = `foreign_stream: stream "outbox.order" is another's; remedy: posthaste adopt`
-				s.Postgres.Repairs = []Repair{{Stream: "outbox.order", Noticed: s.Now}}
+				s.Postgres.Compared = compared(outbox.Report{Stream: "outbox.order", Noticed: s.Now})
 				late(120, 40*time.Second)(s)
 			},
 			Broken, "A stream belongs to another database", partRedis,
@@ -262,15 +262,18 @@ func situations() map[string]situation {
 		"lost to a restart": {
 			func(s *Snapshot) {
 				s.Lost = &s.Now // reported once
-				s.Postgres.Losses = []Loss{
-					{Stream: "outbox.order", Events: 1266, Noticed: s.Now, Remedy: "posthaste replay"},
-				}
+				s.Postgres.Compared = []Compared{{
+					outbox.Report{Stream: "outbox.order", Missing: 1266, Noticed: s.Now, Done: &s.Now},
+					"posthaste replay",
+				}}
 			}, Broken, "Redis lost 1,266 settled events of outbox.order", partRedis,
 			"of outbox.order; to restore them: posthaste replay",
 		},
 		"failed over": {
 			func(s *Snapshot) {
-				s.Postgres.Losses = []Loss{{Events: -1, Noticed: s.Now, Remedy: "see the page"}}
+				s.Postgres.Compared = []Compared{{
+					outbox.Report{Missing: -1, Noticed: s.Now, Done: &s.Now}, "see the page",
+				}}
 			}, Degraded, "Postgres has gone back in time, by a failover or a restore",
 			partOutbox, "by a failover or a restore; see the page",
 		},
@@ -285,19 +288,23 @@ func situations() map[string]situation {
 		"restoring": {
 			func(s *Snapshot) {
 				s.Postgres.Mode = outbox.ModeStandby
-				s.Postgres.Repairs = []Repair{
-					{Stream: "outbox.order", Noticed: s.Now.Add(-time.Minute), Expected: 9000, Restored: 1200},
-					{Stream: "outbox.order", Noticed: s.Now, Done: &s.Now, Restored: 7},
-				}
+				s.Postgres.Compared = compared(
+					outbox.Report{
+						Stream: "outbox.order", Noticed: s.Now.Add(-time.Minute), Expected: 9000, Restored: 1200,
+					},
+					outbox.Report{Stream: "outbox.order", Noticed: s.Now, Done: &s.Now, Restored: 7})
 			}, Failing, "outbox.order is compared with what is settled", partRedis,
 			"settled, for 1m00s; 1,200 restored so far, about 9,000 to compare",
 		},
 		"restoring, and events wait": {func(s *Snapshot) {
-			s.Postgres.Repairs = []Repair{{Stream: "outbox.order", Noticed: s.Now}, {Stream: "b", Noticed: s.Now}}
+			s.Postgres.Compared = compared(outbox.Report{Stream: "outbox.order", Noticed: s.Now},
+				outbox.Report{Stream: "b", Noticed: s.Now})
 			late(7, time.Second)(s)
 		}, Broken, "2 streams are compared with what is settled", partRedis, "7 events wait, the oldest for 1s"},
 		"restored": {func(s *Snapshot) {
-			s.Postgres.Repairs = []Repair{{Stream: "outbox.order", Noticed: s.Now, Done: &s.Now, Restored: 7}}
+			s.Postgres.Compared = compared(outbox.Report{
+				Stream: "outbox.order", Noticed: s.Now, Done: &s.Now, Restored: 7,
+			})
 		}, OK, fine, "", streamed},
 		"phantoms": {
 			func(s *Snapshot) { s.Postgres.Phantoms = 2 },

@@ -2,7 +2,6 @@ package ops
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -35,37 +34,14 @@ type Status struct {
 	Source      uuid.UUID `json:"source"`
 	// EntrySource is the source field of this database's entries.
 	EntrySource string `json:"entry_source"`
-	// Losses are events that Redis lost after they were settled and that have not been published again.
-	Losses []Loss `json:"losses,omitempty"`
-	// Repairs are the open ones, then those of the last day that have changed something, the newest first.
-	Repairs []Repair `json:"repairs,omitempty"`
-	// Phantoms is how many events were found within a day whose commits Postgres has lost.
+	// Compared are the streams that are compared, then those that lack events, then those where the last day's
+	// comparisons found something.
+	Compared []Compared `json:"reconciled,omitempty"`
+	// Phantoms is how many events have no commit in Postgres and are not acknowledged.
 	Phantoms int64 `json:"phantoms,omitempty"`
 	// Repaired is when a stream was last compared with the settled events; nil if none was.
 	Repaired  *time.Time `json:"-"`
 	ChangedAt time.Time  `json:"changed_at"`
-}
-
-// Loss is a loss of a stream or, without a stream, of Postgres in a failover.
-type Loss struct {
-	Stream string `json:"stream,omitempty"`
-	// Events is how many, -1 if that is unknown.
-	Events  int64     `json:"events"`
-	Noticed time.Time `json:"noticed_at"`
-	// Remedy is the command that restores them.
-	Remedy string `json:"remedy"`
-}
-
-func (l Loss) Text() string {
-	switch {
-	case l.Stream == "":
-		return "Postgres has gone back in time, by a failover or a restore"
-	case l.Events < 0:
-		return "Redis lost an unknown number of settled events of " + l.Stream
-	case l.Events == 1:
-		return "Redis lost 1 settled event of " + l.Stream
-	}
-	return fmt.Sprintf("Redis lost %s settled events of %s", humanize.Comma(l.Events), l.Stream)
 }
 
 // Backlog counts the unsettled events in the outbox.
@@ -121,15 +97,19 @@ func readStatus(
 	if out.Dead, err = sql.CountDead(ctx, pool); err != nil {
 		return out, err
 	}
-	losses, err := sql.Losses(ctx, pool)
+	reports, last, err := sql.Reports(ctx, pool)
 	if err != nil {
 		return out, err
 	}
-	for _, l := range losses {
-		out.Losses = append(out.Losses,
-			Loss{Stream: l.Stream, Events: l.Events, Noticed: l.Noticed, Remedy: l.Remedy()})
+	out.Repaired = last
+	for _, r := range reports {
+		report := Compared{Report: r}
+		if r.Missing != 0 {
+			report.Remedy = r.Remedy()
+		}
+		out.Compared = append(out.Compared, report)
 	}
-	if err := readRepairs(ctx, pool, &out); err != nil {
+	if out.Phantoms, err = sql.CountPhantoms(ctx, pool); err != nil {
 		return out, err
 	}
 	slot, err := slots.Status(ctx)

@@ -77,33 +77,37 @@ func TestRepairsAreShown(t *testing.T) {
 	if err := ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto); err != nil {
 		t.Fatal(err)
 	}
-	d.Exec(t, `INSERT INTO outbox_repair (stream, noticed_at, recall, done_at, expected, restored, recalled, phantoms)
+	d.Exec(t, `INSERT INTO outbox_reconcile
+			(stream, noticed_at, recall, done_at, expected, restored, recalled, phantoms)
 		SELECT s, now() - noticed, false, now() - done, expected, restored, recalled, phantoms
 		FROM (VALUES
 			('old', interval '3 days', interval '2 days', 5, 5, 0, 3), ('done', '2 hours', '1 hour', 9, 4, 3, 2),
 			('last', '2 hours', '1 minute', 9, 1, 0, 0), ('nothing', '2 hours', '1 second', 9, 0, 0, 0),
 			('open', '2 minutes', NULL, 0, 0, 0, 0), ('open', '1 minute', NULL, 70, 12, 0, 0)
 		) v (s, noticed, done, expected, restored, recalled, phantoms)`)
+	d.Exec(t, `INSERT INTO outbox_phantom (stream, entry_id, id, acked_at)
+		VALUES ('old', '1-1', gen_random_uuid(), now()), ('done', '1-1', gen_random_uuid(), NULL),
+			('done', '1-2', gen_random_uuid(), NULL)`)
 	snap, err := ops.Source{Pool: d.Pool, RelayName: d.Relay, Slots: slots}.Look(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	st := snap.Report().Status
 	var got []string
-	for _, r := range st.Repairs {
-		got = append(got, r.Text())
+	for _, r := range st.Compared {
+		got = append(got, r.Found())
 	}
 	want := []string{
 		"open: 12 restored so far, about 70 to compare", "1 event of last",
 		"4 events of done, 3 found there, and not published again, 2 phantoms",
 	}
-	if !slices.Equal(got, want) || len(st.Repairing()) != 1 || st.Phantoms != 2 {
+	if !slices.Equal(got, want) || st.Compared[0].Done != nil || st.Phantoms != 2 {
 		t.Errorf("%q, %d phantoms; want %q", got, st.Phantoms, want)
 	}
 	if st.Repaired == nil || time.Since(*st.Repaired) > 30*time.Second {
 		t.Errorf("repaired last at %v", st.Repaired)
 	}
-	if age := time.Since(st.Repairs[0].Noticed); age < time.Minute*3/2 || age > 4*time.Minute {
+	if age := time.Since(st.Compared[0].Noticed); age < time.Minute*3/2 || age > 4*time.Minute {
 		t.Errorf("under way for %v", age)
 	}
 }

@@ -140,7 +140,7 @@ func TestNothingIsSaidTwice(t *testing.T) {
 func TestARepairIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	s := well()
-	s.Postgres.Repairs = []Repair{{Stream: "outbox.order", Noticed: s.Now, Expected: 9000}}
+	s.Postgres.Compared = compared(outbox.Report{Stream: "outbox.order", Noticed: s.Now, Expected: 9000})
 	s.Relay = &relay.Health{Role: "leader", Reasons: []string{"restore: outbox.order: READONLY"}}
 	v := Assess(s)
 	if p := v.Page(); p.Title != "outbox.order is compared with what is settled" || len(p.Also) != 0 ||
@@ -150,7 +150,7 @@ func TestARepairIsSaidOnce(t *testing.T) {
 	if r := v.Readiness(); r.Ready || len(r.Reasons) != 1 {
 		t.Errorf("%+v", r)
 	}
-	s.Postgres.Repairs = nil // read just before it was noted
+	s.Postgres.Compared = nil // read just before it was noted
 	if p := Assess(s).Page(); p.Title != "This relay is not ready" {
 		t.Errorf("%+v", p)
 	}
@@ -317,4 +317,12 @@ func TestTheNamedCommandIsSafeToPaste(t *testing.T) {
 			t.Errorf("group %q: the title is %q", name, v.Title)
 		}
 	}
+}
+
+// compared are reports without missing events.
+func compared(list ...outbox.Report) (all []Compared) {
+	for _, r := range list {
+		all = append(all, Compared{Report: r})
+	}
+	return all
 }

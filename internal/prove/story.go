@@ -162,7 +162,7 @@ func (c *campaign) storyOfState(ctx context.Context, s *teller) {
 			"FROM outbox_backlog",
 		"dead": "SELECT count(*)::text FROM outbox_dead",
 		"repairs": "SELECT coalesce(pg_catalog.string_agg(pg_catalog.to_jsonb(r)::text, ' ' ORDER BY r.id), " +
-			"'none') FROM (SELECT * FROM outbox_repair ORDER BY id DESC LIMIT 4) r",
+			"'none') FROM (SELECT * FROM outbox_reconcile ORDER BY id DESC LIMIT 4) r",
 	} {
 		if err := c.stage.pool.QueryRow(ctx, query).Scan(&text); err != nil {
 			text = err.Error()

@@ -4,10 +4,8 @@
 -- take the epoch back; the gates know the higher one and are overtaken. It may take transaction ids back as well, so a
 -- barrier of another timeline counts as unknown.
 --
--- $7 to $10 are streams that may lack something: names, the last id of each, how long ago that was given in ms (NULL if
--- unknown), and how many events it lacks (NULL if history must be counted). $12 to $15: whether something may be lost,
--- whether it must be repaired, whether its gate does not know what it contains, and whether this table does not know
--- that it was published to. $11: the gates know that this database has gone back in time.
+-- $7: the streams that may lack something, as an array of JSON. $8: the gates know that this database has gone back in
+-- time.
 WITH was AS MATERIALIZED (
     SELECT r.timeline FROM relay_state r WHERE r.name = $1
 ), now AS MATERIALIZED (
@@ -28,28 +26,21 @@ WITH was AS MATERIALIZED (
     FROM now
     WHERE r.name = $1 AND r.epoch = $2
     RETURNING r.timeline
-), suspected AS (
-    INSERT INTO outbox_loss (epoch, stream, after_entry, since, events)
-    SELECT $3, s.stream, s.after_entry, clock_timestamp() - s.age::float8 * interval '1 ms' - interval '5 min', s.events
-    FROM adopted, unnest($7::text[], $8::text[], $9::bigint[], $10::bigint[], $12::boolean[])
-        AS s(stream, after_entry, age, events, lost)
-    WHERE s.lost
-), repairs AS (
-    INSERT INTO outbox_repair (epoch, stream, after_entry, since, recall, back)
-    SELECT $3, s.stream, s.after_entry, clock_timestamp() - s.age::float8 * interval '1 ms' - interval '5 min',
-        s.recall,
-        s.back
-    FROM adopted, unnest($7::text[], $8::text[], $9::bigint[], $13::boolean[], $14::boolean[], $15::boolean[])
-        AS s(stream, after_entry, age, repair, recall, back)
-    WHERE s.repair
+), noted AS (
+    INSERT INTO outbox_reconcile (stream, after_entry, since, recall, back, missing, told)
+    SELECT s.stream, s.after_entry, clock_timestamp() - s.age::float8 * interval '1 ms' - interval '5 min', s.recall,
+        s.back, s.missing, s.told
+    FROM adopted, pg_catalog.jsonb_to_recordset($7::jsonb) AS s(
+        stream text, after_entry text, age bigint, recall boolean, back boolean, missing bigint, told boolean)
 ), back AS (
-    SELECT FROM adopted, was WHERE was.timeline <> adopted.timeline OR $11::boolean
+    SELECT FROM adopted, was WHERE was.timeline <> adopted.timeline OR $8::boolean
 ), compared AS (
-    INSERT INTO outbox_repair (epoch, stream, recall, back)
-    SELECT $3, s.stream, true, true FROM back, outbox_stream s
+    INSERT INTO outbox_reconcile (stream, recall, back, told)
+    SELECT s.stream, true, true, true FROM back, outbox_stream s
 ), failed_over AS (
-    INSERT INTO outbox_loss (stream, events)
-    SELECT '', -1 FROM back
-    WHERE NOT EXISTS (SELECT FROM outbox_loss WHERE stream = '' AND noticed_at > clock_timestamp() - interval '1 min')
+    INSERT INTO outbox_reconcile (stream, recall, back, done_at, missing)
+    SELECT '', false, true, clock_timestamp(), -1 FROM back
+    WHERE NOT EXISTS (
+        SELECT FROM outbox_reconcile WHERE stream = '' AND noticed_at > clock_timestamp() - interval '1 min')
 )
 SELECT count(*) FROM adopted

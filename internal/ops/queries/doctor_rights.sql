@@ -7,9 +7,8 @@ SELECT coalesce((
             ('outbox_live', '{SELECT}'), ('outbox_rows', '{SELECT}'), ('outbox_high', '{SELECT}'),
             ('outbox_layout', '{SELECT}'), ('outbox_leader', '{SELECT}'),
             ('outbox_claim', '{USAGE}'), ('outbox_part', '{SELECT,UPDATE}'),
-            ('outbox_stream', '{SELECT,INSERT,UPDATE}'),
-            ('outbox_dead', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_loss', '{SELECT,INSERT,UPDATE,DELETE}'),
-            ('outbox_repair', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_phantom', '{SELECT,INSERT,DELETE}'),
+            ('outbox_stream', '{SELECT,INSERT,UPDATE}'), ('outbox_dead', '{SELECT,INSERT,UPDATE,DELETE}'),
+            ('outbox_reconcile', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_phantom', '{SELECT,INSERT,DELETE}'),
             ('relay_state', '{SELECT,INSERT,UPDATE}'), ('posthaste_audit', '{SELECT,INSERT}')) AS need(t, ps),
             pg_catalog.unnest(ps) AS p
         WHERE NOT CASE (SELECT relkind FROM pg_class WHERE oid = t::regclass::oid)
@@ -21,7 +20,7 @@ SELECT coalesce((
     -- Tables that hide rows from the role, '' for none.
     coalesce((
         SELECT pg_catalog.string_agg(t, ', ' ORDER BY t)
-        FROM pg_catalog.unnest('{outbox,outbox_mark,outbox_stream,outbox_dead,outbox_loss,outbox_repair,outbox_phantom,
+        FROM pg_catalog.unnest('{outbox,outbox_mark,outbox_stream,outbox_dead,outbox_reconcile,outbox_phantom,
             relay_state,orders,credit_accounts,credit_entries}'::text[]) AS t
         WHERE pg_catalog.row_security_active(pg_catalog.to_regclass(t)::oid)), '')
 FROM pg_class o WHERE o.oid = 'outbox'::regclass::oid

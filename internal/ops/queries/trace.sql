@@ -27,7 +27,7 @@ CROSS JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT (pg_catalog.array_agg(coalesce(nullif(r.last_entry, ''::text), '+') ORDER BY r.id DESC))[1] AS restored,
         pg_catalog.min(r.noticed_at) AS since
-    FROM outbox_repair r WHERE r.stream = s.stream AND r.touched_mark < m.id
+    FROM outbox_reconcile r WHERE r.stream = s.stream AND r.touched_mark < m.id
 ) again ON true
 UNION ALL
 SELECT dead_at, 'dead', id::text, event_type::text || ': ' || error, coalesce(headers ->> 'traceparent'::text, ''), '',

@@ -171,34 +171,11 @@ CREATE TABLE relay_state (
 );
 CREATE UNIQUE INDEX relay_state_single ON relay_state ((true));
 
--- Settled events that a stream lacks. An adoption notes a suspicion; the leader counts, and deletes what is complete.
-CREATE TABLE outbox_loss (
-    id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    epoch       bigint,
-    noticed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- '': Postgres has lost commits in a failover.
-    stream      text        NOT NULL,
-    -- The stream's last id, '' without a stream. Settled events with a higher id are lost.
-    after_entry text        NOT NULL DEFAULT '',
-    -- Nothing settled before this time is lost; NULL if that is not known.
-    since       timestamptz,
-    -- NULL until counted, -1 if the number cannot be determined.
-    events      bigint,
-    -- When the first and the last of them were settled: the range to replay.
-    first_at    timestamptz,
-    last_at     timestamptz,
-    -- The leader has reported it.
-    told        boolean     NOT NULL DEFAULT false,
-    -- The range was published again.
-    replayed_at timestamptz
-);
-
--- Streams that must be repaired before anything newer is published to them, because Redis or Postgres has lost events
--- that the other still has. An adoption inserts the rows.
-CREATE TABLE outbox_repair (
+-- Streams that must be compared with the settled events before anything newer is published to them, because Redis or
+-- Postgres has lost events that the other still has. An adoption inserts the rows. Stream '': Postgres has lost commits.
+CREATE TABLE outbox_reconcile (
     id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     noticed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    epoch        bigint,
     stream       text        NOT NULL,
     -- The gate's newest entry that the stream still has, or '': settled events after it may be missing. NULL: none is.
     after_entry  text,
@@ -218,11 +195,19 @@ CREATE TABLE outbox_repair (
     refused      bigint      NOT NULL DEFAULT 0,
     -- Everything missing after this mark was published again; NULL if nothing was.
     first_mark   bigint,
-    -- Something after this mark may have been restored, up to this entry. If that is lost, the next repair begins here.
+    -- Something after this mark may have been restored, up to this entry. If that is lost, the next one begins here.
     touched_mark bigint,
-    last_entry   text
+    last_entry   text,
+    -- The settled events that were not restored: NULL until counted, -1 if the number is unknown; when the first and
+    -- the last of them were settled, which is the range to replay; and when that was done.
+    missing      bigint,
+    first_at     timestamptz,
+    last_at      timestamptz,
+    replayed_at  timestamptz,
+    -- The leader has reported the missing events, or none can be missing.
+    told         boolean     NOT NULL DEFAULT false
 );
-CREATE INDEX outbox_repair_pending ON outbox_repair (id) WHERE done_at IS NULL;
+CREATE INDEX outbox_reconcile_pending ON outbox_reconcile (id) WHERE done_at IS NULL;
 
 -- Events that a stream has, and whose commit this database has lost.
 CREATE TABLE outbox_phantom (
@@ -230,6 +215,8 @@ CREATE TABLE outbox_phantom (
     entry_id   text        NOT NULL,
     id         uuid        NOT NULL,
     noticed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- When an operator acknowledged it, which ends the notice.
+    acked_at   timestamptz,
     PRIMARY KEY (stream, entry_id)
 );
 

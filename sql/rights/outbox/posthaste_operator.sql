@@ -7,7 +7,7 @@ GRANT INSERT (name), UPDATE (name, desired_mode, changed_at) ON relay_state TO p
 GRANT EXECUTE ON FUNCTION outbox_retry TO posthaste_operator;
 GRANT UPDATE (dropped_at) ON outbox_dead TO posthaste_operator;
 -- replay
-GRANT UPDATE (replayed_at) ON outbox_loss TO posthaste_operator;
+GRANT UPDATE (replayed_at) ON outbox_reconcile TO posthaste_operator;
 -- adopt
 GRANT INSERT (stream, base, adopted_epoch, gated), UPDATE (gated) ON outbox_stream TO posthaste_operator;
 -- streams drop

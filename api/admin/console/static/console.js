@@ -273,8 +273,8 @@ function drawMode(st) {
     rows.push(['Relays', `${p.relays ? `${p.relays} connected` : p.led ? 'not visible to this process’ role' : 'none connected'}, epoch ${p.epoch}`]);
     const slot = p.slot;
     rows.push(['Slot', !slot.exists ? 'none' : slot.lost ? `lost (${slot.reason})` : `${slot.active ? 'streaming' : 'idle'}, ${bytes(Math.max(slot.confirmed_lag_bytes, 0))} behind, holds ${bytes(Math.max(slot.retained_bytes, 0))}`]);
-    for (const r of (p.repairs ?? []).slice(0, 5)) rows.push(repairRow(r));
-    if (p.phantoms) rows.push(['Phantoms', `${count(p.phantoms)} within a day: posthaste phantoms`]);
+    for (const r of (p.reconciled ?? []).filter((r) => !r.done_at || r.restored + r.recalled + r.phantoms).slice(0, 5)) rows.push(repairRow(r));
+    if (p.phantoms) rows.push(['Phantoms', `${count(p.phantoms)}: posthaste phantoms`]);
     rows.push(['Hand-over', p.handover_lsn === '0/0' ? 'none yet' : `at ${p.handover_lsn}`]);
   } else {
     rows.push(['Active', st.postgres.error ? `unknown: Postgres ${silence(st.postgres)}` : 'being asked']);

@@ -7,33 +7,41 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
-// repairer restores streams before anything newer is published to them, where the sink or Postgres has lost data that
-// the other one has. The adoption has written the work down, so that the next adoption continues it. repairer compares
-// the events in a stream with the settled events. One goroutine owns it.
+// reconciler restores streams before anything newer is published to them, where the sink or Postgres has lost data that
+// the other one has. The adoption has written the work down, so that the next adoption continues it. reconciler
+// compares the events in a stream with the settled events.
 //
 //   - An event that is settled but missing in its stream is published again, in the order of the log. Missing consumer
 //     groups are recreated first, so that they receive the event and it is not trimmed.
 //   - An event that is in the stream but not settled is put in doubt if the gate may not have it. It is not published
 //     again.
 //   - An event that is in the stream but not in a table that has gone back in time is reported as a phantom.
-type repairer struct {
+//   - Events that were settled too long ago to be restored are counted afterwards, because the history may be long.
+type reconciler struct {
 	*reporter
 	store outbox.Store
 	sink  outbox.Sink
 	// within bounds the age of the events that it restores.
 	within time.Duration
+	// uncounted is set while missing events may not be counted. Any goroutine may set it.
+	uncounted atomic.Bool
 }
+
+// RestoreAll is Options.Restore without a bound.
+const RestoreAll = time.Duration(math.MaxInt64)
 
 // run makes all pending repairs. It retries failures, and returns errors that end the ownership. It calls owned about
 // once a second.
-func (r *repairer) run(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
+func (r *reconciler) run(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
 	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
 	for {
 		err := r.all(ctx, o, owned)
@@ -54,7 +62,7 @@ func (r *repairer) run(ctx context.Context, o outbox.Owner, owned func(ctx conte
 	}
 }
 
-func (r *repairer) all(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
+func (r *reconciler) all(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
 	list, err := r.store.Repairs(ctx, r.within)
 	if err != nil {
 		return err
@@ -62,7 +70,7 @@ func (r *repairer) all(ctx context.Context, o outbox.Owner, owned func(ctx conte
 	for _, job := range list {
 		lane := outbox.Lane{Part: outbox.RestoreLane, Nonce: o.Nonce}
 		c := &comparison{
-			repairer: r, owner: o, owned: owned, job: job, lane: lane, asked: time.Now(),
+			reconciler: r, owner: o, owned: owned, job: job, lane: lane, checked: time.Now(),
 			publisher: r.sink.Lane(job.Stream, o, lane),
 		}
 		if err := c.run(ctx); err != nil {
@@ -72,9 +80,40 @@ func (r *repairer) all(ctx context.Context, o outbox.Owner, owned func(ctx conte
 	return nil
 }
 
+// watch counts and reports the events that were not restored, whenever uncounted is set, until ctx ends.
+func (r *reconciler) watch(ctx context.Context) {
+	for ctx.Err() == nil {
+		if r.uncounted.Swap(false) {
+			r.count(ctx)
+		}
+		pause.About(ctx, trimInterval)
+	}
+}
+
+func (r *reconciler) count(ctx context.Context) {
+	reports, err := r.store.CountMissing(ctx, r.sink.Tail)
+	if err != nil {
+		r.uncounted.Store(true)
+		r.metrics.scrapeErrors.WithLabelValues("losses").Inc()
+		r.log.Debug("count missing events", "err", err)
+	}
+	for _, report := range reports {
+		if report.Stream == "" {
+			r.metrics.failovers.Inc()
+			r.log.Error("postgres has gone back in time, by a failover or a restore: what is in the " +
+				"streams is not published again, and posthaste phantoms names the events whose commits are missing")
+			continue
+		}
+		r.metrics.lostEvents.Add(float64(max(report.Missing, 1)))
+		r.log.Error("the sink has lost events that were settled, and they were not restored", "stream",
+			report.Stream, "events", report.Missing, "first", report.First, "last", report.Last, "remedy",
+			report.Remedy())
+	}
+}
+
 // comparison is the repair of one stream.
 type comparison struct {
-	*repairer
+	*reconciler
 	owner     outbox.Owner
 	owned     func(ctx context.Context) error
 	job       outbox.Repair
@@ -85,22 +124,24 @@ type comparison struct {
 	// Postgres has.
 	tail    []outbox.Entry
 	isKnown []bool
-	last    outbox.Entry // of the stream
+	last    string // entry of the stream, before anything was published; "" for an empty stream
 	done    outbox.Repaired
 	// number is that of the last batch.
 	number int64
 	// row is how many events were refused one after the other.
 	row int
-	// noted is set when the table knows that something is restored.
-	noted bool
-	// asked is the time of the last check of the owner, said that of the last report of the progress.
-	asked, said time.Time
+	// checked is the time of the last check of the owner, noted that of the last note of the progress in the table.
+	checked, noted time.Time
 }
 
 func (c *comparison) run(ctx context.Context) error {
 	job := c.job
-	if err := c.regroup(ctx); err != nil {
-		return err
+	if len(job.Groups) > 0 {
+		actx, cancel := context.WithTimeout(ctx, publishTimeout)
+		defer cancel()
+		if err := c.sink.Regroup(actx, job.Stream, job.Groups); err != nil {
+			return err
+		}
 	}
 	if job.To == 0 && !job.Recall && !job.Back {
 		return c.finish(ctx)
@@ -118,25 +159,15 @@ func (c *comparison) run(ctx context.Context) error {
 	return c.finish(ctx)
 }
 
-// regroup makes the groups again that the stream has had.
-func (c *comparison) regroup(ctx context.Context) error {
-	if len(c.job.Groups) == 0 {
-		return nil
-	}
-	actx, cancel := context.WithTimeout(ctx, publishTimeout)
-	defer cancel()
-	return c.sink.Regroup(actx, c.job.Stream, c.job.Groups)
-}
-
 // read lists the entries of the stream.
 func (c *comparison) read(ctx context.Context) (err error) {
 	if c.tail, err = c.sink.Tail(ctx, c.job.Stream, c.job.After); err != nil {
 		return err
 	}
 	if n := len(c.tail); n > 0 {
-		c.last = c.tail[n-1]
-		c.done.Last = c.last.String()
+		c.last = c.tail[n-1].String()
 	}
+	c.done.Last = c.last
 	outbox.SortEntries(c.tail)
 	c.isKnown = make([]bool, len(c.tail))
 	return nil
@@ -151,6 +182,16 @@ func (c *comparison) known(id uuid.UUID) bool {
 	return there
 }
 
+// unknown lists the entries whose events Postgres is not known to have.
+func (c *comparison) unknown() (list []outbox.Entry) {
+	for i, e := range c.tail {
+		if !c.isKnown[i] {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
 // compare republishes the events of a page of the log that the stream lacks.
 func (c *comparison) compare(ctx context.Context, page []outbox.Logged) error {
 	var missing []outbox.Logged
@@ -159,11 +200,11 @@ func (c *comparison) compare(ctx context.Context, page []outbox.Logged) error {
 			missing = append(missing, e)
 		}
 	}
-	if len(missing) > 0 && !c.noted { // who is killed from here on may have restored something
+	if len(missing) > 0 && c.noted.IsZero() { // a relay that is killed from here on may have restored something
 		if err := c.store.Restoring(ctx, c.job, c.done.Restored); err != nil {
 			return err
 		}
-		c.noted = true
+		c.noted = time.Now()
 	}
 	for len(missing) > 0 && c.row < refusals {
 		events, used, err := c.store.Events(ctx, missing)
@@ -183,70 +224,68 @@ func (c *comparison) compare(ctx context.Context, page []outbox.Logged) error {
 const refusals = 100
 
 // publish retries until the events are in the stream. An event that the sink accepted the first time and refuses now is
-// left out and stays counted as lost.
+// left out and stays counted as missing.
 func (c *comparison) publish(ctx context.Context, events []*outbox.Event) error {
 	if len(events) == 0 {
 		return nil
 	}
 	d := c.publisher.Deliver(events)
-	bo := backoff{first: 20 * time.Millisecond, most: time.Second}
 	refused := 0
-	for {
-		actx, cancel := context.WithTimeout(ctx, publishTimeout)
-		receipt, err := d.Publish(actx)
-		cancel()
-		var poison *outbox.PoisonError
-		switch {
-		case err == nil:
-			restored := len(events) - refused - receipt.Suppressed
-			if restored > 0 {
-				c.row = 0
+	var receipt outbox.Receipt
+	err := c.retry(ctx, publishTimeout, func(ctx context.Context) (err error) {
+		for {
+			var poison *outbox.PoisonError
+			if receipt, err = d.Publish(ctx); !errors.As(err, &poison) {
+				return err
 			}
-			c.done.Refused += int64(refused)
-			c.number = receipt.Number
-			// The gate keeps them until the stream is recorded as whole, so that events which a consumer deletes or a
-			// trim removes until then do not count as missing.
-			c.done.Restored += int64(restored)
-			c.done.Last = receipt.Last
-			c.metrics.restored.Add(float64(restored))
-			c.progress(ctx)
-			return c.still(ctx)
-		case errors.As(err, &poison):
 			refused++
 			c.row++
 			c.log.Error("an event that the sink has lost is refused now", "stream", c.job.Stream, "id", poison.ID,
 				"class", poison.Class)
-			d.Skip(func(*outbox.Event) bool {
-				if c.row < refusals {
-					return false
-				}
-				refused++
-				return true
-			})
-			continue
+			refused += len(d.Skip(func(*outbox.Event) bool { return c.row >= refusals }))
 		}
-		if err := c.failed(ctx, &bo, err); err != nil {
+	})
+	if err != nil {
+		return err
+	}
+	restored := len(events) - refused - receipt.Suppressed
+	if restored > 0 {
+		c.row = 0
+	}
+	// The gate keeps them until the stream is recorded as whole, so that events which a consumer deletes or a trim
+	// removes until then do not count as missing.
+	c.number, c.done.Last = receipt.Number, receipt.Last
+	c.done.Refused += int64(refused)
+	c.done.Restored += int64(restored)
+	c.metrics.restored.Add(float64(restored))
+	c.progress(ctx)
+	return c.still(ctx)
+}
+
+// retry repeats a call of the sink for as long as this is the owner.
+func (c *comparison) retry(ctx context.Context, timeout time.Duration, call func(ctx context.Context) error) error {
+	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	for {
+		actx, cancel := context.WithTimeout(ctx, timeout)
+		err := call(actx)
+		cancel()
+		if err == nil || finished(err) || ctx.Err() != nil {
+			return err
+		}
+		c.health.fail(conditionRestore, fmt.Sprintf("%s: %v", c.job.Stream, err))
+		bo.wait(ctx)
+		if err := c.still(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-// failed reports a failure and waits a little. It returns an error if the call must not be repeated.
-func (c *comparison) failed(ctx context.Context, bo *backoff, err error) error {
-	if finished(err) || ctx.Err() != nil {
-		return err
-	}
-	c.health.fail(conditionRestore, fmt.Sprintf("%s: %v", c.job.Stream, err))
-	bo.wait(ctx)
-	return c.still(ctx)
-}
-
 // still checks, about once a second, whether this is the owner. It ignores a check that fails for another reason.
 func (c *comparison) still(ctx context.Context) error {
-	if time.Since(c.asked) < time.Second {
+	if time.Since(c.checked) < time.Second {
 		return nil
 	}
-	c.asked = time.Now()
+	c.checked = time.Now()
 	if err := c.owned(ctx); errors.Is(err, outbox.ErrSuperseded) {
 		return err
 	}
@@ -255,7 +294,6 @@ func (c *comparison) still(ctx context.Context) error {
 
 // tell reports the progress in readiness and in the log.
 func (c *comparison) tell() {
-	c.said = time.Now()
 	c.log.Warn("comparing a stream with what is settled", "stream", c.job.Stream, "expected", c.job.Expected,
 		"restored", c.done.Restored)
 	c.ready()
@@ -270,9 +308,10 @@ func (c *comparison) ready() {
 // progress reports the progress after each publish: in readiness at once, in the log and the table from time to time.
 func (c *comparison) progress(ctx context.Context) {
 	c.ready()
-	if time.Since(c.said) <= 5*time.Second {
+	if time.Since(c.noted) <= 5*time.Second {
 		return
 	}
+	c.noted = time.Now()
 	c.tell()
 	if err := c.store.Restoring(ctx, c.job, c.done.Restored); err != nil {
 		c.log.Debug("note what is restored", "err", err)
@@ -285,16 +324,10 @@ func (c *comparison) unsettled(ctx context.Context) error {
 		return nil
 	}
 	var ids []uuid.UUID
-	for i, e := range c.tail {
-		if !c.isKnown[i] {
-			ids = append(ids, e.ID)
-		}
+	for _, e := range c.unknown() {
+		ids = append(ids, e.ID)
 	}
-	last := ""
-	if len(c.tail) > 0 {
-		last = c.last.String()
-	}
-	if err := c.sink.Recall(ctx, c.owner, c.job.Stream, ids, last); err != nil {
+	if err := c.sink.Recall(ctx, c.owner, c.job.Stream, ids, c.last); err != nil {
 		return err
 	}
 	c.done.Recalled = int64(len(ids))
@@ -304,11 +337,7 @@ func (c *comparison) unsettled(ctx context.Context) error {
 	if err := c.store.Owed(ctx, c.job.Stream, func(id uuid.UUID) { c.known(id) }); err != nil {
 		return err
 	}
-	for i, e := range c.tail {
-		if !c.isKnown[i] {
-			c.done.Phantoms = append(c.done.Phantoms, e)
-		}
-	}
+	c.done.Phantoms = c.unknown()
 	slices.SortFunc(c.done.Phantoms, func(a, b outbox.Entry) int {
 		return cmp.Or(cmp.Compare(a.Millis, b.Millis), cmp.Compare(a.Number, b.Number))
 	})
@@ -318,15 +347,11 @@ func (c *comparison) unsettled(ctx context.Context) error {
 // finish waits until the published events have the configured durability, and records that the stream is whole.
 func (c *comparison) finish(ctx context.Context) error {
 	marks := []outbox.Mark{{Stream: c.job.Stream, Lane: c.lane, Number: c.number}}
-	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
-	for c.number > 0 {
-		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
-		err := c.sink.Confirm(actx, c.owner, marks)
-		cancel()
-		if err == nil {
-			break
-		}
-		if err := c.failed(ctx, &bo, err); err != nil {
+	if c.number > 0 {
+		err := c.retry(ctx, 2*publishTimeout, func(ctx context.Context) error {
+			return c.sink.Confirm(ctx, c.owner, marks)
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -338,21 +363,19 @@ func (c *comparison) finish(ctx context.Context) error {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		defer cancel()
 		if err := c.sink.Settled(actx, c.owner, marks); err != nil { // it costs memory only
-			c.log.Debug("tell the gate what is settled", "err", err)
+			c.log.Debug("report to the gate what is settled", "err", err)
 		}
 	}
 	if c.job.To == 0 && !c.job.Recall {
 		return nil
 	}
-	c.metrics.phantoms.Add(float64(len(c.done.Phantoms)))
+	n := len(c.done.Phantoms)
+	c.metrics.phantoms.Add(float64(n))
 	c.log.Warn("the stream is whole again", "stream", c.job.Stream, "restored", c.done.Restored, "refused",
 		c.done.Refused, "in_doubt", c.done.Recalled)
-	if n := len(c.done.Phantoms); n > 0 {
+	if n > 0 {
 		c.log.Error("postgres has forgotten commits whose events are in their stream", "stream", c.job.Stream,
 			"events", n, "remedy", "posthaste phantoms")
 	}
 	return nil
 }
-
-// RestoreAll is Options.Restore without a bound.
-const RestoreAll = time.Duration(math.MaxInt64)

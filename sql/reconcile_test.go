@@ -119,7 +119,7 @@ func TestRepairs(t *testing.T) {
 	if r := repairs(0, 2)[0]; r.To != 0 {
 		t.Errorf("nothing is to be restored: %+v", r)
 	}
-	if found, err := s.CountLosses(ctx, nothing); err != nil || len(found) != 0 {
+	if found, err := s.CountMissing(ctx, nothing); err != nil || len(found) != 0 {
 		t.Errorf("counted before it is repaired: %+v, %v", found, err)
 	}
 
@@ -262,7 +262,7 @@ func TestRepairAfterAFailover(t *testing.T) {
 		named[1].Entry != "10-0" || named[0].Stream != "outbox.order" {
 		t.Errorf("phantoms %+v, %v", named, err)
 	}
-	if n := testenv.Value[int](t, d, "SELECT phantoms::int FROM outbox_repair WHERE back"); n != 3 {
+	if n := testenv.Value[int](t, d, "SELECT sum(phantoms)::int FROM outbox_reconcile WHERE back"); n != 3 {
 		t.Errorf("%d phantoms are noted, want 3", n)
 	}
 	// Without history it is unknown which events were committed or settled.

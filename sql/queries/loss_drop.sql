@@ -1,1 +1,0 @@
-DELETE FROM outbox_loss WHERE id = $1

@@ -1,0 +1,1 @@
+SELECT pg_catalog.max(done_at) FROM outbox_reconcile
