@@ -112,6 +112,7 @@ var rights = map[string]struct {
 		"relay_state.name: INSERT", "relay_state.name: UPDATE", "relay_state.desired_mode: UPDATE",
 		"relay_state.changed_at: UPDATE",
 		"outbox_dead.dropped_at: UPDATE", "outbox_reconcile.replayed_at: UPDATE",
+		"outbox_phantom.acked_at: UPDATE",
 		"outbox_stream.dropped_at: UPDATE", "outbox_stream.groups: UPDATE", "outbox_stream.gated: UPDATE",
 		"outbox_stream.stream: INSERT", "outbox_stream.base: INSERT", "outbox_stream.adopted_epoch: INSERT",
 		"outbox_stream.gated: INSERT",
@@ -338,6 +339,9 @@ func testOperator(t *testing.T, pg *testenv.Server) {
 	}
 	if err := sql.DropDead(ctx, p, id); err != nil {
 		t.Errorf("drop: %v", err)
+	}
+	if _, _, err := sql.AckPhantoms(ctx, p); err != nil {
+		t.Errorf("acknowledge phantoms: %v", err)
 	}
 	c := connect(t, as("alice", pg))
 	for _, stmt := range []string{

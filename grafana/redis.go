@@ -61,7 +61,7 @@ var redis = board{
 					{increase("outbox_restored_events_total"), "restored by the relay"},
 					{increase("outbox_lost_events_total"), "found, and not restored"},
 					{increase("outbox_postgres_failovers_total"), "failovers of Postgres"},
-					{increase("outbox_phantom_events_total"), "commits that Postgres lost"},
+					{leading("outbox_phantom_events"), "commits that Postgres lost"},
 				},
 				steps: none(),
 			},

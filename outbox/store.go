@@ -275,8 +275,9 @@ type Store interface {
 	Newest(ctx context.Context) (map[string]string, error)
 	// Delivered reports whether any event was ever settled.
 	Delivered(ctx context.Context) (bool, error)
-	// Missing counts the settled events that streams are known to lack.
-	Missing(ctx context.Context) (int64, error)
+	// Missing counts the settled events that streams are known to lack, and the phantoms that no operator has
+	// acknowledged.
+	Missing(ctx context.Context) (missing, phantoms int64, err error)
 	// NoteStream durably records that stream, one of the streams of type base, is about to be published to under epoch,
 	// and returns whether its gate was raised before. ErrSuperseded: the epoch has changed; an adoption waits for a
 	// running NoteStream. *TakenError: it is a stream of another type.

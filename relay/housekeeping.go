@@ -82,12 +82,13 @@ func (h *housekeeper) countBacklog(ctx context.Context) {
 	}
 	h.metrics.backlogRows.Set(float64(rows))
 	h.metrics.backlogOldest.Set(oldest.Seconds())
-	lost, err := h.store.Missing(ctx)
+	lost, phantoms, err := h.store.Missing(ctx)
 	if err != nil {
 		h.metrics.scrapeErrors.WithLabelValues("losses").Inc()
 		return
 	}
 	h.metrics.lost.Set(float64(lost))
+	h.metrics.phantoms.Set(float64(phantoms))
 }
 
 func (h *housekeeper) countDead(ctx context.Context) {

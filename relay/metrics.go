@@ -60,7 +60,7 @@ type metrics struct {
 	lostEvents      prometheus.Counter
 	restored        prometheus.Counter
 	failovers       prometheus.Counter
-	phantoms        prometheus.Counter
+	phantoms        prometheus.Gauge
 	streamInfo      *prometheus.GaugeVec
 
 	leaders []prometheus.Gauge // those that only a leader feeds
@@ -128,9 +128,9 @@ func (m *metrics) addEvents(r *registry) {
 			"status names the command that restores them.")
 	m.restored = r.counter("outbox_restored_events_total",
 		"Events that the sink had lost after they were settled, and that an adoption has published again.")
-	m.phantoms = r.counter("outbox_phantom_events_total",
-		"Events found in a stream whose commit Postgres has lost, by a failover or a restore. Any rise needs "+
-			"attention: posthaste phantoms names them.")
+	m.phantoms = r.ofLeader("outbox_phantom_events",
+		"Events in a stream whose commit Postgres has lost, by a failover or a restore, and that were not "+
+			"acknowledged: posthaste phantoms names them, and phantoms --ack acknowledges them.")
 	m.failovers = r.counter("outbox_postgres_failovers_total",
 		"Times Postgres was found to have gone back in time, by a failover or a restore, so that it may have "+
 			"lost marks or commits.")

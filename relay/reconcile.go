@@ -369,11 +369,9 @@ func (c *comparison) finish(ctx context.Context) error {
 	if c.job.To == 0 && !c.job.Recall {
 		return nil
 	}
-	n := len(c.done.Phantoms)
-	c.metrics.phantoms.Add(float64(n))
 	c.log.Warn("the stream is whole again", "stream", c.job.Stream, "restored", c.done.Restored, "refused",
 		c.done.Refused, "in_doubt", c.done.Recalled)
-	if n > 0 {
+	if n := len(c.done.Phantoms); n > 0 {
 		c.log.Error("postgres has forgotten commits whose events are in their stream", "stream", c.job.Stream,
 			"events", n, "remedy", "posthaste phantoms")
 	}

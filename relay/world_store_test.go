@@ -157,8 +157,12 @@ func (s memStore) Newest(ctx context.Context) (map[string]string, error) {
 	return call(ctx, s.i, "Store.Newest", func() (map[string]string, error) { return nil, nil })
 }
 
-func (s memStore) Missing(ctx context.Context) (int64, error) {
-	return call(ctx, s.i, "Store.Missing", func() (int64, error) { return int64(len(s.pg().suspected)), nil })
+func (s memStore) Missing(ctx context.Context) (missing, phantoms int64, err error) {
+	_, err = call(ctx, s.i, "Store.Missing", func() (nothing, error) {
+		missing = int64(len(s.pg().suspected))
+		return nothing{}, nil
+	})
+	return missing, 0, err
 }
 
 func (s memStore) NoteStream(ctx context.Context, stream, base string, epoch int64) (bool, error) {

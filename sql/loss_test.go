@@ -82,7 +82,7 @@ func TestLosses(t *testing.T) {
 	// published after the adoption
 	delivered(t, d, "outbox.order", fmt.Sprint(now.Add(time.Minute).UnixMilli())+"-0", -time.Minute)
 	delivered(t, d, "outbox.order", ms(time.Second)+"-0", -time.Minute) // settled late by the old owner
-	if n, err := s.Missing(ctx); err != nil || n != 0 {
+	if n, _, err := s.Missing(ctx); err != nil || n != 0 {
 		t.Errorf("%d lost before they are counted, %v", n, err)
 	}
 	found, err := s.CountMissing(ctx, nothing)
@@ -99,7 +99,7 @@ func TestLosses(t *testing.T) {
 	}
 	list, err := losses(ctx, d)
 	must(t, err)
-	if n, err := s.Missing(ctx); err != nil || n != 4 || len(list) != 2 {
+	if n, _, err := s.Missing(ctx); err != nil || n != 4 || len(list) != 2 {
 		t.Errorf("%d lost in %d streams, %v; want 4 in 2", n, len(list), err)
 	}
 	order := list[slices.IndexFunc(list, func(l outbox.Report) bool { return l.Stream == "outbox.order" })]
@@ -115,11 +115,11 @@ func TestLosses(t *testing.T) {
 	// Replaying a part of the range, or another stream, does not restore it.
 	must(t, sql.BroughtBack(ctx, d.Pool, order.First.Add(time.Microsecond), *order.Last, "outbox.order"))
 	must(t, sql.BroughtBack(ctx, d.Pool, *order.First, *order.Last, "outbox.other"))
-	if n, _ := s.Missing(ctx); n != 4 {
+	if n, _, _ := s.Missing(ctx); n != 4 {
 		t.Errorf("%d lost, want 4 still", n)
 	}
 	must(t, sql.BroughtBack(ctx, d.Pool, *order.First, *order.Last, "outbox.order"))
-	if n, _ := s.Missing(ctx); n != 1 {
+	if n, _, _ := s.Missing(ctx); n != 1 {
 		t.Errorf("%d lost, want 1 still", n)
 	}
 	must(t, sql.BroughtBack(ctx, d.Pool, time.Time{}, time.Now(), ""))
@@ -196,7 +196,7 @@ func TestLossesOfTheLog(t *testing.T) {
 		t.Errorf("counted again: %+v, %v; want 1", again, err)
 	}
 	must(t, sql.BroughtBack(ctx, d.Pool, minute(2), minute(5), "outbox.order"))
-	if n, err := s.Missing(ctx); err != nil || n != 0 {
+	if n, _, err := s.Missing(ctx); err != nil || n != 0 {
 		t.Errorf("%d lost, %v, after all was brought back", n, err)
 	}
 	// A second loss includes the replayed events.

@@ -434,13 +434,18 @@ func addMissing(r *outbox.Report, events int64, first, last time.Time) {
 }
 
 // Missing implements outbox.Store.
-func (s *store) Missing(ctx context.Context) (n int64, err error) {
+func (s *store) Missing(ctx context.Context) (missing, phantoms int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err = s.pool.QueryRow(ctx, query("reconcile_missing")).Scan(&n); err != nil {
-		err = fmt.Errorf("sum up what is missing: %w", err)
+	return Missing(ctx, s.pool)
+}
+
+// Missing counts the settled events that streams are known to lack, and the phantoms that no operator has acknowledged.
+func Missing(ctx context.Context, db DB) (missing, phantoms int64, err error) {
+	if err = db.QueryRow(ctx, query("reconcile_missing")).Scan(&missing, &phantoms); err != nil {
+		err = fmt.Errorf("count missing events and phantoms: %w", err)
 	}
-	return n, err
+	return missing, phantoms, err
 }
 
 // Reports lists the reports of streams that are being compared, that lack events, or whose comparison within the last
@@ -474,9 +479,11 @@ type Phantom struct {
 	Entry   string    `json:"entry"`
 	ID      uuid.UUID `json:"id"`
 	Noticed time.Time `json:"noticed"`
+	// Acked is when an operator acknowledged it; nil if none did.
+	Acked *time.Time `json:"acknowledged,omitempty"`
 }
 
-// Phantoms lists at most limit phantoms noticed in the last 30 days: the latest first, then in the order of their
+// Phantoms lists at most limit phantoms, acknowledged or not, noticed in the last 30 days: the latest first, then in the order of their
 // streams.
 func Phantoms(ctx context.Context, db DB, limit int) ([]Phantom, error) {
 	rows, err := db.Query(ctx, query("phantom_list"), limit)
@@ -490,12 +497,21 @@ func Phantoms(ctx context.Context, db DB, limit int) ([]Phantom, error) {
 	return list, nil
 }
 
-// CountPhantoms counts the phantoms that no operator has acknowledged.
-func CountPhantoms(ctx context.Context, db DB) (n int64, err error) {
-	if err = db.QueryRow(ctx, query("phantom_count")).Scan(&n); err != nil {
-		err = fmt.Errorf("count phantoms: %w", err)
+// AckPhantoms ends the notice of all phantoms, and that the database has gone back in time. It returns these phantoms, in
+// the order of Phantoms, and whether it has ended the latter.
+func AckPhantoms(ctx context.Context, db DB) (list []Phantom, back bool, err error) {
+	rows, err := db.Query(ctx, query("phantom_ack"))
+	if err == nil {
+		list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Phantom])
 	}
-	return n, err
+	if err != nil {
+		return nil, false, fmt.Errorf("acknowledge phantoms: %w", err)
+	}
+	tag, err := db.Exec(ctx, query("reconcile_ack"))
+	if err != nil {
+		err = fmt.Errorf("acknowledge that the database has gone back: %w", err)
+	}
+	return list, tag.RowsAffected() > 0, err
 }
 
 // DropStream records that an operator deletes a stream: events settled before are neither restored nor reported as

@@ -18,7 +18,7 @@ import (
 
 // silent are the commands that change nothing that needs an audit entry.
 var silent = []string{
-	"migrate", "serve", "relay", "consume", "status", "dead list", "phantoms", "audit", "groups list", "trace",
+	"migrate", "serve", "relay", "consume", "status", "dead list", "audit", "groups list", "trace",
 	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "version", "bench drain",
 	"bench latency", "bench orders", "bench idle", "bench growth", "demo", "prove", "prove-consumer", "gen-docs",
 }
@@ -43,7 +43,8 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 			w.keep(3, "outbox.order")
 			return []string{"--all"}
 		},
-		"adopt": func() []string { return []string{"--yes"} },
+		"phantoms": func() []string { return []string{"--ack"} },
+		"adopt":    func() []string { return []string{"--yes"} },
 		"groups drop": func() []string {
 			if err := w.redis.Client.XGroupCreateMkStream(t.Context(), "outbox.order", "gone", "0").Err(); err != nil {
 				t.Fatal(err)
@@ -107,6 +108,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 	w.once("mode")
 	w.once("replay", "--all", "--dry-run")
 	w.once("dead", "list")
+	w.once("phantoms")
 	if n := testenv.Value[int](t, w.db, rows); n != 2*len(changing) {
 		t.Errorf("reading left %d rows", n-2*len(changing))
 	}

@@ -37,7 +37,7 @@ type commandLine struct {
 	Dead        deadCmd        `cmd:"" help:"List, retry or drop parked events."`
 	Replay      replayCmd      `cmd:"" help:"Publish history again, marked as replayed; continues where the same command stopped."`
 	Streams     streamsCmd     `cmd:"" help:"Delete a stream on purpose."`
-	Phantoms    phantomsCmd    `cmd:"" help:"List events that are in streams and not in Postgres since a failover or a restore: the commit is lost, or the row was deleted."`
+	Phantoms    phantomsCmd    `cmd:"" help:"List events that are in streams and not in Postgres since a failover or a restore (the commit is lost, or the row was deleted), or acknowledge them."`
 	Audit       auditCmd       `cmd:"" help:"List changes and refused attempts, with the user of each."`
 	Groups      groupsCmd      `cmd:"" help:"List or drop consumer groups; an abandoned one keeps streams from being trimmed."`
 	Trace       traceCmd       `cmd:"" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`

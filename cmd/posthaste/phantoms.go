@@ -7,19 +7,24 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sql"
 )
 
 type phantomsCmd struct {
+	Ack   bool `help:"Acknowledge all phantoms, which ends their alert and notices. The list keeps them."`
 	Limit int  `help:"How many are listed, the youngest first." default:"1000"`
 	JSON  bool `name:"json" help:"Print JSON."`
 }
 
-// Run lists phantoms.
+// Run lists phantoms, or acknowledges them.
 func (c phantomsCmd) Run(ctx context.Context, e *env) error {
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		if c.Ack {
+			return c.ack(ctx, e, pool)
+		}
 		list, err := sql.Phantoms(ctx, pool, c.Limit)
 		if err != nil {
 			return err
@@ -31,11 +36,47 @@ func (c phantomsCmd) Run(ctx context.Context, e *env) error {
 			_, err := fmt.Fprintln(e.Stdout, "no phantoms: each event that was compared with its stream is in Postgres")
 			return err
 		}
-		t := cli.Table(e.Stdout)
-		fmt.Fprintln(t, "ID\tSTREAM\tENTRY\tNOTICED")
-		for _, p := range list {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", p.ID, ops.Printable(p.Stream), p.Entry, humanize.Time(p.Noticed))
-		}
-		return t.Flush()
+		return c.print(e, list)
 	})
+}
+
+func (c phantomsCmd) print(e *env, list []sql.Phantom) error {
+	t := cli.Table(e.Stdout)
+	fmt.Fprintln(t, "ID\tSTREAM\tENTRY\tNOTICED\tACKNOWLEDGED")
+	for _, p := range list {
+		acked := "no"
+		if p.Acked != nil {
+			acked = humanize.Time(*p.Acked)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.ID, ops.Printable(p.Stream), p.Entry, humanize.Time(p.Noticed), acked)
+	}
+	return t.Flush()
+}
+
+// ack acknowledges all phantoms and prints them.
+func (c phantomsCmd) ack(ctx context.Context, e *env, pool *pgxpool.Pool) error {
+	var list []sql.Phantom
+	var back bool
+	change := func(ctx context.Context) (_ audit.Detail, err error) {
+		list, back, err = sql.AckPhantoms(ctx, pool)
+		return audit.Detail{"phantoms": len(list)}, err
+	}
+	if err := e.audited(ctx, pool, audit.Phantoms, audit.Detail{"ack": true}, change); err != nil {
+		return err
+	}
+	if c.JSON {
+		return e.JSON(struct {
+			Phantoms []sql.Phantom `json:"phantoms"`
+			WentBack bool          `json:"went_back"`
+		}{append([]sql.Phantom{}, list...), back})
+	}
+	if back {
+		fmt.Fprintln(e.Stdout, "acknowledged: Postgres has gone back in time")
+	}
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(e.Stdout, "no phantoms to acknowledge")
+		return err
+	}
+	fmt.Fprintf(e.Stdout, "acknowledged: %s phantoms\n", humanize.Comma(int64(len(list))))
+	return c.print(e, list[:min(len(list), max(c.Limit, 0))])
 }

@@ -256,7 +256,7 @@ func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 			counted := 0
 			for _, r := range relays {
 				text, err := r.metrics()
-				n, _ := sample(text, "outbox_phantom_events_total")
+				n, _ := sample(text, "outbox_phantom_events")
 				if counted += int(n); err != nil {
 					return err
 				}

@@ -141,10 +141,26 @@ func TestPhantomsAreNamed(t *testing.T) {
 		if n := len(w.oracle.Entries(t, "order")); n != kept+lost {
 			t.Errorf("%d entries, want %d", n, kept+lost)
 		}
-		present(t, r, fmt.Sprintf("outbox_phantom_events_total %d", lost))
+		present(t, r, fmt.Sprintf("outbox_phantom_events %d", lost))
 		if out := w.once("status").out; !strings.Contains(out, fmt.Sprintf("%d events are in their streams", lost)) ||
 			!strings.Contains(out, "posthaste phantoms") {
 			t.Errorf("status: %s", out)
+		}
+		var acked struct {
+			Phantoms []struct{ ID uuid.UUID }
+			WentBack bool `json:"went_back"`
+		}
+		out = w.once("phantoms", "--ack", "--json")
+		if err := json.Unmarshal([]byte(out.out), &acked); err != nil || len(acked.Phantoms) != lost ||
+			!acked.WentBack {
+			t.Errorf("acknowledged: exit %d, %v: %s%s, want %d", out.code, err, out.out, out.errOut, lost)
+		}
+		present(t, r, "outbox_phantom_events 0")
+		if out := w.once("status").out; strings.Contains(out, "not in Postgres") || strings.Contains(out, "gone back") {
+			t.Errorf("acknowledged, and status still names it: %s", out)
+		}
+		if out := w.once("phantoms", "--ack"); out.code != 0 || out.out != "no phantoms to acknowledge\n" {
+			t.Errorf("again: exit %d, %s%s", out.code, out.out, out.errOut)
 		}
 	})
 }

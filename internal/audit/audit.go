@@ -54,6 +54,7 @@ const (
 	DeadDrop    = "dead drop"
 	Replay      = "replay"
 	StreamsDrop = "streams drop"
+	Phantoms    = "phantoms"
 	Spread      = "streams spread"
 	Leave       = "streams leave"
 	GroupsDrop  = "groups drop"

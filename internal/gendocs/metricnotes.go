@@ -68,10 +68,10 @@ var metricNotes = []struct {
 			"sum(increase(outbox_postgres_failovers_total[1h]))",
 		},
 		{
-			"outbox_phantom_events_total",
+			"outbox_phantom_events",
 			"After a failover or a restore, events are in streams and not in Postgres: their commits are lost, or " +
-				"their rows were deleted. `posthaste phantoms` names them.",
-			"sum(increase(outbox_phantom_events_total[1h]))",
+				"their rows were deleted. `posthaste phantoms` names them, and with `--ack` ends the alert.",
+			"max(outbox_phantom_events)",
 		},
 		{
 			"outbox_parked_total",

@@ -397,8 +397,9 @@ func (a *assessment) repairs() {
 			Level: Failing, Part: partOutbox, Title: what,
 			Why: "Postgres has gone back in time, by a failover or a restore. Either it has lost their commits, and " +
 				"consumers may have acted on them; or their rows were deleted before.",
-			Remedy: "posthaste phantoms names them; docs/recovery.md says what to do. This stays for a day.",
-			line:   what + " (posthaste phantoms)",
+			Remedy: "posthaste phantoms names them; docs/recovery.md says what to do. posthaste phantoms --ack ends " +
+				"this notice.",
+			line: what + " (posthaste phantoms)",
 		})
 	}
 }

@@ -109,7 +109,7 @@ func readStatus(
 		}
 		out.Compared = append(out.Compared, report)
 	}
-	if out.Phantoms, err = sql.CountPhantoms(ctx, pool); err != nil {
+	if _, out.Phantoms, err = sql.Missing(ctx, pool); err != nil {
 		return out, err
 	}
 	slot, err := slots.Status(ctx)

@@ -219,6 +219,7 @@ CREATE TABLE outbox_phantom (
     acked_at   timestamptz,
     PRIMARY KEY (stream, entry_id)
 );
+CREATE INDEX outbox_phantom_noticed ON outbox_phantom (noticed_at) WHERE acked_at IS NULL;
 
 -- Every change that an operator makes, and every one that was refused. Rows are only inserted.
 CREATE TABLE posthaste_audit (

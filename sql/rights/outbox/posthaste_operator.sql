@@ -6,8 +6,9 @@ GRANT INSERT (name), UPDATE (name, desired_mode, changed_at) ON relay_state TO p
 -- dead retry, dead drop
 GRANT EXECUTE ON FUNCTION outbox_retry TO posthaste_operator;
 GRANT UPDATE (dropped_at) ON outbox_dead TO posthaste_operator;
--- replay
+-- replay, phantoms --ack
 GRANT UPDATE (replayed_at) ON outbox_reconcile TO posthaste_operator;
+GRANT UPDATE (acked_at) ON outbox_phantom TO posthaste_operator;
 -- adopt
 GRANT INSERT (stream, base, adopted_epoch, gated), UPDATE (gated) ON outbox_stream TO posthaste_operator;
 -- streams drop
