@@ -69,6 +69,9 @@ func (w *world) calm() {
 		"SELECT count(*) FROM outbox_reconcile WHERE stream = '' OR missing <> 0 OR phantoms > 0"); n > 0 {
 		w.t.Errorf("%d alarms after the adoption: %s", n, w.once("status").out)
 	}
+	if out := w.once("status").out + w.once("doctor").out; strings.Contains(out, "back in time") {
+		w.t.Errorf("after the adoption: %s", out)
+	}
 }
 
 func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
@@ -508,4 +511,40 @@ func (w *world) freezeStream() (reasons []string, release func()) {
 	release = func() { _ = p.Signal(syscall.SIGCONT) }
 	w.t.Cleanup(release)
 	return []string{"stalled", "silent"}, release
+}
+
+// A fresh database takes over the streams of another one, before or after its first relay has started. Its Postgres has
+// not gone back in time, and no place reports that, even later.
+func TestAFreshInstallationAdopts(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		for _, started := range []bool{false, true} {
+			redis := testenv.Redis(t)
+			first, second := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)
+			r := first.relayIn(mode)
+			first.delivers()
+			r.kill()
+			second.desire(mode)
+			testenv.StartLoad(t, second.db, testenv.LoadOptions{Total: 200, Tag: "second-"}).Wait()
+			if started {
+				r = second.spawn("relay")
+				r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+			}
+			second.adopt()
+			for range 3 {
+				if !started {
+					r = second.spawn("relay")
+				}
+				started = false
+				second.waitMode(mode, 30*time.Second)
+				second.oracle.WaitEmpty(t, 20*time.Second)
+				second.calm()
+				present(t, r, "outbox_postgres_failovers_total 0")
+				if r.logged("back in time") || r.logged("ahead of the table") {
+					t.Errorf("logged: %s", r.output())
+				}
+				r.kill()
+			}
+		}
+	})
 }
