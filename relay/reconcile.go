@@ -146,22 +146,9 @@ func (c *comparison) run(ctx context.Context) error {
 	if job.To == 0 && !job.Recall && !job.Back {
 		return c.finish(ctx)
 	}
-	c.tell()
-	if err := c.read(ctx); err != nil {
-		return err
-	}
-	if err := c.store.Log(ctx, job, func(page []outbox.Logged) error { return c.compare(ctx, page) }); err != nil {
-		return err
-	}
-	if err := c.unsettled(ctx); err != nil {
-		return err
-	}
-	return c.finish(ctx)
-}
-
-// read lists the entries of the stream.
-func (c *comparison) read(ctx context.Context) (err error) {
-	if c.tail, err = c.sink.Tail(ctx, c.job.Stream, c.job.After); err != nil {
+	c.tell(true)
+	var err error
+	if c.tail, err = c.sink.Tail(ctx, job.Stream, job.After); err != nil {
 		return err
 	}
 	if n := len(c.tail); n > 0 {
@@ -170,7 +157,13 @@ func (c *comparison) read(ctx context.Context) (err error) {
 	c.done.Last = c.last
 	outbox.SortEntries(c.tail)
 	c.isKnown = make([]bool, len(c.tail))
-	return nil
+	if err := c.store.Log(ctx, job, func(page []outbox.Logged) error { return c.compare(ctx, page) }); err != nil {
+		return err
+	}
+	if err := c.unsettled(ctx); err != nil {
+		return err
+	}
+	return c.finish(ctx)
 }
 
 // known notes that Postgres knows an event, and reports whether it is in the stream.
@@ -292,27 +285,24 @@ func (c *comparison) still(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// tell reports the progress in readiness and in the log.
-func (c *comparison) tell() {
-	c.log.Warn("comparing a stream with what is settled", "stream", c.job.Stream, "expected", c.job.Expected,
-		"restored", c.done.Restored)
-	c.ready()
-}
-
-// ready reports the progress in readiness.
-func (c *comparison) ready() {
+// tell reports the progress in readiness, and in the log if it is due.
+func (c *comparison) tell(due bool) {
 	c.health.fail(conditionRestore, fmt.Sprintf("%s is compared with what is settled: of about %d events %d were "+
 		"missing so far, and are published again", c.job.Stream, c.job.Expected, c.done.Restored))
+	if due {
+		c.log.Warn("comparing a stream with what is settled", "stream", c.job.Stream, "expected", c.job.Expected,
+			"restored", c.done.Restored)
+	}
 }
 
 // progress reports the progress after each publish: in readiness at once, in the log and the table from time to time.
 func (c *comparison) progress(ctx context.Context) {
-	c.ready()
-	if time.Since(c.noted) <= 5*time.Second {
+	due := time.Since(c.noted) > 5*time.Second
+	c.tell(due)
+	if !due {
 		return
 	}
 	c.noted = time.Now()
-	c.tell()
 	if err := c.store.Restoring(ctx, c.job, c.done.Restored); err != nil {
 		c.log.Debug("note what is restored", "err", err)
 	}

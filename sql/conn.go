@@ -31,6 +31,15 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
+// collect returns the rows of a statement, as structs with a field for each column.
+func collect[T any](ctx context.Context, db DB, name string, args ...any) ([]T, error) {
+	rows, err := db.Query(ctx, query(name), args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[T])
+}
+
 // ConnConfig parses url (libpq variables supply what it omits) and adds the settings of every connection of posthaste:
 // the schema as search path, a name for pg_stat_activity, overrides of settings that a role or a database may have, and
 // TCP keepalives on both ends, without which a vanished peer blocks the other for hours. Errors never contain the

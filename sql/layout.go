@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgerrcode"
-	"github.com/jackc/pgx/v5"
 
 	"posthaste/outbox"
 )
@@ -38,12 +37,8 @@ func (s *store) CheckLayout(ctx context.Context, shards int) error {
 
 // checkNames returns an error if two types would share the name of a stream.
 func (s *store) checkNames(ctx context.Context, shards int) error {
-	rows, err := s.pool.Query(ctx, query("layout_collisions"), shards)
-	if err != nil {
-		return fmt.Errorf("look at the names of streams: %w", err)
-	}
 	type collision struct{ Base, Stream string }
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[collision])
+	list, err := collect[collision](ctx, s.pool, "layout_collisions", shards)
 	if err != nil {
 		return fmt.Errorf("look at the names of streams: %w", err)
 	}
@@ -139,11 +134,7 @@ func (s *store) AwaitLayout(ctx context.Context) error {
 // ListStreams lists every stream ever published to, grouped by type: first the stream that a type has if it has only
 // one, then the numbered ones.
 func ListStreams(ctx context.Context, db DB) ([]outbox.Stream, error) {
-	rows, err := db.Query(ctx, query("stream_list"))
-	if err != nil {
-		return nil, fmt.Errorf("list streams: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Stream])
+	list, err := collect[outbox.Stream](ctx, db, "stream_list")
 	if err != nil {
 		return nil, fmt.Errorf("list streams: %w", err)
 	}

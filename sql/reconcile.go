@@ -83,11 +83,7 @@ type pending struct {
 
 // Repairs implements outbox.Store.
 func (s *store) Repairs(ctx context.Context, within time.Duration) ([]outbox.Repair, error) {
-	rows, err := s.pool.Query(ctx, query("reconcile_list"), within, within > 0 && s.history > 0)
-	if err != nil {
-		return nil, fmt.Errorf("list the pending repairs: %w", err)
-	}
-	notes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[pending])
+	notes, err := collect[pending](ctx, s.pool, "reconcile_list", within, within > 0 && s.history > 0)
 	if err != nil {
 		return nil, fmt.Errorf("list the pending repairs: %w", err)
 	}
@@ -342,11 +338,7 @@ type uncounted struct {
 func (s *store) CountMissing(ctx context.Context, tail tailOf) (list []outbox.Report, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*countTimeout)
 	defer cancel()
-	rows, err := s.pool.Query(ctx, query("reconcile_uncounted"))
-	if err != nil {
-		return nil, fmt.Errorf("read what may be missing: %w", err)
-	}
-	notes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[uncounted])
+	notes, err := collect[uncounted](ctx, s.pool, "reconcile_uncounted")
 	if err != nil {
 		return nil, fmt.Errorf("read what may be missing: %w", err)
 	}
@@ -451,10 +443,7 @@ func Missing(ctx context.Context, db DB) (missing, phantoms int64, err error) {
 // Reports lists the reports of streams that are being compared, that lack events, or whose comparison within the last
 // day has found something: in this order, the newest first. last is when any stream was last compared.
 func Reports(ctx context.Context, db DB) (list []outbox.Report, last *time.Time, err error) {
-	rows, err := db.Query(ctx, query("reconcile_reports"))
-	if err == nil {
-		list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Report])
-	}
+	list, err = collect[outbox.Report](ctx, db, "reconcile_reports")
 	if err == nil {
 		err = db.QueryRow(ctx, query("reconcile_last")).Scan(&last)
 	}
@@ -483,28 +472,20 @@ type Phantom struct {
 	Acked *time.Time `json:"acknowledged,omitempty"`
 }
 
-// Phantoms lists at most limit phantoms, acknowledged or not, noticed in the last 30 days: the latest first, then in the order of their
-// streams.
+// Phantoms lists at most limit phantoms, acknowledged or not, noticed in the last 30 days: the latest first, then in
+// the order of their streams.
 func Phantoms(ctx context.Context, db DB, limit int) ([]Phantom, error) {
-	rows, err := db.Query(ctx, query("phantom_list"), limit)
-	if err != nil {
-		return nil, fmt.Errorf("list phantoms: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Phantom])
+	list, err := collect[Phantom](ctx, db, "phantom_list", limit)
 	if err != nil {
 		return nil, fmt.Errorf("list phantoms: %w", err)
 	}
 	return list, nil
 }
 
-// AckPhantoms ends the notice of all phantoms, and that the database has gone back in time. It returns these phantoms, in
-// the order of Phantoms, and whether it has ended the latter.
+// AckPhantoms ends the notice of all phantoms, and that the database has gone back in time. It returns these phantoms,
+// in the order of Phantoms, and whether it has ended the latter.
 func AckPhantoms(ctx context.Context, db DB) (list []Phantom, back bool, err error) {
-	rows, err := db.Query(ctx, query("phantom_ack"))
-	if err == nil {
-		list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Phantom])
-	}
-	if err != nil {
+	if list, err = collect[Phantom](ctx, db, "phantom_ack"); err != nil {
 		return nil, false, fmt.Errorf("acknowledge phantoms: %w", err)
 	}
 	tag, err := db.Exec(ctx, query("reconcile_ack"))
