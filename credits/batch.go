@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/batch"
 )
 
 const (
@@ -47,15 +50,12 @@ func newBatcher(c redis.UniversalClient, d Durability, waits prometheus.Observer
 	return &batcher{client: c, durable: d, waits: waits, nodes: map[*redis.Client]*lane{}}
 }
 
-// lane is the queue of calls to one node. Its goroutines run while the queue has calls.
+// lane is the queue of calls to one node.
 type lane struct {
 	node    *redis.Client
 	durable Durability
 	waits   prometheus.Observer
-
-	mu      sync.Mutex
-	queue   []*waitingCall
-	running int
+	queue   batch.Queue[waitingCall]
 }
 
 // waitingCall is one FCALL and its outcome. The outcome is written before done is closed.
@@ -65,8 +65,6 @@ type waitingCall struct {
 	err    error
 	done   chan struct{}
 	since  time.Time
-	// taken is set when the call is sent, or its caller has given up. Guarded by the lane's mutex.
-	taken bool
 }
 
 // call sends an FCALL that writes, with key among its keys, and waits until the write is durable. waited is nil if it
@@ -199,96 +197,55 @@ func (b *batcher) lane(ctx context.Context, key string) (*lane, error) {
 	l := b.nodes[node]
 	if l == nil {
 		l = &lane{node: node, durable: b.durable, waits: b.waits}
+		l.queue.Send, l.queue.Flights, l.queue.Most = l.send, lanes, maxBatch
+		if b.durable != (Durability{}) {
+			l.queue.Flights = waitLanes
+		}
 		b.nodes[node] = l
 	}
 	return l, nil
 }
 
 func (l *lane) call(ctx context.Context, fcall []any) (r []string, waited, err error) {
+	if _, n := l.queue.State(); n >= maxQueued {
+		return nil, nil, fmt.Errorf("%w: %d calls wait already", errNotSent, n)
+	}
 	c := &waitingCall{cmd: redis.NewStringSliceCmd(ctx, fcall...), done: make(chan struct{}), since: time.Now()}
-	if err := l.enqueue(c); err != nil {
-		return nil, nil, err
+	if !l.queue.Do(ctx, c, c.done) {
+		return nil, nil, fmt.Errorf("%w: %w", errNotSent, context.Cause(ctx))
 	}
 	select {
 	case <-c.done:
 		return c.cmd.Val(), c.waited, c.err
-	case <-ctx.Done():
-	}
-	l.mu.Lock()
-	sent := c.taken
-	c.taken = true
-	l.mu.Unlock()
-	if sent {
+	default:
 		return nil, nil, context.Cause(ctx) // Redis may still carry it out
 	}
-	return nil, nil, fmt.Errorf("%w: %w", errNotSent, context.Cause(ctx))
 }
 
-func (l *lane) enqueue(c *waitingCall) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.queue) >= maxQueued {
-		return fmt.Errorf("%w: %d calls wait already", errNotSent, maxQueued)
-	}
-	l.queue = append(l.queue, c)
-	most := lanes
-	if l.durable != (Durability{}) {
-		most = waitLanes
-	}
-	if l.running < most {
-		l.running++
-		go l.send()
-	}
-	return nil
-}
-
-// send sends the queued calls until the queue is empty.
-func (l *lane) send() {
-	for batch := l.take(nil); len(batch) > 0; batch = l.take(batch) {
-		l.exec(batch)
+// send sends the oldest calls of the queue.
+func (l *lane) send(func()) {
+	calls := slices.DeleteFunc(l.queue.Take(), func(c *waitingCall) bool {
+		late := time.Since(c.since) > patience // applies even if the context has no deadline
+		if late {
+			c.err = fmt.Errorf("%w: it did not get its turn in time", errNotSent)
+			close(c.done)
+		}
+		return late
+	})
+	if len(calls) > 0 {
+		l.exec(calls)
 		// Yield, so that callers that just received a reply can queue their next call. Without this, the next pipeline
 		// would be nearly empty.
 		runtime.Gosched()
 	}
 }
 
-// take removes the oldest calls from the queue. If it returns an empty batch, the goroutine must end. It reuses the
-// memory of batch.
-func (l *lane) take(batch []*waitingCall) []*waitingCall {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	clear(batch)
-	batch = batch[:0]
-	n, now := 0, time.Now()
-	for n < len(l.queue) && len(batch) < maxBatch {
-		c := l.queue[n]
-		n++
-		switch {
-		case c.taken: // its caller gave up
-			continue
-		case now.Sub(c.since) > patience: // applies even if the context has no deadline
-			c.err = fmt.Errorf("%w: it did not get its turn in time", errNotSent)
-			close(c.done)
-		default:
-			batch = append(batch, c)
-		}
-		c.taken = true
-	}
-	rest := copy(l.queue, l.queue[n:])
-	clear(l.queue[rest:])
-	l.queue = l.queue[:rest]
-	if len(batch) == 0 {
-		l.running--
-	}
-	return batch
-}
-
 // exec sends calls on one connection, followed by the command that waits for their writes. Only the timeouts of the
 // client limit it: a caller that gives up must not lose the others their replies.
-func (l *lane) exec(batch []*waitingCall) {
+func (l *lane) exec(calls []*waitingCall) {
 	ctx := context.Background()
 	p := l.node.Pipeline()
-	for _, c := range batch {
+	for _, c := range calls {
 		_ = p.Process(ctx, c.cmd) // only queues it
 	}
 	w := l.durable.wait(ctx, p)
@@ -298,7 +255,7 @@ func (l *lane) exec(batch []*waitingCall) {
 		l.waits.Observe(time.Since(start).Seconds())
 	}
 	waited := l.durable.reached(w)
-	for _, c := range batch {
+	for _, c := range calls {
 		c.waited, c.err = waited, errorOf(c.cmd, sent)
 		close(c.done)
 	}

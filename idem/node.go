@@ -9,13 +9,15 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/sony/gobreaker/v2"
+
+	"posthaste/internal/batch"
 )
 
 // node is the guard's state for one server. Each node has its own breaker and publication queue, so that a cluster's
 // master that is down does not affect the keys of the others.
 type node struct {
-	breaker   *gobreaker.CircuitBreaker[any]
-	publisher publisher
+	breaker      *gobreaker.CircuitBreaker[any]
+	publications batch.Queue[publication]
 }
 
 // nodes are the nodes by address; there are never more than a cluster has had. "" is the one server, and of a cluster
@@ -34,6 +36,7 @@ func (g *Guard) node(addr string) *node {
 			g.nodes.m = map[string]*node{}
 		}
 		n = &node{breaker: g.newBreaker(addr)}
+		n.publications.Send, n.publications.Flights = func(func()) { g.sendQueue(n) }, 1
 		g.nodes.m[addr] = n
 	}
 	return n

@@ -4,27 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// publisher batches the results of finished operations. Only a result's own request waits for its publication, after
-// the reply. Results that arrive during an exchange share the next one, which under load saves most exchanges.
-type publisher struct {
-	mu    sync.Mutex
-	busy  bool
-	queue []*publication
-}
-
+// publication is the result of a finished operation. Only a result's own request waits for its publication, after the
+// reply. Results that arrive during an exchange share the next one, which under load saves most exchanges.
 type publication struct {
-	key  Key
-	args []any
-	// turn is closed when its request must send the queue, done when the publication was sent.
-	turn, done chan struct{}
-	reply      []string
-	err        error
+	ctx   context.Context // of its request
+	key   Key
+	args  []any
+	done  chan struct{}
+	reply []string
+	err   error
 }
 
 // publish writes a finished record; it returns the script's reply. It is bounded by two call timeouts.
@@ -33,42 +26,21 @@ func (g *Guard) publish(ctx context.Context, key Key, args ...any) ([]string, er
 	if err != nil {
 		return nil, err
 	}
-	pb := &n.publisher
-	p := &publication{key: key, args: args, turn: make(chan struct{}), done: make(chan struct{})}
-	pb.mu.Lock()
-	pb.queue = append(pb.queue, p)
-	if !pb.busy {
-		pb.busy = true
-		close(p.turn)
-	}
-	pb.mu.Unlock()
-	select {
-	case <-p.done:
-	case <-p.turn:
-		g.sendQueue(ctx, n)
-	}
+	p := &publication{ctx: ctx, key: key, args: args, done: make(chan struct{})}
+	n.publications.Do(context.Background(), p, p.done)
 	return p.reply, p.err
 }
 
-// sendQueue sends the queue, and gives the next turn to the first publication that arrived since.
-func (g *Guard) sendQueue(ctx context.Context, n *node) {
-	pb := &n.publisher
-	pb.mu.Lock()
-	batch := pb.queue
-	pb.queue = nil
-	pb.mu.Unlock()
-	defer func() {
-		pb.mu.Lock()
-		defer pb.mu.Unlock()
-		if pb.busy = len(pb.queue) > 0; pb.busy {
-			close(pb.queue[0].turn)
-		}
-	}()
-	if len(batch) > 1 {
-		g.sendBatch(ctx, n, batch)
-	} else {
+// sendQueue sends the waiting publications.
+func (g *Guard) sendQueue(n *node) {
+	batch := n.publications.Take()
+	switch len(batch) {
+	case 0:
+	case 1:
 		p := batch[0]
-		p.reply, p.err = g.eval(ctx, scriptPublish, p.key, p.args...)
+		p.reply, p.err = g.eval(p.ctx, scriptPublish, p.key, p.args...)
+	default:
+		g.sendBatch(batch[0].ctx, n, batch)
 	}
 	for _, p := range batch {
 		close(p.done)

@@ -1,9 +1,11 @@
 package idem
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"posthaste/internal/testenv"
 )
@@ -32,7 +34,10 @@ func TestManyPublicationsAtOnce(t *testing.T) {
 			}
 		}
 	}
-	if pb := &g.node("").publisher; pb.busy || len(pb.queue) != 0 {
-		t.Error("the queue is not at rest")
-	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if flying, waiting := g.node("").publications.State(); flying+waiting != 0 {
+			return errors.New("the queue is not at rest")
+		}
+		return nil
+	})
 }

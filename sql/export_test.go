@@ -19,13 +19,12 @@ var Awaits = awaits
 
 // Waiting returns how many orders wait for their group.
 func Waiting(w *Placer) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.waiting)
+	_, n := w.queue.State()
+	return n
 }
 
 // Patient removes w's limits on waiting.
 func Patient(w *Placer) { w.turn, w.alone = time.Minute, time.Minute }
 
 // BrokenPlacer panics when it inserts.
-func BrokenPlacer() *Placer { return &Placer{turn: time.Minute} }
+func BrokenPlacer() *Placer { return NewPlacer(nil) }

@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"slices"
-	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"posthaste/internal/batch"
 )
 
 const (
@@ -32,15 +31,18 @@ type Placer struct {
 	// holds, turn and alone are groupHolds, orderAcquireTimeout and aloneWithin; tests change them.
 	holds, turn, alone time.Duration
 
-	mu      sync.Mutex
-	waiting []*placement
-	// holding is set while a group delays the next one: it waits for a connection, or has begun a moment ago.
-	holding bool
+	// queue has one flight at a time: a group that waits for a connection, or has begun a moment ago. Concurrent
+	// attempts to pay one order have the same id. They are inserted one after the other, so that only one of them
+	// places the order and its event.
+	queue batch.Queue[placement]
 }
 
 // NewPlacer returns a Placer that uses the connections of pool, which was made from OrderPoolConfig. It does no I/O.
 func NewPlacer(pool *Pool) *Placer {
-	return &Placer{pool: pool, holds: groupHolds, turn: orderAcquireTimeout, alone: aloneWithin}
+	w := &Placer{pool: pool, holds: groupHolds, turn: orderAcquireTimeout, alone: aloneWithin}
+	w.queue.Send, w.queue.Flights, w.queue.Most = w.place, 1, groupMost
+	w.queue.Apart = func(a, b *placement) bool { return a.id == b.id }
+	return w
 }
 
 // Place inserts o and its event e in one transaction, which may include orders of other calls. Results and errors are
@@ -54,10 +56,6 @@ func (w *Placer) Place(ctx context.Context, o *Order, e *Event) (placed bool, er
 	}
 	arrived := time.Now()
 	p.ctx, p.done = ctx, make(chan struct{})
-	w.mu.Lock()
-	w.waiting = append(w.waiting, p)
-	w.next()
-	w.mu.Unlock()
 	if err := w.wait(ctx, p); err != nil {
 		return false, err
 	}
@@ -71,18 +69,10 @@ func (w *Placer) Place(ctx context.Context, o *Order, e *Event) (placed bool, er
 // wait waits until p is done. Its outcome is unknown only if it was sent, and an order whose caller has given up is not
 // sent.
 func (w *Placer) wait(ctx context.Context, p *placement) error {
-	t := time.NewTimer(w.turn)
-	defer t.Stop()
-	cause := context.DeadlineExceeded
-	select {
-	case <-p.done:
-		return nil
-	case <-t.C:
-	case <-ctx.Done():
-		cause = ctx.Err()
-	}
-	if w.withdraw(p) {
-		return fmt.Errorf("insert order %s: get a connection: %w", p.id, cause)
+	turn, cancel := context.WithTimeout(ctx, w.turn)
+	defer cancel()
+	if !w.queue.Do(turn, p, p.done) {
+		return fmt.Errorf("insert order %s: get a connection: %w", p.id, turn.Err())
 	}
 	select {
 	case <-p.done:
@@ -92,60 +82,10 @@ func (w *Placer) wait(ctx context.Context, p *placement) error {
 	}
 }
 
-// withdraw removes p from the queue and reports whether it was there.
-func (w *Placer) withdraw(p *placement) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	i := slices.Index(w.waiting, p)
-	if i < 0 {
-		return false
-	}
-	w.waiting = slices.Delete(w.waiting, i, i+1)
-	return true
-}
-
-// next starts an insert of the waiting orders unless a group delays them. The caller holds mu.
-func (w *Placer) next() {
-	if w.holding || len(w.waiting) == 0 {
-		return
-	}
-	w.holding = true
-	// A trace shows the statement under the first order.
-	go w.place(context.WithoutCancel(w.waiting[0].ctx))
-}
-
-// letGo lets the next group begin.
-func (w *Placer) letGo() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.holding = false
-	w.next()
-}
-
-// take returns the next group. Concurrent attempts to pay one order have the same id. They are inserted one after the
-// other, so that only one of them places the order and its event.
-func (w *Placer) take() []*placement {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	group, rest := w.waiting[:0:0], w.waiting[:0:0]
-	ids := make(map[uuid.UUID]bool, len(w.waiting))
-	for _, p := range w.waiting {
-		if len(group) == groupMost || ids[p.id] {
-			rest = append(rest, p)
-			continue
-		}
-		ids[p.id] = true
-		group = append(group, p)
-	}
-	w.waiting = rest
-	return group
-}
-
 // place inserts a group and reports the outcome to its callers.
-func (w *Placer) place(ctx context.Context) {
-	letGo := sync.OnceFunc(w.letGo)
-	group, err := w.insert(ctx, letGo)
-	letGo()
+func (w *Placer) place(next func()) {
+	group, err := w.insert(next)
+	next()
 	alone := len(group) > 1 && refused(err)
 	for _, p := range group {
 		p.err, p.alone = err, alone
@@ -153,24 +93,24 @@ func (w *Placer) place(ctx context.Context) {
 	}
 }
 
-// insert gets a connection, inserts the waiting orders and returns them. It calls letGo if that takes longer than
+// insert gets a connection, inserts the waiting orders and returns them. It calls next if that takes longer than
 // holds. A panic only fails this group.
-func (w *Placer) insert(ctx context.Context, letGo func()) (group []*placement, err error) {
+func (w *Placer) insert(next func()) (group []*placement, err error) {
 	defer func() {
 		v := recover()
 		if v == nil {
 			return
 		}
 		if group == nil {
-			group = w.take()
+			group = w.queue.Take()
 		}
 		err = fmt.Errorf("%w: panic: %v\n%s", ErrCommitUnknown, v, debug.Stack())
 	}()
-	conn, err := acquire(ctx, w.pool, orderAcquireTimeout)
+	conn, err := acquire(context.Background(), w.pool, orderAcquireTimeout)
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil, nil // all callers that waited this long have given up
 	}
-	group = w.take()
+	group = w.queue.Take()
 	if err != nil {
 		return group, fmt.Errorf("%s: get a connection: %w", inserting(group), err)
 	}
@@ -178,9 +118,10 @@ func (w *Placer) insert(ctx context.Context, letGo func()) (group []*placement, 
 	if len(group) == 0 {
 		return nil, nil
 	}
-	t := time.AfterFunc(w.holds, letGo)
+	t := time.AfterFunc(w.holds, next)
 	defer t.Stop()
-	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
+	// A trace shows the statement under the first order.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(group[0].ctx), orderTimeout)
 	defer cancel()
 	return group, insert(ctx, conn, group)
 }

@@ -142,7 +142,7 @@ func TestOneKeyTwiceInAGroup(t *testing.T) {
 	g := gather(t, d.URL)
 	list := pairs(6)
 	list[1].o.UserID, list[1].o.Key = list[0].o.UserID, list[0].o.Key
-	list[3], list[4] = list[2], list[2]
+	list[3].o, list[4].o = list[2].o, list[2].o
 	results := g.addAll(list)
 	g.free()
 	placed := make([]int, len(list))

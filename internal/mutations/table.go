@@ -264,7 +264,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "one event per order", about: "two attempts with one id are one statement's",
-		file: "sql/placer.go", old: " || ids[p.id] {", replacement: " {",
+		file: "sql/placer.go", old: "return a.id == b.id", replacement: "return false",
 		pkg: "./sql", test: "TestOneKeyTwiceInAGroup",
 	},
 	{
@@ -274,7 +274,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "an order that was sent is not given up", about: "it is when the first of its group is",
-		file: "sql/placer.go", old: "context.WithoutCancel(w.waiting[0].ctx)", replacement: "w.waiting[0].ctx",
+		file: "sql/placer.go", old: "context.WithoutCancel(group[0].ctx)", replacement: "group[0].ctx",
 		pkg: "./sql", test: "TestWhatIsNotAnsweredOfAGroupIsUnknown",
 	},
 	{
