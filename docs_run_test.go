@@ -149,9 +149,7 @@ func newGuide(t *testing.T) *guide {
 		{"xgroup", "create", "outbox.order", "mailer", "0", "mkstream"},
 		{"xgroup", "create", "outbox.order", "abandoned", "0"},
 	} {
-		if err := g.redis.Client.Do(t.Context(), cmd...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, g.redis.Client.Do(t.Context(), cmd...).Err())
 	}
 	g.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
 		`(gen_random_uuid(), 'broken', '1', 'broken.made', '{}')`)
@@ -169,9 +167,7 @@ func newGuide(t *testing.T) *guide {
 		return nil
 	})
 	// The cause is removed, so that a retry succeeds.
-	if err := g.redis.Client.Del(t.Context(), "outbox.broken").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, g.redis.Client.Del(t.Context(), "outbox.broken").Err())
 	return g
 }
 
@@ -180,36 +176,27 @@ func (g *guide) layOut() {
 	g.t.Helper()
 	root := testenv.Root(g.t)
 	entries, err := os.ReadDir(root)
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	must(g.t, err)
 	for _, e := range entries {
 		if e.Name() != "bin" {
-			g.must(os.Symlink(filepath.Join(root, e.Name()), filepath.Join(g.dir, e.Name())))
+			must(g.t, os.Symlink(filepath.Join(root, e.Name()), filepath.Join(g.dir, e.Name())))
 		}
 	}
 	bin := filepath.Join(g.dir, "bin")
-	g.must(os.Mkdir(bin, 0o755))
+	must(g.t, os.Mkdir(bin, 0o755))
 	// Blocks that run until they are interrupted are interrupted.
-	g.must(os.WriteFile(filepath.Join(bin, "posthaste"), []byte(`#!/bin/sh
+	must(g.t, os.WriteFile(filepath.Join(bin, "posthaste"), []byte(`#!/bin/sh
 case " $* " in
 *" --watch "* | " consume "*) exec timeout --foreground --preserve-status -s INT 2 `+testenv.Program(g.t, "")+` "$@" ;;
 esac
 exec `+testenv.Program(g.t, "")+` "$@"
 `), 0o755))
 	pgBin, err := local.PostgresBin(g.t.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
-	g.must(err)
+	must(g.t, err)
 	if _, err := os.Stat(filepath.Join(pgBin, "psql")); err == nil {
-		g.must(os.Symlink(filepath.Join(pgBin, "psql"), filepath.Join(bin, "psql")))
+		must(g.t, os.Symlink(filepath.Join(pgBin, "psql"), filepath.Join(bin, "psql")))
 	}
 	g.env["PATH"] = bin + ":" + os.Getenv("PATH")
-}
-
-func (g *guide) must(err error) {
-	g.t.Helper()
-	if err != nil {
-		g.t.Fatal(err)
-	}
 }
 
 func (g *guide) environ() []string {
@@ -230,7 +217,7 @@ func (g *guide) start(command string) process {
 	cmd.Env = g.environ()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log, err := cmd.StderrPipe()
-	g.must(err)
+	must(g.t, err)
 	started, done, ended := make(chan error), make(chan struct{}), make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // the parent-death signal is that of the thread
@@ -240,7 +227,7 @@ func (g *guide) start(command string) process {
 		_ = cmd.Wait()
 		close(ended)
 	}()
-	g.must(<-started)
+	must(g.t, <-started)
 	g.t.Cleanup(func() { close(done); <-ended })
 	lines := bufio.NewScanner(log)
 	for lines.Scan() {
@@ -261,7 +248,7 @@ func (g *guide) order() {
 	testenv.Eventually(g.t, 20*time.Second, func() error {
 		req, err := http.NewRequestWithContext(g.t.Context(), http.MethodPost, g.env["API"]+"/orders",
 			strings.NewReader(fmt.Sprintf(`{"user_id":%q,"amount":1999,"currency":"USD"}`, user)))
-		g.must(err)
+		must(g.t, err)
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("Idempotency-Key", key)
 		resp, err := http.DefaultClient.Do(req)
@@ -315,10 +302,10 @@ func (g *guide) run(p page, list []block) {
 	ctx, cancel := context.WithTimeout(g.t.Context(), 10*time.Minute)
 	defer cancel()
 	file := filepath.Join(g.dir, "page.sh")
-	g.must(os.WriteFile(file, []byte(script.String()), 0o600))
+	must(g.t, os.WriteFile(file, []byte(script.String()), 0o600))
 	// A file, not a pipe: processes that the page leaves running keep it open, and end with the page's process group.
 	out, err := os.Create(filepath.Join(g.dir, "page.out"))
-	g.must(err)
+	must(g.t, err)
 	defer out.Close()
 	cmd := exec.CommandContext(ctx, "bash", "-x", file)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = g.dir, g.environ(), out, out
@@ -341,8 +328,6 @@ func (g *guide) run(p page, list []block) {
 func read(tb testing.TB, name string) string {
 	tb.Helper()
 	b, err := os.ReadFile(name)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return string(b)
 }

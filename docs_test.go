@@ -23,9 +23,7 @@ type page struct{ name, text string }
 func pages(t *testing.T) []page {
 	t.Helper()
 	names, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list := make([]page, 0, len(names)+4)
 	for _, n := range append([]string{"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}, names...) {
 		list = append(list, page{n, read(t, n)})
@@ -194,9 +192,7 @@ func eachFile(t *testing.T, visit func(name, text string)) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // TestDocsCommands calls the program with every posthaste command of the pages and --help: it parses the line, and

@@ -46,9 +46,7 @@ func TestRoles(t *testing.T) {
 	t.Parallel()
 	pg := testenv.NewServer(t)
 	bin, err := local.PostgresBin(t.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// As in Postgres 14, and in clusters upgraded from it.
 	superuser := connect(t, pg.URL("template1"))
 	if _, err := superuser.Exec(t.Context(), "GRANT CREATE ON SCHEMA public TO PUBLIC"); err != nil {
@@ -169,9 +167,7 @@ func testNoMore(t *testing.T, owner, c *pgx.Conn, want struct {
 			})
 		}
 		tx, err := c.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, err = tx.Exec(t.Context(), stmt)
 		_ = tx.Rollback(t.Context())
 		var pe *pgconn.PgError
@@ -189,9 +185,7 @@ func testNoMore(t *testing.T, owner, c *pgx.Conn, want struct {
 func connect(tb testing.TB, url string) *pgx.Conn {
 	tb.Helper()
 	c, err := pgx.Connect(tb.Context(), url)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	tb.Cleanup(func() { _ = c.Close(tb.Context()) })
 	return c
 }
@@ -253,13 +247,9 @@ var forNobody = []string{
 func pool(t *testing.T, role string, pg *testenv.Server) *sql.Pool {
 	t.Helper()
 	cfg, err := sql.PoolConfig(as(role, pg), "public", "roles")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(p.Close)
 	return p
 }
@@ -353,4 +343,12 @@ func testOperator(t *testing.T, pg *testenv.Server) {
 	}
 	refused(t, c, forNobody...)
 	refused(t, c, "UPDATE credit_accounts SET balance = 2")
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -218,9 +218,7 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 		}
 	})
 	traps, err := os.ReadFile("testdata/traps.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	plant := strings.NewReplacer("$SCHEMA", "app", "$OPERATORS", quoted(operators), "$FUNCTIONS", quoted(used)).
 		Replace(string(traps))
 	if _, err := connect(t, asRole(d, thief)).Exec(t.Context(), plant); err != nil {
@@ -232,13 +230,9 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 		t.Fatalf("migrate: %v", err)
 	}
 	cfg, err := sql.ConnConfig(asRole(d, owner), "app", "traps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, err := sql.Connect(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = c.Close(t.Context()) })
 	for _, open := range []string{ // the traps are traps
 		"SELECT hashtextextended($1::text, 0)", "SELECT $1::bigint & 15",

@@ -30,9 +30,7 @@ func testKeys(tb testing.TB) *Keys {
 	tb.Helper()
 	k, err := ParseKeys(strings.NewReader(fmt.Sprintf("# keys\n\n%s %s\n%s %s\n  %s *\n",
 		hashOf("alice-key"), testUser, hashOf("bob-key"), otherUser, strings.ToUpper(hashOf("robot-key")))))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return k
 }
 
@@ -171,9 +169,7 @@ func TestScopesAndExpiry(t *testing.T) {
 		hashOf("mints") + " * scopes=mint\n" + hashOf("robot") + " * scopes=read,order,credit\n" +
 		hashOf("user") + " " + testUser + "\n" + hashOf("any") + " * expires=2999-01-01T00:00:00Z\n" +
 		hashOf("old") + " * expires=2020-01-01\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w := newWorld(t, func(o *Options) { o.Keys = keys })
 	const order, paid = `{"amount":1,"currency":"USD","user_id":"` + testUser + `"}`,
 		`{"amount":1,"currency":"USD","pay_with":"credits","user_id":"` + testUser + `"}`
@@ -210,9 +206,7 @@ func TestKeysFollowTheirFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "keys")
 	write := func(mode os.FileMode, text string) {
 		t.Helper()
-		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chmod(path, mode)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chmod(path, mode)))
 	}
 	write(0o602, hashOf("first")+" *\n")
 	if _, err := LoadKeys(path); err == nil || !strings.Contains(err.Error(), "writable by all users") {
@@ -220,9 +214,7 @@ func TestKeysFollowTheirFile(t *testing.T) {
 	}
 	write(0o644, hashOf("first")+" *\n")
 	keys, err := LoadKeys(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w := newWorld(t, func(o *Options) { o.Keys = keys })
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -268,9 +260,7 @@ func BenchmarkFindKey(b *testing.B) {
 			text.WriteString(hashOf(fmt.Sprint(i)) + " *\n")
 		}
 		k, err := ParseKeys(strings.NewReader(text.String()))
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {
 				k.find("a key that is not there")

@@ -66,9 +66,7 @@ func TestFullDeductOverHTTP(t *testing.T) {
 	w := newCreditWorld(t, false, impatient(t), func(o *Options) {
 		o.Logger = nil
 		direct, connections, err := credits.NewClient("redis://" + o.Redis.(*redis.Client).Options().Addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = direct.Close() })
 		o.Credits = credits.New(credits.Options{Redis: direct, Connections: connections, Pool: o.Pool})
 	})
@@ -95,9 +93,7 @@ func TestFullDeductOverHTTP(t *testing.T) {
 	}
 	gin.SetMode(gin.ReleaseMode)
 	c, _, err := credits.NewClient(w.redis.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	bareClient := redis.NewClient(patience(c)) // the comparison uses only its speed
 	defer bareClient.Close()
 	e := gin.New()

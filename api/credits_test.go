@@ -25,9 +25,7 @@ func newCreditWorld(t *testing.T, sync bool, edit ...func(*Options)) *world {
 	log := testenv.Logger(t)
 	w := &world{tb: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}
 	made, connections, err := credits.NewClient(w.redis.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c := patient(made) // a balance that takes over a second is another answer
 	t.Cleanup(func() { _ = c.Close() })
 	bank := credits.New(credits.Options{Redis: c, Connections: connections, Pool: w.db.Pool, Logger: log})
@@ -120,11 +118,9 @@ func TestCredits(t *testing.T) {
 	})
 	// The event has the data of the response.
 	var data string
-	if err := w.db.Pool.QueryRow(t.Context(),
+	must(t, w.db.Pool.QueryRow(t.Context(),
 		`SELECT payload::text FROM outbox WHERE id = $1 AND aggregate_type = 'credits'
-		AND aggregate_id = $2 AND event_type = 'credits.added'`, op.OpID, user).Scan(&data); err != nil {
-		t.Fatal(err)
-	}
+		AND aggregate_id = $2 AND event_type = 'credits.added'`, op.OpID, user).Scan(&data))
 	if !sameJSON(t, data, first.body) {
 		t.Errorf("event %s, want %s", data, first.body)
 	}
@@ -187,13 +183,9 @@ func TestCreditsFailClosed(t *testing.T) {
 	w := newCreditWorld(t, false)
 	user := uuid.NewString()
 	want(t, w.credit("/add/"+user, newKey(), `{"amount":10}`), 200, "")
-	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.FlushAll(t.Context()).Err())
 	want(t, w.credit("/deduct/"+user, newKey(), `{"amount":1}`), 503, "epoch_recovering")
-	if err := w.redis.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Stop())
 	for _, r := range []reply{
 		w.credit("/deduct/"+user, newKey(), `{"amount":1}`),
 		w.credit("/add/"+user, newKey(), `{"amount":1}`), w.do(http.MethodGet, "/balance/"+user, ""),
@@ -212,9 +204,7 @@ func TestCreditsFailClosed(t *testing.T) {
 func TestTheCreditsOfAnotherDatabase(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)
-	if err := sql.Register(t.Context(), w.db.Pool, w.db.Relay); err != nil {
-		t.Fatal(err)
-	}
+	must(t, sql.Register(t.Context(), w.db.Pool, w.db.Relay))
 	w.redis.Client.Set(t.Context(), "{cr:owner}", uuid.NewString(), 0)
 	user := uuid.NewString()
 	for _, r := range []reply{
@@ -268,9 +258,7 @@ func TestCreditsThatHaveToWait(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := w.credit("/deduct/"+user, key, `{"amount":1}`)
 	want(t, r, 429, "backpressure")
 	if r.header.Get("Retry-After") != "1" {

@@ -20,9 +20,7 @@ import (
 func TestWithoutRedisOrdersFlowAndStayUnique(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
 	start := time.Now()
 	for i := range 20 {
 		key := newKey()
@@ -55,9 +53,7 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 	w.published()
 	other := w.sibling()
 	other.s.database.Confirmed(t.Context())
-	if err := server.Stop("immediate"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Stop("immediate"))
 	start := time.Now()
 	r := w.post(newKey(), orderJSON(1))
 	want(t, r, 503, "temporarily_unavailable")
@@ -76,9 +72,7 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 	if got := w.s.Ready(t.Context()); len(got.Reasons) != 1 || got.Reasons[0] != "postgres" {
 		t.Errorf("readiness %+v", got)
 	}
-	if err := server.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Start(t.Context()))
 	// The failed request released its key: its retry does not wait.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if r := w.post(newKey(), orderJSON(1)); r.status != 201 {
@@ -106,9 +100,7 @@ func TestReadiness(t *testing.T) {
 	}
 	w.redis.Client.Set(t.Context(), "filling", strings.Repeat("x", 20<<20), 0)
 	used, err := strconv.ParseFloat(w.redis.Client.InfoMap(t.Context(), "memory").Item("Memory", "used_memory"), 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory", strconv.Itoa(int(used/0.9)))
 	if status, body = readyz(w.s); status != 200 || body != `{"degraded":["guard_memory"]}` {
 		t.Errorf("memory short: %d %s", status, body)
@@ -123,9 +115,7 @@ func TestReadiness(t *testing.T) {
 		t.Errorf("no outbox: %d %s", status, body)
 	}
 	w.db.Exec(t, "ALTER TABLE elsewhere RENAME TO outbox")
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
 	if status, body = readyz(w.s); status != 200 || body != `{"degraded":["redis"]}` {
 		t.Errorf("no Redis: %d %s", status, body)
 	}
@@ -155,9 +145,7 @@ func TestMetrics(t *testing.T) {
 	get := func(name string, labels ...string) float64 {
 		t.Helper()
 		families, err := reg.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, f := range families {
 			for _, m := range f.GetMetric() {
 				have := map[string]string{}

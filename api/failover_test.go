@@ -30,9 +30,7 @@ func (w *world) withReplica() *failover {
 	f := &failover{link: testenv.NewProxy(w.tb, w.redis.Addr())}
 	f.redirect(w.redis.Addr())
 	_, port, err := net.SplitHostPort(f.link.Addr())
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	w.redis.Client.ConfigSet(w.tb.Context(), "repl-diskless-sync-delay", "0")
 	f.replica = testenv.Redis(w.tb, "replicaof 127.0.0.1 "+port)
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
@@ -51,9 +49,7 @@ func (f *failover) redirect(addr string) { f.addr.Store(&addr) }
 func (f *failover) client(w *world) func(*Options) {
 	w.tb.Helper()
 	made, err := idem.NewClient(w.redis.URL())
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	o := patience(made)
 	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", *f.addr.Load())
@@ -107,13 +103,9 @@ func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 		if n := f.replica.Client.DBSize(t.Context()).Val(); n != 1 {
 			t.Fatalf("the replica was not frozen: it has %d keys", n)
 		}
-		if err := f.replica.Client.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.replica.Client.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
 		f.redirect(f.replica.Addr())
-		if err := w.redis.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.redis.Kill())
 		reg := prometheus.NewRegistry()
 		two := w.sibling(f.client(w), func(o *Options) { o.Registerer = reg })
 		first[flying] = two.post(flying, orderJSON(1), "Prefer", "wait=0")
@@ -153,9 +145,7 @@ func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 func counted(t *testing.T, reg *prometheus.Registry, outcome string) float64 {
 	t.Helper()
 	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	sum := 0.0
 	for _, f := range families {
 		if f.GetName() != "idem_requests_total" {

@@ -312,9 +312,7 @@ func TestAnExhaustedPoolFailsInTime(t *testing.T) {
 	var held []*pgxpool.Conn
 	for range 8 {
 		c, err := w.s.pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		held = append(held, c)
 	}
 	start := time.Now()
@@ -427,9 +425,7 @@ func waits(t *testing.T, reg *prometheus.Registry) uint64 {
 func metric(tb testing.TB, reg *prometheus.Registry, name string) *dto.Metric {
 	tb.Helper()
 	families, err := reg.Gather()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	for _, f := range families {
 		if f.GetName() == name {
 			return f.GetMetric()[0]
@@ -472,9 +468,7 @@ func TestALockedRowIsAnOperationInProgress(t *testing.T) {
 	key := newKey()
 	user := uuid.MustParse(testUser)
 	tx, err := w.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	orderKey := OrderKey(user, key)
 	if _, err := tx.Exec(t.Context(), `INSERT INTO orders
 		(id, user_id, idem_key, idem_fp, amount, currency, status, created_at)
@@ -482,9 +476,7 @@ func TestALockedRowIsAnOperationInProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, w.post(key, orderJSON(1)), 409, "operation_in_progress")
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	want(t, w.post(key, orderJSON(1), "Prefer", "wait=0"), 201, "")
 	w.checkInvariants(1)
 }

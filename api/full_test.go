@@ -123,16 +123,10 @@ func TestFullDegradedThroughput(t *testing.T) {
 		}
 	}
 	measure("up")
-	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Signal(syscall.SIGSTOP))
 	measure("hanging")
-	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Signal(syscall.SIGCONT))
+	must(t, w.redis.Kill())
 	measure("gone")
 	w.checkInvariants(w.rows())
 }

@@ -72,9 +72,7 @@ func TestAKeyIsOfOneDatabase(t *testing.T) {
 			server := testenv.NewServer(t)
 			d := server.Database(t)
 			c := server.Snapshot(t)
-			if err := c.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Start(t.Context()))
 			t.Cleanup(func() { _ = c.Stop("immediate") })
 			return [2]*testenv.Database{d, on(t, d, c)}
 		},
@@ -154,9 +152,7 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 			p.s.probe.Reset()
 		}
 	}
-	if err := w.server.Stop("immediate"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.server.Stop("immediate"))
 	// Until the new server is up, the process answers from the records.
 	if r := idle.post(lost, orderJSON(1)); r.status != 201 || r.body != was[lost].body {
 		t.Errorf("without Postgres: %v", r)
@@ -220,9 +216,7 @@ func TestAGuardOutlivesARestore(t *testing.T) {
 	w.check(t, func() func() *testenv.Server {
 		c := w.server.Snapshot(t)
 		return func() *testenv.Server {
-			if err := c.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Start(t.Context()))
 			t.Cleanup(func() { _ = c.Stop("immediate") })
 			return c
 		}
@@ -234,9 +228,7 @@ func TestAnOrderOfAServerThatWasReplaced(t *testing.T) {
 	t.Parallel()
 	w := newWentBack(t)
 	c := w.server.Snapshot(t)
-	if err := c.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Start(t.Context()))
 	t.Cleanup(func() { _ = c.Stop("immediate") })
 	there := on(t, w.db, c)
 	// Orders go to one server, and the probe reaches the other.

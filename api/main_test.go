@@ -69,19 +69,13 @@ func (w *world) sibling(edit ...func(*Options)) *world {
 func (w *world) start(pgURL, redisURL string, edit ...func(*Options)) {
 	w.tb.Helper()
 	cfg, err := sql.OrderPoolConfig(pgURL, "public")
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	cfg.MaxConns = 8
 	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	w.tb.Cleanup(pool.Close)
 	made, err := idem.NewClient(redisURL)
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	rdb := patient(made)
 	w.tb.Cleanup(func() { _ = rdb.Close() })
 	o := Options{Pool: pool, Redis: rdb, Logger: testenv.Logger(w.tb)}
@@ -123,9 +117,7 @@ func impatient(tb testing.TB) func(*Options) {
 	tb.Helper()
 	return func(o *Options) {
 		c, err := idem.NewClient("redis://" + o.Redis.(*redis.Client).Options().Addr)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		must(tb, err)
 		tb.Cleanup(func() { _ = c.Close() })
 		o.Redis = c
 	}
@@ -249,9 +241,7 @@ func (w *world) checkInvariants(orders int) {
 		(SELECT count(*) FROM outbox e JOIN orders o ON e.aggregate_id = o.id::text AND e.payload->>'id' = o.id::text
 			AND (e.payload->>'amount')::bigint = o.amount AND e.payload->>'user_id' = o.user_id::text)`).
 		Scan(&r.orders, &r.keys, &r.events, &r.matching)
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	if want := (row{orders, orders, orders, orders}); r != want {
 		w.tb.Errorf("orders, keys, events, events of their order: %+v, want %+v", r, want)
 	}
@@ -272,4 +262,12 @@ func (w *world) published() {
 		}
 		return nil
 	})
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -33,16 +33,10 @@ type document struct {
 func loadDocument(tb testing.TB) *document {
 	tb.Helper()
 	doc, err := openapi3.NewLoader().LoadFromData(openAPI)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := doc.Validate(context.Background()); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
+	must(tb, doc.Validate(context.Background()))
 	r, err := gorillamux.NewRouter(doc)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return &document{doc, r}
 }
 
@@ -123,9 +117,7 @@ func TestAnyRequestGetsADocumentedAnswer(t *testing.T) {
 	h := w.s.Public()
 	placed := json.RawMessage(w.post("a-key-that-was-used", orderJSON(1)).body)
 	var known orderBody
-	if err := json.Unmarshal(placed, &known); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(placed, &known))
 	rapid.Check(t, func(t *rapid.T) {
 		g := generator{t, known.ID.String()}
 		method, target, body, header := g.request()

@@ -66,11 +66,9 @@ func TestAnOrderIsPlacedOnceAndReplayed(t *testing.T) {
 	}
 	w.checkInvariants(1)
 	var typ, agg, subject, payload, headers string
-	if err := w.db.Pool.QueryRow(t.Context(),
+	must(t, w.db.Pool.QueryRow(t.Context(),
 		"SELECT event_type, aggregate_type, aggregate_id, payload::text, headers->>'traceparent' FROM outbox").
-		Scan(&typ, &agg, &subject, &payload, &headers); err != nil {
-		t.Fatal(err)
-	}
+		Scan(&typ, &agg, &subject, &payload, &headers))
 	if typ != "order.created" || agg != "order" || subject != o.ID.String() || headers != trace {
 		t.Errorf("event %s %s %s %s", typ, agg, subject, headers)
 	}
@@ -253,9 +251,7 @@ func TestAnOldKeyIsReplayedOrRefusedButNotExecuted(t *testing.T) {
 	}
 	want(t, strict.post(old, orderJSON(2)), 422, "idempotency_key_reused")
 	fresh, err := uuid.NewV7()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want(t, strict.post(fresh.String(), orderJSON(1)), 201, "")
 	w.checkInvariants(2)
 }

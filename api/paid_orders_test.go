@@ -142,13 +142,9 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 			w.redis.Client.HDel(w.tb.Context(), accountOf(user), "f")
 		}},
 		"redis gone": {503, "credits_store_unavailable", func(w *world, _ string) {
-			if err := w.redis.Kill(); err != nil {
-				w.tb.Fatal(err)
-			}
+			must(w.tb, w.redis.Kill())
 		}, func(w *world, _ string) {
-			if err := w.redis.Start(w.tb.Context()); err != nil {
-				w.tb.Fatal(err)
-			}
+			must(w.tb, w.redis.Start(w.tb.Context()))
 		}},
 		"redis lost its data": {503, "epoch_recovering", func(w *world, _ string) {
 			w.redis.Client.FlushAll(w.tb.Context())

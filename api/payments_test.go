@@ -20,9 +20,7 @@ import (
 func (w *world) relay() (stopSync, stopPayments func()) {
 	w.tb.Helper()
 	c, connections, err := credits.NewClient(w.redis.URL())
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	log := testenv.Logger(w.tb)
 	background := func(run func(context.Context) error) func() {
 		ctx, cancel := context.WithCancel(context.Background())

@@ -88,23 +88,15 @@ func (w *world) spawn(c childConfig) *process {
 	w.tb.Helper()
 	c.Postgres, c.Redis = w.db.URL, w.redis.URL()
 	text, err := json.Marshal(c)
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	exe, err := os.Executable()
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	cmd := exec.CommandContext(context.Background(), exe, "-test.run=^$")
 	cmd.Env = append(os.Environ(), childEnv+"="+string(text))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		w.tb.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
+	must(w.tb, cmd.Start())
 	w.tb.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	url, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
@@ -219,9 +211,7 @@ func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
 				w.published()
 				w.redis.Client.FlushAll(t.Context())
 			}
-			if err := zombie.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
+			must(t, zombie.cmd.Process.Signal(syscall.SIGCONT))
 			r := <-late
 			if r.status == 503 && (r.code() == "temporarily_unavailable" || r.code() == "outcome_unknown") {
 				// it was suspended for longer than an order may take, so it did nothing or returned an unknown outcome
@@ -365,9 +355,7 @@ func TestRedisTroubleUnderLoad(t *testing.T) {
 		func() error { return w.redis.Start(ctx) },
 	} {
 		grow()
-		if err := trouble(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, trouble())
 	}
 	grow()
 	close(stop)

@@ -114,17 +114,13 @@ func TestMediaTypes(t *testing.T) {
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/orders",
 			strings.NewReader(orderJSON(1)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		req.Header.Set(idem.KeyHeader, newKey())
 		if value != "" {
 			req.Header.Set("Content-Type", value)
 		}
 		res, err := client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = res.Body.Close()
 		if res.StatusCode != status {
 			t.Errorf("%q: %d, want %d", value, res.StatusCode, status)

@@ -15,9 +15,7 @@ import (
 func (w *world) raw(text string) net.Conn {
 	w.tb.Helper()
 	c, err := (&net.Dialer{}).DialContext(w.tb.Context(), "tcp", strings.TrimPrefix(w.url, "http://"))
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	w.tb.Cleanup(func() { _ = c.Close() })
 	if _, err := io.WriteString(c, text); err != nil {
 		w.tb.Fatal(err)
@@ -90,9 +88,7 @@ func TestAnEndlessBodyIsRefused(t *testing.T) {
 	}()
 	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	res, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer res.Body.Close()
 	if res.StatusCode != 413 {
 		t.Errorf("%d", res.StatusCode)

@@ -42,19 +42,19 @@ const testIssuer, testAudience = "https://issuer.example/", "posthaste"
 
 // Keys take long to generate, and the tests can share them.
 var (
-	rsaKey   = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 2048)) })
-	weakKey  = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 1024)) })
+	rsaKey   = sync.OnceValue(func() *rsa.PrivateKey { return need(rsa.GenerateKey(rand.Reader, 2048)) })
+	weakKey  = sync.OnceValue(func() *rsa.PrivateKey { return need(rsa.GenerateKey(rand.Reader, 1024)) })
 	otherKey = sync.OnceValue(newECKey)
 )
 
-func must[T any](v T, err error) T {
+func need[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
 	}
 	return v
 }
 
-func newECKey() *ecdsa.PrivateKey { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) }
+func newECKey() *ecdsa.PrivateKey { return need(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) }
 
 func pub(kid string, key crypto.PublicKey) jose.JSONWebKey {
 	return jose.JSONWebKey{Key: key, KeyID: kid}
@@ -83,7 +83,7 @@ func (i *issuer) answers(h http.HandlerFunc) {
 func (i *issuer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	i.served.Add(1)
 	i.mu.Lock()
-	text, answer := must(json.Marshal(jose.JSONWebKeySet{Keys: i.keys})), i.answer
+	text, answer := need(json.Marshal(jose.JSONWebKeySet{Keys: i.keys})), i.answer
 	i.mu.Unlock()
 	if answer != nil {
 		answer(w, r)
@@ -124,8 +124,8 @@ func sign(alg jose.SignatureAlgorithm, key any, kid string, claims map[string]an
 	if kid != "" {
 		o = o.WithHeader("kid", kid)
 	}
-	s := must(jose.NewSigner(jose.SigningKey{Algorithm: alg, Key: key}, o))
-	return must(jwt.Signed(s).Claims(claims).Serialize())
+	s := need(jose.NewSigner(jose.SigningKey{Algorithm: alg, Key: key}, o))
+	return need(jwt.Signed(s).Claims(claims).Serialize())
 }
 
 // newTokens returns Tokens with the key set at place.
@@ -134,9 +134,7 @@ func newTokens(tb testing.TB, place string) *Tokens {
 	t, err := NewTokens(TokenOptions{
 		Issuer: testIssuer, Audience: testAudience, JWKS: place, UserClaim: "sub", ScopeClaim: "scope",
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return t
 }
 
@@ -144,7 +142,7 @@ func newTokens(tb testing.TB, place string) *Tokens {
 func issuedWith(tb testing.TB, keys ...jose.JSONWebKey) *Tokens {
 	tb.Helper()
 	t := newTokens(tb, "https://issuer.example/keys")
-	text := must(json.Marshal(jose.JSONWebKeySet{Keys: keys}))
+	text := need(json.Marshal(jose.JSONWebKeySet{Keys: keys}))
 	if _, err := t.keys.take(bytes.NewReader(text), time.Now()); err != nil {
 		tb.Fatal(err)
 	}
@@ -162,14 +160,14 @@ func keep(tb testing.TB, t *Tokens) {
 
 func TestTokensThatAreNotValid(t *testing.T) {
 	t.Parallel()
-	ec, ed := newECKey(), must2(ed25519.GenerateKey(rand.Reader))
+	ec, ed := newECKey(), need2(ed25519.GenerateKey(rand.Reader))
 	encrypts := pub("enc", &ec.PublicKey)
 	encrypts.Use = "enc"
 	pss := pub("pss", &rsaKey().PublicKey)
 	pss.Algorithm = "PS256"
 	tokens := issuedWith(t, pub("rsa", &rsaKey().PublicKey), pub("ec", &ec.PublicKey), pub("ed", ed.Public()),
 		pub("weak", &weakKey().PublicKey), encrypts, pss)
-	der := must(x509.MarshalPKIXPublicKey(&rsaKey().PublicKey))
+	der := need(x509.MarshalPKIXPublicKey(&rsaKey().PublicKey))
 	now := time.Now().Unix()
 	good := sign("ES256", ec, "ec", claims())
 	part := strings.Split(good, ".")
@@ -237,7 +235,7 @@ func TestTokensThatAreNotValid(t *testing.T) {
 	}
 }
 
-func must2[A, B any](_ A, b B, err error) B { return must(b, err) }
+func need2[A, B any](_ A, b B, err error) B { return need(b, err) }
 
 func TestScopesOfTokens(t *testing.T) {
 	t.Parallel()
@@ -600,12 +598,10 @@ func TestKeySetsThatAreNotTaken(t *testing.T) {
 	t.Cleanup(elsewhere.Close)
 	tokens := newTokens(t, server.URL)
 	from.publish(pub("k", &ec.PublicKey))
-	if err := tokens.keys.fetch(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tokens.keys.fetch(t.Context()))
 	before := tokens.keys.set.Load()
 	set := func(keys ...jose.JSONWebKey) string {
-		return string(must(json.Marshal(jose.JSONWebKeySet{Keys: keys})))
+		return string(need(json.Marshal(jose.JSONWebKeySet{Keys: keys})))
 	}
 	encrypts := pub("k", &ec.PublicKey)
 	encrypts.Use = "enc"
@@ -651,10 +647,8 @@ func certificate(tb testing.TB, host string, expires time.Time, ca *tls.Certific
 		parent, signer = ca.Leaf, ca.PrivateKey.(*ecdsa.PrivateKey)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: must(x509.ParseCertificate(der))}
+	must(tb, err)
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: need(x509.ParseCertificate(der))}
 }
 
 // Keys are read only from a server with a valid certificate for the issuer's name.
@@ -701,9 +695,7 @@ func TestTheIssuersKeysFollowTheirFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "jwks.json")
 	write := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	o := TokenOptions{Issuer: testIssuer, Audience: testAudience, JWKS: path, UserClaim: "sub", ScopeClaim: "scope"}
 	write("{}")
@@ -711,7 +703,7 @@ func TestTheIssuersKeysFollowTheirFile(t *testing.T) {
 		t.Error("a file without keys was taken")
 	}
 	set := func(kid string, key *ecdsa.PrivateKey) string {
-		return string(must(json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{pub(kid, &key.PublicKey)}})))
+		return string(need(json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{pub(kid, &key.PublicKey)}})))
 	}
 	first, second := newECKey(), newECKey()
 	write(set("1", first))

@@ -106,9 +106,7 @@ func acquisitions(t *testing.T, w *world) int { return commandCalls(t, w, "evals
 func commandCalls(t *testing.T, w *world, name string) int {
 	t.Helper()
 	info, err := w.redis.Client.InfoMap(t.Context(), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n := func(name string) int {
 		v, _, _ := strings.Cut(strings.TrimPrefix(info["Commandstats"]["cmdstat_"+name], "calls="), ",")
 		n, _ := strconv.Atoi(v)

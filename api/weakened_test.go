@@ -27,9 +27,7 @@ func (w *world) weaken(edits ...string) func(*Options) {
 	texts := weakScript{}
 	for _, name := range []string{"acq", "hb", "rel", "pub"} {
 		b, err := os.ReadFile("../idem/lua/" + name + ".lua")
-		if err != nil {
-			w.tb.Fatal(err)
-		}
+		must(w.tb, err)
 		if text := strings.NewReplacer(edits...).Replace(string(b)); text != string(b) {
 			sum := sha1.Sum(b)
 			texts[hex.EncodeToString(sum[:])] = text
@@ -39,9 +37,7 @@ func (w *world) weaken(edits ...string) func(*Options) {
 		w.tb.Fatalf("no script has any of %q", edits)
 	}
 	made, err := idem.NewClient(w.redis.URL())
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	c := patient(made)
 	w.tb.Cleanup(func() { _ = c.Close() })
 	c.AddHook(texts)
@@ -141,9 +137,7 @@ func (w *world) around(trouble func() error) (first, again reply) {
 	key := newKey()
 	first = w.post(key, orderJSON(1))
 	w.published()
-	if err := trouble(); err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, trouble())
 	return first, w.sibling().post(key, orderJSON(1), "Prefer", "wait=10")
 }
 

@@ -18,26 +18,20 @@ import (
 func bare(tb testing.TB, client *redis.Client, stream, group string, n int) time.Duration {
 	tb.Helper()
 	ctx := tb.Context()
-	if err := client.XGroupCreateMkStream(ctx, stream, group, "0").Err(); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, client.XGroupCreateMkStream(ctx, stream, group, "0").Err())
 	began := time.Now()
 	for got := 0; got < n; {
 		res, err := client.XReadGroup(ctx, &redis.XReadGroupArgs{
 			Group: group, Consumer: "c", Streams: []string{stream, ">"},
 			Count: 500,
 		}).Result()
-		if err != nil {
-			tb.Fatal(err)
-		}
+		must(tb, err)
 		ids := make([]string, 0, 500)
 		for _, m := range res[0].Messages {
 			ids = append(ids, m.ID)
 		}
 		got += len(ids)
-		if err := client.XAck(ctx, stream, group, ids...).Err(); err != nil {
-			tb.Fatal(err)
-		}
+		must(tb, client.XAck(ctx, stream, group, ids...).Err())
 	}
 	return time.Since(began)
 }
@@ -56,9 +50,7 @@ func library(tb testing.TB, client *redis.Client, stream, group string, n int) t
 			return nil
 		},
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	ctx, cancel := context.WithCancel(tb.Context())
 	done := make(chan error, 1)
 	began := time.Now()
@@ -68,9 +60,7 @@ func library(tb testing.TB, client *redis.Client, stream, group string, n int) t
 	}
 	took := time.Since(began)
 	cancel()
-	if err := <-done; err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, <-done)
 	return took
 }
 

@@ -131,9 +131,7 @@ type process struct {
 func spawn(tb testing.TB, cfg childConfig) *process {
 	tb.Helper()
 	env, err := json.Marshal(cfg)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	cmd := exec.Command(os.Args[0]) //nolint:noctx // killed by the test
 	p := &process{cmd: cmd, ready: make(chan struct{}), gone: make(chan struct{}), ids: map[string]int{}}
 	p.cmd.Env = append(os.Environ(), childEnv+"="+string(env))

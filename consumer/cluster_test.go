@@ -17,9 +17,7 @@ import (
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t, "cluster-enabled yes")
-	if err := r.Client.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
 	testenv.Eventually(t, 20*time.Second, func() error { return r.Client.Set(t.Context(), "probe", 1, 0).Err() })
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{r.Addr()}})
 	defer client.Close()

@@ -81,9 +81,7 @@ func TestPrefixFindsNewStreamsAndSkipsOthers(t *testing.T) {
 	r := testenv.Redis(t)
 	add(t, r.Client, "outbox.order", event{"a", "s", 1})
 	add(t, r.Client, "dead.outbox.order", event{"d", "s", 1})
-	if err := r.Client.HSet(t.Context(), "outbox.hash", "k", "v").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.HSet(t.Context(), "outbox.hash", "k", "v").Err())
 	var rec record
 	start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", Handler: rec.handle})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
@@ -101,16 +99,12 @@ func TestPrefixFindsNewStreamsAndSkipsOthers(t *testing.T) {
 func TestWrongTypeStopsNobodyElse(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	if err := r.Client.Set(t.Context(), "bad", "x", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.Set(t.Context(), "bad", "x", 0).Err())
 	var rec record
 	start(t, consumer.Options{Client: r.Client, Streams: []string{"bad", "good"}, Handler: rec.handle})
 	add(t, r.Client, "good", event{"a", "s", 1})
 	settled(t, r.Client, 20*time.Second, "g", "good")
-	if err := r.Client.Del(t.Context(), "bad").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.Del(t.Context(), "bad").Err())
 	add(t, r.Client, "bad", event{"b", "s", 1})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if n := len(rec.list()); n != 2 {
@@ -158,9 +152,7 @@ func TestLineWriter(t *testing.T) {
 	entry := add(t, r.Client, "outbox.order", event{"id-1", "s-1", 5})
 	// Malformed entries: no event at all, and a payload that is not JSON.
 	for _, values := range [][]any{{"foo", "bar"}, {"id", "x", "data", "{"}} {
-		if err := r.Client.Do(t.Context(), append([]any{"XADD", "outbox.order", "*"}, values...)...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Client.Do(t.Context(), append([]any{"XADD", "outbox.order", "*"}, values...)...).Err())
 	}
 	last := add(t, r.Client, "outbox.order", event{"id-2", "s-2", 6})
 	var out syncBuffer
@@ -171,9 +163,7 @@ func TestLineWriter(t *testing.T) {
 		t.Fatalf("lines %q, want 2", lines)
 	}
 	var got map[string]any
-	if err := json.Unmarshal([]byte(lines[0]), &got); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(lines[0]), &got))
 	for k, want := range map[string]string{
 		"id": "id-1", "type": "order.created", "subject": "s-1",
 		"stream": "outbox.order", "entry_id": entry,

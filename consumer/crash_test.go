@@ -107,9 +107,7 @@ func TestEffectExactlyOnce(t *testing.T) {
 	for i := range 3 {
 		reached(0.2 * float64(i+1))
 		if i == 1 {
-			if err := procs[1].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			must(t, procs[1].cmd.Process.Signal(syscall.SIGSTOP))
 			defer func() { _ = procs[1].cmd.Process.Signal(syscall.SIGCONT) }()
 			continue
 		}
@@ -117,9 +115,7 @@ func TestEffectExactlyOnce(t *testing.T) {
 		procs[i] = spawn(t, cfg)
 	}
 	reached(0.95)
-	if err := procs[1].cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, procs[1].cmd.Process.Signal(syscall.SIGCONT))
 	settled(t, r.Client, 2*time.Minute, "g", "outbox.order")
 	for _, p := range procs {
 		p.stop(t)
@@ -233,9 +229,7 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	// It is stopped while all it does waits for Redis: between the look at the lease and the question that follows it
 	// there is no fence.
 	client := r.Client
-	if err := client.Do(t.Context(), "CLIENT", "PAUSE", time.Minute.Milliseconds(), "WRITE").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Do(t.Context(), "CLIENT", "PAUSE", time.Minute.Milliseconds(), "WRITE").Err())
 	waiting, same := "", 0
 	testenv.Eventually(t, 60*time.Second, func() error {
 		now, err := client.InfoMap(t.Context(), "clients").Result()
@@ -250,12 +244,8 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 		}
 		return nil
 	})
-	if err := holder.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	if err := client.Do(t.Context(), "CLIENT", "UNPAUSE").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.cmd.Process.Signal(syscall.SIGSTOP))
+	must(t, client.Do(t.Context(), "CLIENT", "UNPAUSE").Err())
 	spawn(t, cfg)
 	testenv.Eventually(t, 60*time.Second, func() error {
 		if now := owner(); now == first || now == "" {
@@ -263,9 +253,7 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 		}
 		return nil
 	})
-	if err := holder.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.cmd.Process.Signal(syscall.SIGCONT))
 	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
 	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
 }
@@ -291,9 +279,7 @@ func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 			}
 			return nil
 		})
-		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		least := cfg.ClaimIdle/3 - time.Duration(i%10)*cfg.ClaimIdle/20
 		testenv.Eventually(t, 20*time.Second, func() error {
 			if left := r.Client.PTTL(t.Context(), "{outbox.order}:lease:g").Val(); left >= max(least, 0) {
@@ -301,9 +287,7 @@ func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 			}
 			return nil
 		})
-		if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.cmd.Process.Signal(syscall.SIGCONT))
 	}
 	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
 	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)

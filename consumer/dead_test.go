@@ -35,9 +35,7 @@ func (f *failing) run(ctx context.Context, ev consumer.Event) error {
 func dead(tb testing.TB, client redis.UniversalClient) []consumer.DeadEntry {
 	tb.Helper()
 	list, err := consumer.Dead(tb.Context(), client, "outbox.")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return list
 }
 
@@ -88,9 +86,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 
 	// A retry only reaches the group of the dead event.
 	f.ids.Delete("bad")
-	if err := consumer.Retry(t.Context(), r.Client, byID["bad"]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, consumer.Retry(t.Context(), r.Client, byID["bad"]))
 	if err := consumer.Retry(t.Context(), r.Client, byID["bad"]); !errors.Is(err, consumer.ErrDeadGone) {
 		t.Errorf("second retry: %v, want ErrDeadGone", err)
 	}
@@ -104,12 +100,8 @@ func TestDeadListRetryDrop(t *testing.T) {
 
 	// The same once the original entry is trimmed: added again, and skipped by the other group.
 	f.ids.Delete("worse")
-	if err := r.Client.XTrimMaxLen(t.Context(), "outbox.order", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := consumer.Retry(t.Context(), r.Client, byID["worse"]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.XTrimMaxLen(t.Context(), "outbox.order", 0).Err())
+	must(t, consumer.Retry(t.Context(), r.Client, byID["worse"]))
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if f.times()["worse"] != 1 {
 			return fmt.Errorf("ran %v", f.times())
@@ -135,17 +127,13 @@ func TestDeadListRetryDrop(t *testing.T) {
 		return nil
 	})
 	third := dead(t, r.Client)[0]
-	if err := consumer.Drop(t.Context(), r.Client, third); err != nil {
-		t.Fatal(err)
-	}
+	must(t, consumer.Drop(t.Context(), r.Client, third))
 	if err := consumer.Drop(t.Context(), r.Client, third); !errors.Is(err, consumer.ErrDeadGone) {
 		t.Errorf("second drop: %v, want ErrDeadGone", err)
 	}
 	third.Group = "never existed"
-	if err := r.Client.XAdd(t.Context(),
-		&redis.XAddArgs{Stream: third.DeadStream, ID: "*", Values: []any{"id", "x"}}).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.XAdd(t.Context(),
+		&redis.XAddArgs{Stream: third.DeadStream, ID: "*", Values: []any{"id", "x"}}).Err())
 	third.DeadID = dead(t, r.Client)[0].DeadID
 	if err := consumer.Retry(t.Context(), r.Client, third); !errors.Is(err, consumer.ErrGroupGone) {
 		t.Errorf("retry for a group that does not exist: %v, want ErrGroupGone", err)
@@ -231,9 +219,7 @@ func sample(tb testing.TB, reg *prometheus.Registry, name string) float64 {
 func find(tb testing.TB, reg *prometheus.Registry, name string) (sum float64, found bool) {
 	tb.Helper()
 	all, err := reg.Gather()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	for _, f := range all {
 		if f.GetName() == name {
 			found = true

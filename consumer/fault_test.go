@@ -33,9 +33,7 @@ func TestRedisGoneAndBack(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t, "appendfsync always")
 	ids := fill(t, r.Client, "outbox.order", 2000, 50)
-	if err := r.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Kill())
 	var rec record
 	logs := &syncBuffer{}
 	c := start(t, consumer.Options{
@@ -48,21 +46,15 @@ func TestRedisGoneAndBack(t *testing.T) {
 		}
 		return nil
 	})
-	if err := r.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if len(rec.times()) == 0 {
 			return errors.New("nothing ran")
 		}
 		return nil
 	})
-	if err := r.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Kill())
+	must(t, r.Start(t.Context()))
 	eventuallyRan(t, &rec, 20*time.Second, len(ids))
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	if err := c.stop(); err != nil {
@@ -104,9 +96,7 @@ func TestAPartitionIsSurvived(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	waitPending(t, r.Client, window-1) // and now for none
 	ids = append(ids, fill(t, r.Client, "outbox.order", 1000, 50)...)
 	h.Hold(true)
@@ -139,9 +129,7 @@ func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
 		Client: client, Group: "g", Prefix: "outbox.", Handler: (&record{}).handle,
 		Logger: logTo(&syncBuffer{}),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	consumer.StallAfter(c, time.Second)
 	run(t, c)
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -167,9 +155,7 @@ func TestAStandstillIsSaid(t *testing.T) {
 		Client: client, Group: "g", Streams: []string{"outbox.order"},
 		Handler: rec.handle, Logger: logTo(logs), Registerer: reg,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	consumer.StallAfter(c, 2*time.Second)
 	run(t, c)
 	ids := fill(t, r.Client, "outbox.order", 100, 10)
@@ -208,9 +194,7 @@ func TestFlush(t *testing.T) {
 			ClaimIdle: 500 * time.Millisecond, Handler: rec.handle,
 		})
 		settled(t, r.Client, 20*time.Second, group, "outbox.order")
-		if err := r.Client.FlushAll(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Client.FlushAll(t.Context()).Err())
 		before := len(rec.times())
 		ids := fill(t, r.Client, "outbox.order", 100, 10)
 		eventuallyRan(t, &rec, 20*time.Second, before+len(ids))
@@ -302,17 +286,13 @@ func TestDeadConsumersAreRemoved(t *testing.T) {
 	r := testenv.Redis(t)
 	ctx := t.Context()
 	ids := fill(t, r.Client, "outbox.order", 5, 5)
-	if err := r.Client.XGroupCreate(ctx, "outbox.order", "g", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.XGroupCreate(ctx, "outbox.order", "g", "0").Err())
 	for i, name := range []string{"holds", "empty"} {
-		if err := r.Client.XReadGroup(ctx,
+		must(t, r.Client.XReadGroup(ctx,
 			&redis.XReadGroupArgs{
 				Group: "g", Consumer: name, Streams: []string{"outbox.order", ">"}, Count: 2,
 				NoAck: i == 1,
-			}).Err(); err != nil {
-			t.Fatal(err)
-		}
+			}).Err())
 	}
 	var rec record
 	c := start(t, consumer.Options{

@@ -78,18 +78,14 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	ctx := t.Context()
 	fill(t, r.Client, "outbox.order", 10, 10)
 	// A group that has read 4 of 10, and acknowledged none; its consumer is gone.
-	if err := r.Client.XGroupCreate(ctx, "outbox.order", "g", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.XGroupCreate(ctx, "outbox.order", "g", "0").Err())
 	if err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
 		Group: "g", Consumer: "gone",
 		Streams: []string{"outbox.order", ">"}, Count: 4,
 	}).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Client.XTrimMaxLen(ctx, "outbox.order", 3).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.XTrimMaxLen(ctx, "outbox.order", 3).Err())
 	regs := []*prometheus.Registry{prometheus.NewRegistry(), prometheus.NewRegistry()}
 	var rec record
 	for _, reg := range regs {
@@ -122,9 +118,7 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	// Trimming what is acknowledged is no loss, and the lag stays right.
 	fill(t, r.Client, "outbox.order", 5, 5)
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-	if err := r.Client.XTrimMaxLen(ctx, "outbox.order", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.XTrimMaxLen(ctx, "outbox.order", 0).Err())
 	fill(t, r.Client, "outbox.order", 5, 5)
 	eventuallyRan(t, &rec, 20*time.Second, 13)
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
@@ -162,12 +156,8 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := inspected("")
-	if err := r.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Kill())
+	must(t, r.Start(ctx))
 	inspected(before)
 	if n := sample(t, reg, "outbox_trim_lost_total"); n != 0 {
 		t.Errorf("%v entries counted as lost, and none was", n)

@@ -28,9 +28,7 @@ func addLarge(tb testing.TB, client *redis.Client, stream string, n, size int) [
 		err := client.XAdd(tb.Context(), &redis.XAddArgs{
 			Stream: stream, Values: []any{"id", ids[i], "subject", ids[i], "data", data},
 		}).Err()
-		if err != nil {
-			tb.Fatal(err)
-		}
+		must(tb, err)
 	}
 	return ids
 }
@@ -81,9 +79,7 @@ func TestLargeEventsArriveInSmallAnswers(t *testing.T) {
 func readAsGone(tb testing.TB, client *redis.Client, stream string, n int) {
 	tb.Helper()
 	ctx := tb.Context()
-	if err := client.XGroupCreate(ctx, stream, "g", "0").Err(); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, client.XGroupCreate(ctx, stream, "g", "0").Err())
 	for ; n > 0; n -= 20 { // a few at a time: an answer may be larger than the server allows
 		err := client.Do(ctx, "eval", `
 			local r = redis.call('XREADGROUP', 'GROUP', 'g', 'gone', 'COUNT', 20, 'STREAMS', KEYS[1], '>')
@@ -91,9 +87,7 @@ func readAsGone(tb testing.TB, client *redis.Client, stream string, n int) {
 				redis.call('XCLAIM', KEYS[1], 'g', 'gone', 0, e[1], 'IDLE', 3600000, 'JUSTID')
 			end
 			return 1`, 1, stream).Err()
-		if err != nil {
-			tb.Fatal(err)
-		}
+		must(tb, err)
 	}
 }
 
@@ -107,9 +101,7 @@ func TestAnEventThatCannotBeDeliveredIsNamed(t *testing.T) {
 	c, err := consumer.New(consumer.Options{
 		Client: r.Client, Group: "g", Streams: []string{"outbox.order"}, Handler: rec.handle, Logger: logTo(logs),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	consumer.StallAfter(c, time.Second)
 	run(t, c)
 	logs.wait(t, "client-output-buffer-limit")
@@ -119,9 +111,7 @@ func TestAnEventThatCannotBeDeliveredIsNamed(t *testing.T) {
 		}
 		return nil
 	})
-	if err := r.Client.ConfigSet(t.Context(), "client-output-buffer-limit", "normal 0 0 0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.ConfigSet(t.Context(), "client-output-buffer-limit", "normal 0 0 0").Err())
 	eventuallyRan(t, &rec, 20*time.Second, 1)
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if why := c.Stalled(); why != "" {

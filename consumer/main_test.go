@@ -108,9 +108,7 @@ func start(tb testing.TB, opt consumer.Options) *running {
 		opt.Logger = testenv.Logger(tb)
 	}
 	c, err := consumer.New(opt)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return run(tb, c)
 }
 
@@ -209,3 +207,11 @@ func allOnce(tb testing.TB, ids []string, got map[string]int) {
 var errBoom = errors.New("boom")
 
 func goexit() { runtime.Goexit() }
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}

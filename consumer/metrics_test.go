@@ -19,9 +19,7 @@ func TestMetricsAtStart(t *testing.T) {
 			Client: client, Group: group, Streams: []string{"s"},
 			Handler: (&record{}).handle, Registerer: reg,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	for _, name := range []string{
 		"outbox_consumer_attempts_total", "outbox_consumer_dead_total", "outbox_consumer_claimed_total",

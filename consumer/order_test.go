@@ -168,9 +168,7 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	ctx := t.Context()
-	if err := r.Client.XGroupCreateMkStream(ctx, "s", "g", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.XGroupCreateMkStream(ctx, "s", "g", "0").Err())
 	for i := range 3 {
 		add(t, r.Client, "s", event{strconv.Itoa(i), "k", i})
 	}
@@ -202,9 +200,7 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 		"XCLAIM", "s", "g", "gone", 0, res[0].Messages[0].ID, res[0].Messages[1].ID, "IDLE",
 		time.Hour.Milliseconds(), "JUSTID",
 	}
-	if err := r.Client.Do(ctx, long...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.Do(ctx, long...).Err())
 	testenv.Eventually(t, 20*time.Second, func() error {
 		// Not what Redis says: the entries have to have arrived, too.
 		if n := sample(t, reg, "outbox_consumer_claimed_total"); n < 2 {
@@ -267,8 +263,6 @@ func TestHalfAWindowIsEnough(t *testing.T) {
 		return nil
 	})
 	left := []any{"XCLAIM", "outbox.order", "g", "dead", 0, id, "IDLE", time.Hour.Milliseconds(), "FORCE", "JUSTID"}
-	if err := r.Client.Do(t.Context(), left...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.Do(t.Context(), left...).Err())
 	times(2)
 }

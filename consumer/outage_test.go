@@ -70,9 +70,7 @@ func TestAnOutageIsNotPoison(t *testing.T) {
 			ids = append(ids, fill(t, r.Client, "outbox.order", events, subjects)...)
 			for range c.restarts {
 				d.outage(t, 2*subjects)
-				if err := run.stop(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, run.stop())
 				run = start(t, opt)
 			}
 			d.outage(t, 4*attempts*subjects)

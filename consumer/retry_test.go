@@ -29,9 +29,7 @@ type publisher struct {
 func newPublisher(tb testing.TB, r *testenv.RedisServer, stream, name string, shared bool) *publisher {
 	tb.Helper()
 	client, err := sink.NewClient(r.URL())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	tb.Cleanup(func() { _ = client.Close() })
 	p := &publisher{stream: stream, owner: outbox.Owner{Source: uuid.New()}}
 	p.sink = sink.New(sink.Options{
@@ -47,9 +45,7 @@ func (p *publisher) adopt(tb testing.TB) {
 	tb.Helper()
 	p.owner.Epoch++
 	_, _ = rand.Read(p.owner.Nonce[:])
-	if err := p.sink.Adopt(tb.Context(), p.stream, p.owner, false); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, p.sink.Adopt(tb.Context(), p.stream, p.owner, false))
 	p.lane = p.sink.Lane(p.stream, p.owner, outbox.Lane{Part: outbox.StreamLane, Nonce: p.owner.Nonce})
 }
 
@@ -95,21 +91,13 @@ func TestRetryWaitsForALostStream(t *testing.T) {
 			f.ids.Store("bad", consumer.Permanent(errBoom))
 			add(t, r.Client, stream, event{"bad", "s", 1})
 			settled(t, r.Client, 20*time.Second, "g", stream)
-			if err := c.stop(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.stop())
 			early := r.Client.Dump(ctx, stream).Val()
 			p.publish(t, 100)
-			if err := r.Client.Del(ctx, stream).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.Client.Del(ctx, stream).Err())
 			if loss.back {
-				if err := r.Client.Restore(ctx, stream, 0, early).Err(); err != nil {
-					t.Fatal(err)
-				}
-				if err := r.Client.XTrimMaxLen(ctx, stream, 0).Err(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, r.Client.Restore(ctx, stream, 0, early).Err())
+				must(t, r.Client.XTrimMaxLen(ctx, stream, 0).Err())
 			} else if err := r.Client.XGroupCreateMkStream(ctx, stream, "g", "0").Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -145,13 +133,9 @@ func TestRetryToAStreamWithoutARelay(t *testing.T) {
 		if stream == "outbox.a" {
 			newPublisher(t, r, stream, "a", false)
 		}
-		if err := r.Client.XGroupCreateMkStream(ctx, stream, "g", "0").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Client.XGroupCreateMkStream(ctx, stream, "g", "0").Err())
 		id, err := r.Client.XAdd(ctx, deadArgs(stream)).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		d := consumer.DeadEntry{DeadStream: "dead." + stream, DeadID: id, Stream: stream, EntryID: "1-0", Group: "g"}
 		if err := consumer.Retry(ctx, r.Client, d); err != nil || r.Client.XLen(ctx, stream).Val() != 1 {
 			t.Errorf("retry on %s: %v", stream, err)

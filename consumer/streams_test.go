@@ -27,9 +27,7 @@ func TestShardsOfANamedStream(t *testing.T) {
 		streams = append(streams, name)
 		add(t, r.Client, name, event{name, "s", 2 + n})
 	}
-	if err := r.Client.Set(t.Context(), "outbox.order#sharded", 1, 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.Set(t.Context(), "outbox.order#sharded", 1, 0).Err())
 	testenv.Eventually(t, 30*time.Second, func() error {
 		if n := len(f.times()); n < len(streams) {
 			return fmt.Errorf("%d events, want %d", n, len(streams))

@@ -30,9 +30,7 @@ func load(tb testing.TB, profiles ...string) *types.Project {
 	tb.Helper()
 	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithoutEnvironmentResolution,
 		cli.WithProfiles(profiles))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	p, err := opts.LoadProject(tb.Context())
 	if err != nil {
 		tb.Fatalf("docker-compose.yml: %v", err)
@@ -43,9 +41,7 @@ func load(tb testing.TB, profiles ...string) *types.Project {
 func service(tb testing.TB, p *types.Project, name string) types.ServiceConfig {
 	tb.Helper()
 	s, err := p.GetService(name)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return s
 }
 
@@ -223,9 +219,7 @@ func TestComposeRedisRoom(t *testing.T) {
 	p := load(t)
 	redis := service(t, p, "redis")
 	maxlen, err := strconv.ParseInt(*service(t, p, "relay").Environment["POSTHASTE_STREAM_MAXLEN"], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	need, have := streams*maxlen*bytesPerEntry, size(t, following(t, redis, "--maxmemory"))
 	if need > have*3/4 {
 		t.Errorf("%d streams of %d entries take %d bytes: more than three quarters of maxmemory, %d", streams, maxlen,
@@ -302,9 +296,7 @@ func TestComposeDashboardPaths(t *testing.T) {
 	decode(t, "grafana/provisioning/dashboards/posthaste.yml", &provider)
 	home := *g.Environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
 	b, err := os.ReadFile(filepath.Join("grafana", "dashboards", filepath.Base(home)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if linked := `"url": "/public/posthaste/runbook.md`; !strings.Contains(string(b), linked) ||
 		!slices.ContainsFunc(g.Volumes, func(v types.ServiceVolumeConfig) bool {
 			return v.Target == "/usr/share/grafana/public/posthaste" && filepath.Base(v.Source) == "docs"
@@ -326,9 +318,7 @@ func TestComposeDashboardPaths(t *testing.T) {
 func read(tb testing.TB, name string) string {
 	tb.Helper()
 	b, err := os.ReadFile(name)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return string(b)
 }
 
@@ -369,9 +359,7 @@ func size(tb testing.TB, s string) int64 {
 		tb.Fatal(fmt.Errorf("size %q", s))
 	}
 	n, err := strconv.ParseInt(m[1], 10, 64)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return n << (10 * (1 + strings.Index("kmg", strings.ToLower(m[2]))))
 }
 
@@ -382,13 +370,9 @@ func TestComposePasswordsAreNoArguments(t *testing.T) {
 	t.Setenv("REDIS_PASSWORD", secret)
 	t.Setenv("POSTGRES_PASSWORD", secret)
 	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p, err := opts.LoadProject(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, s := range p.Services {
 		if strings.Contains(strings.Join(slices.Concat(s.Entrypoint, s.Command), " "), secret) {
 			t.Errorf("the command line of %s has the password", name)
@@ -403,9 +387,7 @@ func TestComposePasswordsAreNoArguments(t *testing.T) {
 	args = append(args, "--port", "0", "--unixsocket", socket, "--dir", dir)
 	server := exec.CommandContext(t.Context(), args[0], args[1:]...)
 	server.Env = append(os.Environ(), "REDISCLI_AUTH="+*s.Environment["REDISCLI_AUTH"])
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Start())
 	t.Cleanup(func() {
 		_ = server.Process.Kill()
 		_ = server.Wait()

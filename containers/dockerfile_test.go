@@ -108,9 +108,7 @@ func TestDockerIgnore(t *testing.T) {
 		}
 	}
 	root, err := filepath.Abs(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// Every package with code, which is more than the binary needs; folders of tests alone may be left out.
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", "{{if .GoFiles}}{{.Dir}}{{end}}", "./...").Output()
 	if err != nil {
@@ -118,9 +116,7 @@ func TestDockerIgnore(t *testing.T) {
 	}
 	for dir := range strings.Lines(string(out)) {
 		rel, err := filepath.Rel(root, strings.TrimSpace(dir))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if top, _, _ := strings.Cut(rel, string(filepath.Separator)); ignored[top] {
 			t.Errorf("the binary needs %s, which .dockerignore leaves out", rel)
 		}

@@ -279,9 +279,7 @@ func TestAThousandMissesMakeOneRead(t *testing.T) {
 		t.Fatalf("evict: %v, %v", ok, err)
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), w.db.Pool.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	own := func(o *Options) { o.Pool = pool }
 	banks := []*Bank{w.newBank(own), w.newBank(own)}
@@ -365,13 +363,9 @@ func TestFunctionsComeBack(t *testing.T) {
 	w.redis.Client.FunctionFlush(t.Context())
 	w.inStep(user, 99)
 	// The functions survive a restart, like all other data.
-	if err := w.redis.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Stop())
 	w.refused(newOp(user, Deduct, 1), ErrUnavailable)
-	if err := w.redis.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error { return w.redis.Client.Ping(t.Context()).Err() })
 	wantEqual(t, "libraries", len(w.redis.Client.FunctionList(t.Context(), functionQuery).Val()), 1)
 	w.must(newOp(user, Deduct, 1), OK)
@@ -411,9 +405,7 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 	op := newOp(user, Deduct, 10)
 	w.must(op, OK)
 	next := strings.NewReplacer("posthaste_credits_v1", "posthaste_credits_v2", "_v1'", "_v2'").Replace(library)
-	if err := w.redis.Client.FunctionLoadReplace(t.Context(), next).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.FunctionLoadReplace(t.Context(), next).Err())
 	bkt := Bucket(user)
 	args := []any{
 		"FCALL", "cr_deduct_v2", 4, accountKey(user), outcomeKey(user, op.ID), streamKey(bkt), epochKey(bkt), 10,

@@ -55,12 +55,8 @@ func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 		return n
 	}
 	l, err := b.calls.lane(t.Context(), accountKey(user))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, w.redis.Signal(syscall.SIGSTOP))
 	const callers = 400
 	var wg sync.WaitGroup
 	var ok atomic.Int64
@@ -77,9 +73,7 @@ func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 		})
 	}
 	l.under(t, lanes, callers-lanes)
-	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Signal(syscall.SIGCONT))
 	before := reads()
 	wg.Wait()
 	wantEqual(t, "successes", ok.Load(), callers)
@@ -136,9 +130,7 @@ func TestGivingUpInTheQueue(t *testing.T) {
 	w := newWorld(t)
 	user := w.funded(100)
 	b := w.inUse(user)
-	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Signal(syscall.SIGSTOP))
 	var busy sync.WaitGroup
 	wait, giveUp := context.WithCancel(t.Context())
 	defer giveUp()
@@ -163,9 +155,7 @@ func TestGivingUpInTheQueue(t *testing.T) {
 	}
 	giveUp()
 	busy.Wait()
-	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Signal(syscall.SIGCONT))
 	for _, op := range sent {
 		w.must(op, OK)
 	}
@@ -201,9 +191,7 @@ func TestMemoryIsFull(t *testing.T) {
 	for range 20 {
 		w.must(newOp(user, Deduct, 1), OK)
 	}
-	if err := w.redis.Client.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	before := w.account(user)["b"]
 	w.refused(newOp(user, Deduct, 1), ErrUnavailable)
 	w.refused(newOp(user, Add, 1), ErrUnavailable)
@@ -251,9 +239,7 @@ func TestAServerRefusesConnections(t *testing.T) {
 	admin := w.redis.Client.Conn() // stays idle
 	defer admin.Close()
 	set := func(rules ...any) {
-		if err := admin.Do(t.Context(), append([]any{"ACL", "SETUSER", "default"}, rules...)...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, admin.Do(t.Context(), append([]any{"ACL", "SETUSER", "default"}, rules...)...).Err())
 	}
 	set(">first")
 	b := w.newBank(func(o *Options) {
@@ -263,9 +249,7 @@ func TestAServerRefusesConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	set("resetpass", ">second")
-	if err := admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {

@@ -47,9 +47,7 @@ func (w *world) write(users []uuid.UUID, n int) {
 			}
 			return nil
 		})
-		if err != nil {
-			w.tb.Fatal(err)
-		}
+		must(w.tb, err)
 	}
 }
 
@@ -87,9 +85,7 @@ func BenchmarkFunction(b *testing.B) {
 				}
 				return nil
 			})
-			if err != nil {
-				b.Fatal(err)
-			}
+			must(b, err)
 		}
 	})
 	b.Run("deduct", func(b *testing.B) {

@@ -66,9 +66,7 @@ func cluster(t *testing.T,
 func nodeOf(t *testing.T, nodes []*testenv.RedisServer, user uuid.UUID) int {
 	t.Helper()
 	slot, err := nodes[0].Client.ClusterKeySlot(t.Context(), accountKey(user)).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	i := 0
 	for int(slot) >= (i+1)*16384/len(nodes) {
 		i++
@@ -320,9 +318,7 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 				in(i, 1)
 			}
 			down := c.Master(t, c.Slot(t, ownerKey)) // the node with the owner key
-			if err := edit.down(c.Nodes[down]); err != nil {
-				t.Fatal(err)
-			}
+			must(t, edit.down(c.Nodes[down]))
 			for i, u := range users {
 				if i == down {
 					continue
@@ -341,9 +337,7 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 			if _, err := w.bank.Apply(ctx, newOp(users[down], Deduct, 1)); err == nil {
 				t.Error("an operation on a master that is down is done")
 			}
-			if err := edit.up(t, c.Nodes[down]); err != nil {
-				t.Fatal(err)
-			}
+			must(t, edit.up(t, c.Nodes[down]))
 			testenv.Eventually(t, time.Minute, func() error {
 				_, err := w.bank.Apply(t.Context(), newOp(users[down], Deduct, 100))
 				return err
@@ -371,14 +365,10 @@ func TestLossesAreCountedBesideAMasterThatIsDown(t *testing.T) {
 	}
 	for _, bkt := range []int16{first, later} {
 		_, err := call(t.Context(), c.Client, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, 1, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b.buckets[bkt].epoch, b.buckets[bkt].claim = 1, 7
 	}
-	if err := c.Nodes[down].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Nodes[down].Kill())
 	if err := b.claim(t.Context()); err == nil {
 		t.Error("a node that is down has answered")
 	}

@@ -70,12 +70,8 @@ func TestDurabilityAOF(t *testing.T) {
 	for range 5 {
 		r := w.durable(newOp(user, Deduct, 1), OK)
 		wantEqual(t, "durability", r.Durability, durFsynced)
-		if err := w.redis.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.redis.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.redis.Kill())
+		must(t, w.redis.Start(t.Context()))
 		got := w.durable(newOp(user, Deduct, 1000), Insufficient) // a loss would make the floor refuse this
 		wantEqual(t, "balance", got.Balance, r.Balance)
 	}
@@ -103,12 +99,8 @@ func TestDurabilityNone(t *testing.T) {
 	user := w.funded(100)
 	w.settle()
 	wantEqual(t, "durability", w.must(newOp(user, Deduct, 30), OK).Durability, durMemory)
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.redis.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
+	must(t, w.redis.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if _, err := w.bank.Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrRecovering) {
 			return err

@@ -83,14 +83,10 @@ func (p *pair) caughtUp() {
 // failOver promotes the replica and stops the primary.
 func (p *pair) failOver() {
 	p.tb.Helper()
-	if err := p.replica.Client.Do(p.tb.Context(), "REPLICAOF", "NO", "ONE").Err(); err != nil {
-		p.tb.Fatal(err)
-	}
+	must(p.tb, p.replica.Client.Do(p.tb.Context(), "REPLICAOF", "NO", "ONE").Err())
 	a := p.replica.Addr()
 	p.addr.Store(&a)
-	if err := p.redis.Kill(); err != nil {
-		p.tb.Fatal(err)
-	}
+	must(p.tb, p.redis.Kill())
 }
 
 // A replica takes over that lacks acknowledged operations. No process continues from it, whether the process itself has
@@ -295,9 +291,7 @@ func TestThroughSentinel(t *testing.T) {
 	w := &world{tb: t, db: testenv.Postgres(t)}
 	client := func() (redis.UniversalClient, *Connections) {
 		o, err := redisurl.Parse(s.URL())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		c := Configure(o)
 		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 30*time.Second, 30*time.Second, 30*time.Second
 		u := redis.NewUniversalClient(o)
@@ -352,24 +346,18 @@ func TestANewServerWithoutPostgres(t *testing.T) {
 		return nil
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer pool.Close()
 	b := w.newBank(func(o *Options) { o.Pool = pool })
 	apply := func() error {
 		_, err := b.Apply(t.Context(), newOp(user, Deduct, 1))
 		return err
 	}
-	if err := apply(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, apply())
 	down.Store(true)
 	pool.Reset()
 	kill := func() {
-		if err := w.redis.Client.ClientKillByFilter(t.Context(), "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.redis.Client.ClientKillByFilter(t.Context(), "TYPE", "normal", "SKIPME", "yes").Err())
 	}
 	kill()
 	testenv.Eventually(t, 20*time.Second, apply)

@@ -181,10 +181,8 @@ func TestFullSyncKeepsUp(t *testing.T) {
 		wrote := time.Since(start)
 		for {
 			var n int
-			if err := w.db.Pool.QueryRow(t.Context(),
-				"SELECT count(*) FROM outbox WHERE event_type = 'credits.deducted'").Scan(&n); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.db.Pool.QueryRow(t.Context(),
+				"SELECT count(*) FROM outbox WHERE event_type = 'credits.deducted'").Scan(&n))
 			if n == perSecond*seconds {
 				break
 			}

@@ -54,9 +54,7 @@ func (w *world) client(url string) *redis.Client {
 func (w *world) connected(url string) (*redis.Client, *Connections) {
 	w.tb.Helper()
 	c, connections, err := patientClient(url)
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	w.tb.Cleanup(func() { _ = c.Close() })
 	return c, connections
 }
@@ -98,9 +96,7 @@ func (w *world) proxied(user uuid.UUID, edit ...func(*redis.Options, *testenv.Pr
 	w.tb.Helper()
 	proxy := testenv.NewProxy(w.tb, w.redis.Addr())
 	c, connections, err := NewClient("redis://" + proxy.Addr() + "/0")
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	for _, f := range edit {
 		own := again(c)
 		f(own, proxy)
@@ -198,18 +194,14 @@ func (w *world) funded(amount int64) uuid.UUID {
 func (w *world) account(user uuid.UUID) map[string]string {
 	w.tb.Helper()
 	m, err := w.redis.Client.HGetAll(w.tb.Context(), accountKey(user)).Result()
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	return m
 }
 
 func (w *world) ledger(user uuid.UUID) LedgerAccount {
 	w.tb.Helper()
 	a, _, err := accountAt(w.tb.Context(), w.db.Pool, Bucket(user), user)
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	if a == nil {
 		return LedgerAccount{}
 	}
@@ -234,9 +226,7 @@ func (w *world) inStep(user uuid.UUID, balance int64) {
 		(SELECT min(balance_after) FROM credit_entries WHERE user_id = $1)
 		FROM credit_accounts a WHERE user_id = $1`, user).
 		Scan(&r.sum, &r.balance, &r.lastSeq, &r.entries, &r.events, &r.successes, &r.lowest)
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	if r.sum != balance || r.balance != balance || r.entries != r.lastSeq || r.events != r.successes || r.lowest < 0 {
 		w.tb.Errorf("ledger %+v, want balance %d", r, balance)
 	}
@@ -248,9 +238,7 @@ func (w *world) inStep(user uuid.UUID, balance int64) {
 
 func (w *world) flush() {
 	w.tb.Helper()
-	if err := w.redis.Client.FlushAll(w.tb.Context()).Err(); err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, w.redis.Client.FlushAll(w.tb.Context()).Err())
 }
 
 func wantEqual[T comparable](tb testing.TB, what string, got, want T) {
@@ -278,4 +266,12 @@ func gauge(g prometheus.Metric) int64 {
 		panic(err)
 	}
 	return int64(m.GetGauge().GetValue())
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

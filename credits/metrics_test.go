@@ -14,9 +14,7 @@ func TestMetricsBeginAtZero(t *testing.T) {
 	New(Options{Registerer: reg})
 	NewSync(SyncOptions{Registerer: reg})
 	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	series := map[string]int{}
 	for _, f := range families {
 		series[f.GetName()] = len(f.GetMetric())

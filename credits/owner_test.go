@@ -18,9 +18,7 @@ func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 	second := &world{tb: t, db: testenv.Postgres(t), redis: w.redis}
 	second.bank, second.sync = second.newBank(), second.newSync()
 	for _, d := range []*testenv.Database{w.db, second.db} {
-		if err := sql.Register(t.Context(), d.Pool, d.Relay); err != nil {
-			t.Fatal(err)
-		}
+		must(t, sql.Register(t.Context(), d.Pool, d.Relay))
 	}
 	user := w.funded(100)
 	// The second database resembles a copy: it has used credits and has the same user.
@@ -39,9 +37,7 @@ func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 	if err != nil || uuid.Validate(source) != nil {
 		t.Fatalf("source %q, %v", source, err)
 	}
-	if err := TakeOver(t.Context(), w.redis.Client, source); err != nil {
-		t.Fatal(err)
-	}
+	must(t, TakeOver(t.Context(), w.redis.Client, source))
 	if _, err := w.newBank().Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("a deduction for the first after the second has taken over: %v", err)
 	}
@@ -52,9 +48,7 @@ func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 func TestTheOwnerThatCannotLook(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	if err := sql.Register(t.Context(), w.db.Pool, w.db.Relay); err != nil {
-		t.Fatal(err)
-	}
+	must(t, sql.Register(t.Context(), w.db.Pool, w.db.Relay))
 	user := w.funded(100)
 	if owner, err := Owner(t.Context(), w.redis.Client); owner == "" || err != nil {
 		t.Fatalf("owner %q, %v", owner, err)
@@ -74,9 +68,7 @@ func TestTheOwnerThatCannotLook(t *testing.T) {
 func TestTheBalancesOfTheOriginal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	if err := sql.Register(t.Context(), w.db.Pool, w.db.Relay); err != nil {
-		t.Fatal(err)
-	}
+	must(t, sql.Register(t.Context(), w.db.Pool, w.db.Relay))
 	user := w.funded(100)
 	w.settle()
 	w.db.Exec(t, "UPDATE relay_state SET system_identifier = 1")

@@ -127,13 +127,9 @@ func TestAnOldSnapshotIsRestored(t *testing.T) {
 	for range 5 {
 		w.must(newOp(user, Deduct, 10), OK)
 	}
-	if err := w.redis.Client.Save(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.Save(t.Context()).Err())
 	old, err := os.ReadFile(filepath.Join(w.redis.Dir, "dump.rdb"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range 20 {
 		w.must(newOp(user, Deduct, 10), OK)
 	}
@@ -141,12 +137,8 @@ func TestAnOldSnapshotIsRestored(t *testing.T) {
 	for range 7 {
 		w.must(newOp(user, Deduct, 10), OK) // in neither the ledger nor the snapshot
 	}
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(w.redis.Dir, "dump.rdb"), old, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
+	must(t, os.WriteFile(filepath.Join(w.redis.Dir, "dump.rdb"), old, 0o600))
 	var ok, refused atomic.Int64
 	stop := make(chan struct{})
 	var load sync.WaitGroup
@@ -168,9 +160,7 @@ func TestAnOldSnapshotIsRestored(t *testing.T) {
 			}
 		})
 	}
-	if err := w.redis.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if refused.Load() == 0 {
 			return errors.New("nothing was refused yet")
@@ -270,9 +260,7 @@ func TestTheEpochEndsAfterTheLedgerWasAsked(t *testing.T) {
 	op.MintedAt = time.Time{} // makes the bank read the ledger
 	a := attempt{b: w.bank, op: &op, bucket: Bucket(user)}
 	v, err := w.bank.view(t.Context(), a.bucket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a.askedIn = v.epoch
 	w.must(op, OK) // another attempt with the same key
 	w.settle()

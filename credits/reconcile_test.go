@@ -12,9 +12,7 @@ import (
 func (w *world) reconcile() *Report {
 	w.tb.Helper()
 	r, err := Reconcile(w.tb.Context(), w.redis.Client, w.db.Pool, nil)
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	return r
 }
 
@@ -215,9 +213,7 @@ func TestReconcileBesideABusyAccount(t *testing.T) {
 	}
 	for range 8 {
 		r, err := Reconcile(t.Context(), w.redis.Client, w.db.Pool, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !r.Clean() {
 			t.Errorf("%+v %+v", r.Differences, r.Buckets)
 		}

@@ -103,18 +103,14 @@ func (w *world) tamper(user uuid.UUID, edit func(entries []map[string]any) []map
 	w.tb.Helper()
 	ctx, key := w.tb.Context(), streamKey(Bucket(user))
 	list, err := w.redis.Client.XRange(ctx, key, "-", "+").Result()
-	if err != nil {
-		w.tb.Fatal(err)
-	}
+	must(w.tb, err)
 	var values []map[string]any
 	for _, m := range list {
 		values = append(values, m.Values)
 	}
 	w.redis.Client.XTrimMaxLen(ctx, key, 0)
 	for _, v := range edit(values) {
-		if err := w.redis.Client.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: v}).Err(); err != nil {
-			w.tb.Fatal(err)
-		}
+		must(w.tb, w.redis.Client.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: v}).Err())
 	}
 }
 
@@ -304,9 +300,7 @@ func TestTheLagRisesWithoutPostgres(t *testing.T) {
 	user := w.funded(100)
 	w.settle()
 	pool, err := pgxpool.New(t.Context(), w.db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	w.sync.pool = pool
 	if _, err := w.sync.round(t.Context()); err != nil {
@@ -338,9 +332,7 @@ func TestLoadNeverOverwritesTheStream(t *testing.T) {
 	keys := []string{accountKey(user), epochKey(bkt), streamKey(bkt), lockKey(user)}
 	load := func(mark, floor int) string {
 		r, err := call(t.Context(), w.redis.Client, fnLoad, keys, 100, 1, "", 1, floor, mark, user.String(), "t", 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return strings.Join(r, " ")
 	}
 	wantEqual(t, "with its entry in the stream", load(1, 0), "BEHIND")

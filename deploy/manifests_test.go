@@ -41,9 +41,7 @@ type manifests struct {
 func render(t *testing.T, dir string) manifests {
 	t.Helper()
 	all, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var m manifests
 	into := map[string]func(string) error{
 		"apps/v1 Deployment":                      decode(&m.deployments),
@@ -105,9 +103,7 @@ func (m manifests) pods() map[string]core.PodTemplateSpec {
 func (m manifests) selected(t *testing.T, s *meta.LabelSelector) []string {
 	t.Helper()
 	selector, err := meta.LabelSelectorAsSelector(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for name, p := range m.pods() {
 		if selector.Matches(labels.Set(p.Labels)) {
@@ -192,9 +188,7 @@ func TestManifestsSelect(t *testing.T) {
 	}
 	for _, mon := range m.monitors {
 		selector, err := meta.LabelSelectorAsSelector(&mon.Spec.Selector)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for name, s := range m.services {
 			if !selector.Matches(labels.Set(s.Labels)) {
 				t.Errorf("service %s is not scraped", name)
@@ -337,9 +331,7 @@ func settings(t *testing.T) map[string]string {
 func file(t *testing.T, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(b)
 }
 
@@ -383,9 +375,7 @@ func TestManifestsSettings(t *testing.T) {
 func TestManifestsStop(t *testing.T) {
 	t.Parallel()
 	drain, err := time.ParseDuration(settings(t)["POSTHASTE_DRAIN_TIMEOUT"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, d := range render(t, example).deployments {
 		pod, before := d.Spec.Template.Spec, int64(0)
 		if l := container(t, d.Spec.Template).Lifecycle; l != nil {
@@ -404,13 +394,19 @@ func TestManifestsStop(t *testing.T) {
 func TestRulesAreCurrent(t *testing.T) {
 	t.Parallel()
 	want, err := Rules("../grafana/prometheus/rules")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if file(t, "kubernetes/monitoring/rules.yaml") != string(want) {
 		t.Error("kubernetes/monitoring/rules.yaml is not what the rules say: run make manifests")
 	}
 	if _, err := Rules(t.TempDir()); err == nil {
 		t.Error("a folder without rules is no error")
+	}
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

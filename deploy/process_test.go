@@ -76,13 +76,9 @@ func TestManifestsProcesses(t *testing.T) {
 func start(t *testing.T, cmd *exec.Cmd) string {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd.Stderr = w
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	_ = w.Close()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
@@ -103,13 +99,9 @@ func start(t *testing.T, cmd *exec.Cmd) string {
 func status(t *testing.T, url string) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer resp.Body.Close()
 	_, _ = io.Copy(io.Discard, resp.Body)
 	return resp.StatusCode

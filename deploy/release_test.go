@@ -26,9 +26,7 @@ type release struct {
 func goreleaser(t *testing.T) release {
 	t.Helper()
 	var r release
-	if err := yaml.Unmarshal([]byte(file(t, "../.goreleaser.yaml")), &r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(file(t, "../.goreleaser.yaml")), &r))
 	if len(r.Builds) != 1 || len(r.Archives) != 1 {
 		t.Fatalf("%d builds and %d archives, want one of each", len(r.Builds), len(r.Archives))
 	}
@@ -96,17 +94,13 @@ var target = regexp.MustCompile(`(?m)^\s*make ([a-z/-]+)`)
 func TestWorkflows(t *testing.T) {
 	t.Parallel()
 	linter, err := actionlint.NewLinter(io.Discard, &actionlint.LinterOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	names, err := filepath.Glob("../.github/workflows/*.yml")
 	if err != nil || len(names) != 2 {
 		t.Fatalf("workflows: %v, %v", names, err)
 	}
 	faults, err := linter.LintFiles(names, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, f := range faults {
 		t.Error(f)
 	}
@@ -144,9 +138,7 @@ func TestReleaseNotes(t *testing.T) {
 	i := slices.IndexFunc(all, func(s string) bool { return strings.Contains(s, "notes.md") })
 	notes := func(tag, changelog string) (string, error) {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "CHANGELOG.md"), []byte(changelog), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, "CHANGELOG.md"), []byte(changelog), 0o600))
 		cmd := exec.CommandContext(t.Context(), "bash", "-e", "-c", all[i])
 		cmd.Dir, cmd.Env = dir, append(os.Environ(), "RUNNER_TEMP="+dir, "GITHUB_REF_NAME="+tag)
 		err := cmd.Run()
@@ -172,9 +164,7 @@ func TestImagesArePinned(t *testing.T) {
 	i := slices.IndexFunc(all, func(s string) bool { return strings.Contains(s, "imagetools") })
 	dir := t.TempDir()
 	const docker = "#!/bin/sh\ntest \"$1 $2 $3 $5\" = 'buildx imagetools inspect --format' && echo sha256:$4\n"
-	if err := os.WriteFile(filepath.Join(dir, "docker"), []byte(docker), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "docker"), []byte(docker), 0o700))
 	cmd := exec.CommandContext(t.Context(), "bash", "-e", "-c", all[i])
 	cmd.Dir = ".."
 	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "GITHUB_OUTPUT="+filepath.Join(dir, "out"),

@@ -49,9 +49,7 @@ func TestUnits(t *testing.T) {
 	t.Parallel()
 	page := file(t, "../docs/deploying.md")
 	drain, err := time.ParseDuration(settings(t)["POSTHASTE_DRAIN_TIMEOUT"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, want := range map[string]service{
 		"posthaste-api":     {"Type": {"exec"}, "ExecStart": {"serve"}, "EnvironmentFile": {"api"}},
 		"posthaste-relay":   {"Type": {"exec"}, "ExecStart": {"relay"}, "EnvironmentFile": {"relay"}},
@@ -99,9 +97,7 @@ func TestUnitsBySystemd(t *testing.T) {
 		text := strings.ReplaceAll(file(t, "systemd/"+name+".service"), "/usr/local/bin/posthaste", "/bin/true")
 		name = filepath.Join(dir, name+".service")
 		names = append(names, name)
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(name, []byte(text), 0o600))
 	}
 	if out, err := exec.CommandContext(t.Context(), analyze, append([]string{"verify"}, names...)...).
 		CombinedOutput(); err != nil || strings.Contains(string(out), dir) {

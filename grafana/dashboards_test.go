@@ -98,13 +98,9 @@ func each(t *testing.T, f func(t *testing.T, d jsonDashboard)) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
 			b, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var d jsonDashboard
-			if err := json.Unmarshal(b, &d); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal(b, &d))
 			f(t, d)
 		})
 	}
@@ -114,18 +110,12 @@ func each(t *testing.T, f func(t *testing.T, d jsonDashboard)) {
 func TestDashboardsAreGenerated(t *testing.T) {
 	t.Parallel()
 	want, err := Dashboards()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	files, err := filepath.Glob("dashboards/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, file := range files {
 		have, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if text, ok := want[filepath.Base(file)]; !ok || !bytes.Equal(have, text) {
 			t.Errorf("%s is not what the code makes: run make dashboards", file)
 		}
@@ -207,9 +197,7 @@ func TestDashboardVariables(t *testing.T) {
 func provisioned(t *testing.T) string {
 	t.Helper()
 	b, err := os.ReadFile("provisioning/datasources/prometheus.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var f struct {
 		Datasources []struct {
 			UID string `yaml:"uid"`
@@ -313,9 +301,7 @@ func TestEveryMetricHasAPanel(t *testing.T) {
 	t.Parallel()
 	var all strings.Builder
 	boards, err := Dashboards()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, b := range boards {
 		all.Write(b)
 	}
@@ -409,4 +395,12 @@ func TestDashboardGrid(t *testing.T) {
 			}
 		}
 	})
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

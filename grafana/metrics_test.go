@@ -79,9 +79,7 @@ var metrics = sync.OnceValue(func() map[string]metric {
 func TestPageOfMetrics(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	rows := metricPage.FindAllStringSubmatch(string(b), -1)
 	if n := strings.Count(string(b), "<a id="); n != len(rows) || n < 60 {
 		t.Fatalf("%d rows, of which %d are read", n, len(rows))

@@ -29,9 +29,7 @@ func decodeAll[T any](t *testing.T, pattern string) []T {
 	all := make([]T, len(files))
 	for i, name := range files {
 		b, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := yaml.Unmarshal(b, &all[i]); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -112,9 +110,7 @@ var (
 func TestRunbook(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("../docs/runbook.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	page := string(b)
 	sections := map[string]string{}
 	places := headings.FindAllStringSubmatchIndex(page, -1)

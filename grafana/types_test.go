@@ -11,9 +11,7 @@ import (
 func TestTypesAreOne(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("prometheus/tests/types.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tested := string(b)
 	all := strings.NewReplacer("FILTER", `job=~".+"`, "$__rate_interval", "1m")
 	for _, expr := range []string{

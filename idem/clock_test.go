@@ -25,9 +25,7 @@ func onTestClock(t *testing.T, g *Guard, edit ...string) {
 	t.Helper()
 	for _, name := range scriptNames {
 		b, err := luaFiles.ReadFile("lua/" + name + ".lua")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		text := string(b)
 		if name == scriptAcquire {
 			text = strings.NewReplacer(edit...).Replace(text)
@@ -45,9 +43,7 @@ func setClock(t *testing.T, r *testenv.RedisServer, us int64) {
 		p.RPush(t.Context(), clock, us/1e6, us%1e6)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // walk does random things to one key while the server's clock jumps, and returns what was wrong. Tokens grow while the

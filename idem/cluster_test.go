@@ -124,20 +124,14 @@ func TestAMasterIsDown(t *testing.T) {
 		}
 	}
 	info, err := last.Client.InfoMap(t.Context(), "memory").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	used, err := strconv.Atoi(info["Memory"]["used_memory"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	do(t, last, "CONFIG", "SET", "maxmemory", used*6/5)
 	if err := g.Check(t.Context()); err != nil || !g.Short() {
 		t.Errorf("the fuller master is not noticed: %v", err)
 	}
-	if err := last.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, last.Kill())
 	if got := Unreachable(t.Context(), cc); len(got) != 1 || got[0] != last.Addr() {
 		t.Errorf("unreachable: %v", got)
 	}
@@ -179,9 +173,7 @@ func TestAMasterThatIsDownIsNobodyElses(t *testing.T) {
 			}
 			Patient(g)
 			begin(t, g, on(1, "warm")).Ticket.Commit(t.Context(), result)
-			if err := down(c.Nodes[0]); err != nil {
-				t.Fatal(err)
-			}
+			must(t, down(c.Nodes[0]))
 			opened := 0
 			for i := range lost {
 				g.timeout = callTimeout // a call to the node that hangs lasts as long

@@ -105,9 +105,7 @@ func TestFullExpiryStorm(t *testing.T) {
 		return 1`
 	c := r.Client.WithTimeout(time.Minute)
 	do := func(args ...any) {
-		if err := c.Do(t.Context(), args...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Do(t.Context(), args...).Err())
 	}
 	do("DEBUG", "SET-ACTIVE-EXPIRE", 0)
 	before := r.Client.DBSize(t.Context()).Val()

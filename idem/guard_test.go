@@ -130,9 +130,7 @@ func TestScriptsHealAfterAFlush(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	g := guardOn(t, r.URL(), func(o *Options) { o.Registerer = reg })
 	for i := range 3 {
-		if err := r.Client.ScriptFlush(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Client.ScriptFlush(t.Context()).Err())
 		d := begin(t, g, request(fmt.Sprint(i), "a"))
 		if d.Ticket.Degraded() {
 			t.Fatal("degraded after SCRIPT FLUSH")
@@ -160,9 +158,7 @@ func TestAnUnusableRecordDegradesOnlyItsKey(t *testing.T) {
 	} {
 		req := request(fmt.Sprint(i), "a")
 		for range 4 { // more than the breaker stands
-			if err := put(req.Key.String()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, put(req.Key.String()))
 			d := begin(t, g, req)
 			wantOutcome(t, d, Proceed)
 			if !d.Ticket.Degraded() {
@@ -227,9 +223,7 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 			r := testenv.Redis(t)
 			g := quickGuardOn(t, r.URL())
 			wantOutcome(t, begin(t, g, request("before", "a")), Proceed)
-			if err := c.down(r); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.down(r))
 			start := time.Now()
 			for i := range 50 {
 				d := begin(t, g, request(fmt.Sprint("down", i), "a"))
@@ -243,9 +237,7 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 			if took := time.Since(start); took > 4*callTimeout+10*time.Second { // without the breaker it would be 50 s
 				t.Errorf("50 requests took %v", took)
 			}
-			if err := c.up(r); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.up(r))
 			i := 0
 			testenv.Eventually(t, 30*time.Second, func() error {
 				i++
@@ -306,9 +298,7 @@ func TestEvictionPolicy(t *testing.T) {
 func TestClientOptions(t *testing.T) {
 	t.Parallel()
 	c, err := NewClient("redis://user:secret@127.0.0.1:1/3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer c.Close()
 	o := c.(*redis.Client).Options()
 	if o.MaxRetries != 1 || !o.ContextTimeoutEnabled || o.ReadTimeout != 250*time.Millisecond || o.DB != 3 {

@@ -44,9 +44,7 @@ func TestScriptsTouchOnlyTheirDeclaredKey(t *testing.T) {
 	t.Parallel()
 	for _, name := range scriptNames {
 		b, err := luaFiles.ReadFile("lua/" + name + ".lua")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if faults := lintScript(string(b)); len(faults) > 0 {
 			t.Errorf("%s: %q", name, faults)
 		}

@@ -36,9 +36,7 @@ func guardWith(tb testing.TB, client func(url string) (redis.UniversalClient, er
 ) *Guard {
 	tb.Helper()
 	c, err := client(url)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	tb.Cleanup(func() { _ = c.Close() })
 	o := Options{Redis: c, Routes: []string{"/t"}}
 	for _, f := range edit {
@@ -89,9 +87,7 @@ func hasPrefix(tb testing.TB, got, want string) {
 func calls(tb testing.TB, r *testenv.RedisServer, command string) int {
 	tb.Helper()
 	info, err := r.Client.InfoMap(tb.Context(), "commandstats").Result()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	var n int
 	for _, section := range info {
 		if s, ok := section["cmdstat_"+command]; ok {
@@ -100,4 +96,12 @@ func calls(tb testing.TB, r *testenv.RedisServer, command string) int {
 		}
 	}
 	return n
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -42,20 +42,14 @@ func bytesOf(t *testing.T, n int, payload string) int {
 	g := guardOn(t, r.URL())
 	used := func() int {
 		info, err := r.Client.Info(t.Context(), "memory").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, v, _ := strings.Cut(info, "\r\nused_memory:")
 		v, _, _ = strings.Cut(v, "\r\n")
 		bytes, err := strconv.Atoi(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return bytes
 	}
-	if err := g.scripts[scriptPublish].Load(t.Context(), r.Client).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, g.scripts[scriptPublish].Load(t.Context(), r.Client).Err())
 	before := used()
 	fp := NewFingerprint(1, "a").text()
 	for from := 0; from < n; from += 1000 {
@@ -66,9 +60,7 @@ func bytesOf(t *testing.T, n int, payload string) int {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	each := (used() - before) / n
 	if got := r.Client.DBSize(t.Context()).Val(); got != int64(n) {
@@ -96,9 +88,7 @@ func TestFinishedRecordsLeaveRoom(t *testing.T) {
 		t.Helper()
 		used := r.Client.InfoMap(t.Context(), "memory").Item("Memory", "used_memory")
 		bytes, err := strconv.ParseFloat(used, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		r.Client.ConfigSet(t.Context(), "maxmemory", strconv.Itoa(int(bytes/share)))
 	}
 	limit(0.9)
@@ -113,9 +103,7 @@ func TestFinishedRecordsLeaveRoom(t *testing.T) {
 		t.Errorf("%v short records are counted", n)
 	}
 	limit(0.2)
-	if err := g.Check(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, g.Check(t.Context()))
 	if d := stays("enough"); d <= g.ttl-time.Minute {
 		t.Errorf("with memory to spare it stays %v, want %v", d, g.ttl)
 	}

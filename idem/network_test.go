@@ -112,9 +112,7 @@ func TestSlowRedisCostsABoundedTime(t *testing.T) {
 func TestScriptsInACluster(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t, "cluster-enabled yes")
-	if err := r.Client.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
 	testenv.Eventually(t, 20*time.Second, func() error {
 		return r.Client.Set(context.Background(), "ready", 1,
 			0).Err()

@@ -96,9 +96,7 @@ func untripped(t *testing.T, weak bool) bool {
 		sent++
 		return nil
 	}))
-	if err := r.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Kill())
 	for i := range 50 {
 		wantOutcome(t, begin(t, g, request(fmt.Sprint(i), "a")), Proceed)
 	}
@@ -113,9 +111,7 @@ func evicted(t *testing.T, weak bool) bool {
 	r := testenv.Redis(t, "appendonly no", "maxmemory-policy "+policy)
 	g := guardOn(t, r.URL())
 	ticket := begin(t, g, request("k", "a")).Ticket
-	if err := r.Client.ConfigSet(t.Context(), "maxmemory", "3mb").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Client.ConfigSet(t.Context(), "maxmemory", "3mb").Err())
 	// Other services' data. A full server without eviction refuses it. All keys have the same age on a clock of
 	// seconds, so an evicting server chooses at random: there is room for about forty, with a thousand choices.
 	for i := range 1000 {

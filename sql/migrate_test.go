@@ -189,9 +189,7 @@ func TestEveryQueryPrepares(t *testing.T) {
 		t.Fatalf("no query files: %v", err)
 	}
 	conn, err := pgx.Connect(t.Context(), d.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(t.Context())
 	for _, f := range files {
 		name := strings.TrimSuffix(filepath.Base(f), ".sql")

@@ -31,9 +31,7 @@ func newOrder(user uuid.UUID, key byte) (*sql.Order, *sql.Event) {
 func place(tb testing.TB, d *testenv.Database, o *sql.Order, e *sql.Event) bool {
 	tb.Helper()
 	placed, err := sql.PlaceOrder(tb.Context(), d.Pool, o, e)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return placed
 }
 
@@ -183,9 +181,7 @@ func TestOrdersAreListedByKeyset(t *testing.T) {
 	var got []uuid.UUID
 	for before := uuid.Max; ; {
 		page, err := sql.ListOrders(t.Context(), d.Pool, user, before, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, o := range page {
 			got = append(got, o.ID)
 			before = o.ID

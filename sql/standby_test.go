@@ -53,9 +53,7 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 		t.Errorf("begin a pass: %v", err)
 	}
 	w, err := sql.OpenSweep(ctx, d.URL, "public", d.Relay)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer w.Close()
 	if _, _, ok, err := w.Claim(ctx, []int{3}, o); err != nil || !ok {
 		t.Errorf("claim: %v, %v", ok, err)

@@ -22,13 +22,9 @@ import (
 func relayPool(tb testing.TB, url string) *pgxpool.Pool {
 	tb.Helper()
 	cfg, err := sql.RelayPoolConfig(url, "public")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	pool, err := pgxpool.NewWithConfig(tb.Context(), cfg)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	tb.Cleanup(pool.Close)
 	return pool
 }

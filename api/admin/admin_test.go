@@ -41,9 +41,7 @@ func newWorld(t *testing.T, token string, edit ...func(*admin.Options)) *world {
 	t.Helper()
 	d := testenv.Postgres(t)
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	reg := prometheus.NewRegistry()
 	relay := relay.New(relay.Options{Registerer: reg})
 	o := admin.Options{
@@ -66,21 +64,15 @@ func newWorld(t *testing.T, token string, edit ...func(*admin.Options)) *world {
 func (w *world) call(t *testing.T, method, path, body string, header ...string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, w.url+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return resp.StatusCode, string(b)
 }
 
@@ -136,17 +128,11 @@ func TestWithoutARelayRedisIsAsked(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto))
 	// Take the leader's lock: a missing leader would otherwise be reported before Redis.
 	lock, err := d.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = lock.Rollback(context.Background()) })
 	const leads = "SELECT pg_advisory_xact_lock(hashtextextended('posthaste leader ' || 'outbox'::regclass::oid, 0))"
 	if _, err := lock.Exec(t.Context(), leads); err != nil {
@@ -281,9 +267,7 @@ func TestManyWhoReadCostOneLook(t *testing.T) {
 	}
 	one := w.db.Pool.Stat().AcquireCount() - before
 	lock, err := w.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := lock.Exec(t.Context(), "LOCK TABLE outbox, outbox_dead"); err != nil {
 		t.Fatal(err)
 	}
@@ -307,9 +291,7 @@ func TestManyWhoReadCostOneLook(t *testing.T) {
 	if n := w.db.Pool.Stat().AcquiredConns(); n > 3 { // the lock's, and one for each path
 		t.Errorf("%d connections in use", n)
 	}
-	if err := lock.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, lock.Rollback(t.Context()))
 	for range 2 * many {
 		if status := <-answers; status != 200 {
 			t.Errorf("status %d", status)
@@ -477,5 +459,13 @@ func TestWithoutPostgresTheAnswerIsOneLine(t *testing.T) {
 	}
 	if err := ops.SetMode(context.Background(), w.db.Pool, "x", outbox.ModePoll); err == nil {
 		t.Error("no error without Postgres")
+	}
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

@@ -24,9 +24,7 @@ import (
 func newAudited(t *testing.T) (*world, *bytes.Buffer) {
 	t.Helper()
 	client, err := sink.NewClient(testenv.Redis(t).URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	var log bytes.Buffer
 	w := newWorld(t, "secret", func(o *admin.Options) {
@@ -42,9 +40,7 @@ func newAudited(t *testing.T) (*world, *bytes.Buffer) {
 func (w *world) entries(t *testing.T) []audit.Entry {
 	t.Helper()
 	l, err := audit.List(t.Context(), w.db.Pool, time.Time{}, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 

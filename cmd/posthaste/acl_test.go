@@ -21,9 +21,7 @@ import (
 func aclRules(t *testing.T) map[string][]any {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(testenv.Root(t), "docs", "operations.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	users := map[string][]any{}
 	for _, line := range regexp.MustCompile(`(?m) ACL SETUSER (.*)$`).FindAllStringSubmatch(string(page), -1) {
 		fields := regexp.MustCompile(`'[^']*'|\S+`).FindAllString(line[1], -1)
@@ -122,9 +120,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	}
 	as := func(user string) {
 		u, err := url.Parse(url0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		u.User = url.UserPassword(user, "change-me")
 		w.rdURL = u.String()
 	}
@@ -139,9 +135,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	user := uuid.NewString()
 	// The functions are missing, as on a new primary. serve may not load them; the relay does.
 	for _, n := range nodes {
-		if err := n.FunctionFlush(ctx).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.FunctionFlush(ctx).Err())
 	}
 	post := func(path, key, body string, want int) { t.Helper(); w.post(api, path, key, body, want) }
 	order := fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user)
@@ -185,9 +179,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	for _, command := range [][]any{
 		{"xgroup", "create", "outbox.order", "late", "0", "entriesread", "0"}, {"xtrim", "outbox.order", "maxlen", "1"},
 	} {
-		if err := w.oracle.Redis.Do(ctx, command...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.oracle.Redis.Do(ctx, command...).Err())
 	}
 	as("posthaste_consumer")
 	late := w.spawn("consume", "--group=late", "--stream=outbox.order")
@@ -221,9 +213,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	}
 	for _, n := range nodes {
 		refused, err := n.ACLLog(ctx, 100).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, r := range refused {
 			switch r.Username + " " + r.Object {
 			case "posthaste_api function|load":

@@ -58,14 +58,10 @@ func TestARelayMigratesWhenPostgresIsThere(t *testing.T) {
 	server := testenv.NewServer(t)
 	d := server.Empty(t)
 	w := worldOf(t, d, testenv.Redis(t))
-	if err := server.Stop("immediate"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Stop("immediate"))
 	r := w.spawn("relay", "--migrate")
 	r.waitReady(t, 503, "postgres: ")
-	if err := server.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Start(t.Context()))
 	r.waitReady(t, 200, "")
 	w.waitMode("cdc", 30*time.Second)
 }

@@ -46,9 +46,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 		"phantoms": func() []string { return []string{"--ack"} },
 		"adopt":    func() []string { return []string{"--yes"} },
 		"groups drop": func() []string {
-			if err := w.redis.Client.XGroupCreateMkStream(t.Context(), "outbox.order", "gone", "0").Err(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.redis.Client.XGroupCreateMkStream(t.Context(), "outbox.order", "gone", "0").Err())
 			return []string{"--stream=outbox.order", "--group=gone", "--yes"}
 		},
 		"streams leave": func() []string {
@@ -68,9 +66,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 	}
 	var line commandLine
 	parser, err := kong.New(&line, kong.Name("posthaste"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, leaf := range parser.Model.Leaves(false) {
 		name := strings.TrimPrefix(leaf.Path(), "posthaste ")
 		if _, changes := changing[name]; changes == slices.Contains(silent, name) {
@@ -91,9 +87,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 			t.Errorf("%s: logged %s", name, r.errOut)
 		}
 		l, err := audit.List(t.Context(), w.db.Pool, before.Add(-time.Minute), 1000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		l = slices.DeleteFunc(l, func(e audit.Entry) bool { return e.Action != name })
 		if len(l) != 1 || l[0].Outcome != "ok" || l[0].Source != "terminal" || !strings.Contains(l[0].Actor, "@") ||
 			strings.Contains(r.errOut+string(l[0].Detail), "4111111111111111") {
@@ -140,9 +134,7 @@ func TestAGroupIsDroppedWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.pgURL = "postgres://127.0.0.1:1/none"
-	if err := w.redis.Client.XGroupCreateMkStream(t.Context(), "outbox.order", "gone", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.XGroupCreateMkStream(t.Context(), "outbox.order", "gone", "0").Err())
 	r := w.once("groups", "drop", "--stream=outbox.order", "--group=gone", "--yes", "--log-level=info")
 	if r.code != 0 || !strings.Contains(r.errOut, "not in posthaste_audit") ||
 		strings.Count(r.errOut, `"action":"groups drop","outcome":"ok"`) != 1 {

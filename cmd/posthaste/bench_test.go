@@ -63,26 +63,20 @@ func TestBenchRemovesItsTracesWhenInterrupted(t *testing.T) {
 			w := newWorld(t)
 			w.neighbours()
 			exe, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			cmd := exec.CommandContext(t.Context(), exe, slices.Concat([]string{"bench"}, args,
 				w.args("--external", "--log-level=error"))...)
 			cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
 			var errOut bytes.Buffer
 			cmd.Stderr = &errOut
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, cmd.Start())
 			testenv.Eventually(t, 30*time.Second, func() error {
 				if n := len(w.redis.Client.Keys(t.Context(), key).Val()); n == 0 {
 					return errors.New("it has written nothing yet")
 				}
 				return nil
 			})
-			if err := cmd.Process.Signal(os.Interrupt); err != nil {
-				t.Fatal(err)
-			}
+			must(t, cmd.Process.Signal(os.Interrupt))
 			_ = cmd.Wait()
 			if code := cmd.ProcessState.ExitCode(); code != exitFailure ||
 				!strings.Contains(errOut.String(), "posthaste: interrupted") {
@@ -96,13 +90,9 @@ func TestBenchRemovesItsTracesWhenInterrupted(t *testing.T) {
 func TestBenchStartsServersOfItsOwn(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "posthaste-test-bench-") // Postgres runs under another uid and cannot enter t.TempDir
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o711); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(dir, 0o711))
 	res := runToEnd(t, "bench", "latency", "--rate=50", "--duration=300ms", "--runs=1", "--mode=poll", "--dir="+dir)
 	for _, want := range []string{
 		"fsync on, synchronous_commit on", "appendonly yes, appendfsync everysec", "\ncommit",

@@ -78,21 +78,13 @@ func (c *chaos) fault() string {
 		c.relays[i].signal(syscall.SIGCONT)
 		return fmt.Sprintf("relay %d frozen for %v", i, pause)
 	case 3:
-		if err := c.w.redis.Kill(); err != nil {
-			c.t.Fatal(err)
-		}
+		must(c.t, c.w.redis.Kill())
 		wait(c.t, time.Duration(c.rand.IntN(500))*time.Millisecond)
-		if err := c.w.redis.Start(c.t.Context()); err != nil {
-			c.t.Fatal(err)
-		}
+		must(c.t, c.w.redis.Start(c.t.Context()))
 		return "redis killed and restarted"
 	case 4:
-		if err := c.server.Stop("immediate"); err != nil {
-			c.t.Fatal(err)
-		}
-		if err := c.server.Start(c.t.Context()); err != nil {
-			c.t.Fatal(err)
-		}
+		must(c.t, c.server.Stop("immediate"))
+		must(c.t, c.server.Start(c.t.Context()))
 		return "postgres stopped immediately and restarted"
 	case 5:
 		c.mode("poll")

@@ -34,9 +34,7 @@ func TestCommands(t *testing.T) {
 		": the relay can run\n")
 	// The port is reserved: a free port might be taken by another process before the command tries it.
 	port, hold, err := local.ReservePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer hold.Close()
 	addr := fmt.Sprintf("127.0.0.1:%d", port)
 	r := w.spawn("relay", "--admin-addr="+addr)

@@ -52,9 +52,7 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 	if len(entries) > 0 {
 		t.Errorf("%d events were not printed", len(entries))
 	}
-	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.cmd.Process.Signal(syscall.SIGTERM))
 	<-c.done
 	if code := c.cmd.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("exit %d after SIGTERM", code)

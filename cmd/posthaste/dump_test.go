@@ -21,13 +21,9 @@ import (
 func postgresProgram(t *testing.T, d *testenv.Database, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	bin, err := local.PostgresBin(t.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	u, err := url.Parse(d.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	q := u.Query()
 	for name := range q {
 		if strings.HasPrefix(name, "pool_") {

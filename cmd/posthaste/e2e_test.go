@@ -82,9 +82,7 @@ type child struct {
 func (w *world) spawn(command string, extra ...string) *child {
 	w.t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return w.spawnAs(exe, w.env, command, extra...)
 }
 
@@ -117,9 +115,7 @@ func (w *world) fork(exe string, env []string, command string, extra ...string) 
 	c.cmd.Env = append(append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"), env...)
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	r, pw, err := os.Pipe()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	c.cmd.Stderr, c.cmd.Stdout = pw, pw
 	started := make(chan error)
 	go func() {
@@ -130,9 +126,7 @@ func (w *world) fork(exe string, env []string, command string, extra ...string) 
 		_ = c.cmd.Wait()
 		close(c.done)
 	}()
-	if err := <-started; err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, <-started)
 	_ = pw.Close()
 	go c.read(r)
 	w.t.Cleanup(c.kill)
@@ -182,9 +176,7 @@ func (c *child) waitLogged(text string) {
 
 func (c *child) signal(sig os.Signal) {
 	c.t.Helper()
-	if err := c.cmd.Process.Signal(sig); err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, c.cmd.Process.Signal(sig))
 }
 
 func (c *child) kill() {
@@ -234,13 +226,9 @@ func (c *child) setMode(mode string) {
 	c.t.Helper()
 	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPut, c.admin+"/relay/mode",
 		strings.NewReader(fmt.Sprintf(`{"mode":%q}`, mode)))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		c.t.Fatalf("set mode %s: status %d", mode, resp.StatusCode)
@@ -298,4 +286,12 @@ func TestTogglesUnderLoad(t *testing.T) {
 	}
 	load.Stop()
 	w.oracle.Check(t, load, 20*time.Second)
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

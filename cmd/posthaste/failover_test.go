@@ -149,9 +149,7 @@ func TestRedisDownForAWhile(t *testing.T) {
 	w.waitMode("cdc", 20*time.Second)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 	w.waitCommitted(load, 500)
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
 	down := 3 * time.Second
 	if full() {
 		down = 10 * time.Second
@@ -163,9 +161,7 @@ func TestRedisDownForAWhile(t *testing.T) {
 		return nil
 	})
 	wait(t, down)
-	if err := w.redis.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 	load.Stop()
 	w.oracle.Check(t, load, 30*time.Second)
@@ -194,18 +190,14 @@ func TestPostgresStoppedImmediate(t *testing.T) {
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000, Tolerant: true})
 	for range 2 {
 		w.waitCommitted(load, load.Committed()+500)
-		if err := server.Stop("immediate"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, server.Stop("immediate"))
 		testenv.Eventually(t, 20*time.Second, func() error {
 			if status, err := r.get("/readyz", nil); err != nil || status != 503 {
 				return fmt.Errorf("readyz is %d without Postgres, %w", status, err)
 			}
 			return nil
 		})
-		if err := server.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, server.Start(t.Context()))
 		testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 	}
 	load.Stop()
@@ -242,9 +234,7 @@ func TestTheDiskOfTheWALIsFull(t *testing.T) {
 			}
 			return nil
 		})
-		if err := os.Remove(filler); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(filler))
 		testenv.Eventually(t, 20*time.Second, func() error {
 			if !server.Running() {
 				return server.Start(t.Context())
@@ -339,9 +329,7 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 1)")
 	restart(0)
 	restart(0)
-	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.FlushAll(t.Context()).Err())
 	restart(1)
 	restart(0)
 }
@@ -366,9 +354,7 @@ func TestFlushallInMidStream(t *testing.T) {
 		}
 		w.waitCommitted(load, load.Committed()+300) // while it is streaming
 		before := gaps()
-		if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.redis.Client.FlushAll(t.Context()).Err())
 		want := load.Committed() + 300
 		testenv.Eventually(t, 20*time.Second, func() error {
 			if n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result(); err != nil || n < 100 ||
@@ -392,9 +378,7 @@ func TestSlotThatIsLongInTheMakingIsNew(t *testing.T) {
 	server := testenv.NewServer(t)
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
 	tx, err := w.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	if _, err := tx.Exec(t.Context(), "CREATE TABLE held ()"); err != nil {
 		t.Fatal(err)
@@ -402,9 +386,7 @@ func TestSlotThatIsLongInTheMakingIsNew(t *testing.T) {
 	r := w.spawn("relay")
 	// the relay has seen it
 	testenv.Eventually(t, 20*time.Second, func() error { return r.shows("outbox_slot_active 1", true) })
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	w.waitMode("cdc", 30*time.Second)
 	present(t, r, `outbox_slot_created_total{reason="new"} 1`, `outbox_slot_created_total{reason="missing"} 0`)
 }

@@ -385,9 +385,7 @@ func TestSomebodyElseAdvancesTheSlot(t *testing.T) {
 func wide(t *testing.T, d *testenv.Database) *testenv.Database {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), d.URL+"&pool_max_conns=24")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	return &testenv.Database{URL: d.URL, Name: d.Name, Relay: d.Relay, Pool: pool}
 }
@@ -505,9 +503,7 @@ func (w *world) freezeStream() (reasons []string, release func()) {
 	if err == nil {
 		err = p.Signal(syscall.SIGSTOP)
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	release = func() { _ = p.Signal(syscall.SIGCONT) }
 	w.t.Cleanup(release)
 	return []string{"stalled", "silent"}, release

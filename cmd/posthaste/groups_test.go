@@ -27,9 +27,7 @@ func TestTablesTakeNoOrders(t *testing.T) {
 	var out bytes.Buffer
 	err := errors.Join(printSteps(&out, []ops.Step{{Place: "group " + hostile, ID: hostile, Detail: hostile}}),
 		printGroups(&out, []sink.Group{{Stream: hostile, Name: hostile, Lag: 1, Idle: 2 * time.Hour, HoldsBack: 1}}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if n := strings.Count(out.String(), "\n"); n != 5 || strings.ContainsFunc(out.String(),
 		func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 		t.Errorf("%d lines: %q", n, out.String())
@@ -67,9 +65,7 @@ func (w *world) readGroup(group string, count int64) {
 	err := w.redis.Client.XReadGroup(w.t.Context(), &redis.XReadGroupArgs{
 		Group: group, Consumer: "c", Streams: []string{"outbox.order", ">"}, Count: count, Block: -1,
 	}).Err()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 }
 
 // An abandoned group holds back a stream until it is dropped: then the relay trims what the others have read.
@@ -78,9 +74,7 @@ func TestGroupsListAndDrop(t *testing.T) {
 	w := newWorld(t, "stream-node-max-entries 10")
 	ctx, client := t.Context(), w.redis.Client
 	for _, group := range []string{"gone", "mailer"} {
-		if err := client.XGroupCreateMkStream(ctx, "outbox.order", group, "0").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, client.XGroupCreateMkStream(ctx, "outbox.order", group, "0").Err())
 	}
 	// The entries are two hours old, so that they count as unread for that long.
 	for i := range 3 {
@@ -259,18 +253,14 @@ func TestGroupsDropTakesTheDeadAlong(t *testing.T) {
 	ctx, client := t.Context(), w.redis.Client
 	for _, stream := range []string{"outbox.order", "dead.outbox.order"} {
 		for _, group := range []string{"gone", "mailer"} {
-			if err := client.XGroupCreateMkStream(ctx, stream, group, "0").Err(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, client.XGroupCreateMkStream(ctx, stream, group, "0").Err())
 		}
 	}
 	for _, group := range []string{"gone", "mailer", "gone"} {
 		err := client.XAdd(ctx, &redis.XAddArgs{Stream: "dead.outbox.order", Values: []any{
 			"id", "1", "dead_stream", "outbox.order", "dead_entry", "1-0", "dead_group", group,
 		}}).Err()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	if g := w.listGroups(); len(g) != 4 || g["dead.outbox.order mailer"].Lag != 3 {
 		t.Errorf("groups %+v, want those of the dead stream too", g)
@@ -290,9 +280,7 @@ func TestGroupsWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.pgURL = "postgres://127.0.0.1:1/none"
-	if err := w.redis.Client.XGroupCreateMkStream(t.Context(), "outbox.order", "gone", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.XGroupCreateMkStream(t.Context(), "outbox.order", "gone", "0").Err())
 	r := w.once("groups", "list")
 	if r.code != 0 || !strings.Contains(r.out, "outbox.order  gone") ||
 		!strings.Contains(r.errOut, "without Postgres") {

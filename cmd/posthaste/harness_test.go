@@ -30,9 +30,7 @@ type result struct {
 func runToEnd(t *testing.T, args ...string) result {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return runAs(t, exe, args...)
 }
 
@@ -120,17 +118,13 @@ func (w *world) start(args ...string) *program {
 func (w *world) begin(p *program, errOut io.Writer, args []string) *program {
 	w.t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	p.done = make(chan struct{})
 	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
 	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
 	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
 	p.cmd.Stdout, p.cmd.Stderr = p, errOut
-	if err := p.cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, p.cmd.Start())
 	go func() { _ = p.cmd.Wait(); close(p.done) }()
 	w.t.Cleanup(func() { _ = p.cmd.Process.Kill(); <-p.done })
 	return p
@@ -202,9 +196,7 @@ const secret = "s3cret-Passw0rd"
 func hostOf(t *testing.T, raw string) string {
 	t.Helper()
 	u, err := url.Parse(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return u.Host
 }
 

@@ -50,9 +50,7 @@ func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
 		})
 	}
 	entries(12)
-	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.FlushAll(t.Context()).Err())
 	entries(12)
 	waitReady(t, r, 503, 20*time.Second) // the configured durability is not reached, and that is reported
 }
@@ -94,9 +92,7 @@ func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
 	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING `+
 		`errcode = '42501'; END $$`)
 	w.db.Exec(t, `CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	if err := w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err())
 	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
 		`(gen_random_uuid(), 'bad', 'a', 'x', '{}')`)
 	waitReady(t, r, 503, 20*time.Second)
@@ -135,9 +131,7 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	relays := []*child{w.spawn("relay"), w.spawn("relay")}
 	relays[0].setMode("poll")
 	w.waitMode("poll", 20*time.Second)
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 24})
 	load.Wait()
 	for _, r := range relays {
@@ -148,9 +142,7 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 			return nil
 		})
 	}
-	if err := w.redis.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Start(t.Context()))
 	w.oracle.Check(t, load, 20*time.Second)
 	for _, r := range relays {
 		waitReady(t, r, 200, 20*time.Second)

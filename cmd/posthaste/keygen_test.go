@@ -30,9 +30,7 @@ func TestKeygenMakesKeysThatARunningAPITakes(t *testing.T) {
 		if err == nil {
 			_, err = f.WriteString(line)
 		}
-		if err := errors.Join(err, f.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, f.Close()))
 		return key
 	}
 	first := add("--user=*", "--name=shop", "--scopes=read", "--expires=2999-01-01")
@@ -59,9 +57,7 @@ func TestKeygenMakesKeysThatARunningAPITakes(t *testing.T) {
 	}
 	takes(first)
 	second := add("--user=*")
-	if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.cmd.Process.Signal(syscall.SIGHUP))
 	takes(second)
 	takes(first)
 	w.once("keygen", "--user=nobody").oneLine(t, 2, "neither a user id nor *")

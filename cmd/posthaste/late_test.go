@@ -25,14 +25,8 @@ func TestALateParkParksNothing(t *testing.T) {
 	w.waitMode("cdc", 20*time.Second)
 	first := w.insert("bad", "a", 1)
 	w.waitIDs("outbox.bad", first)
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	must(w.redis.Client.Del(t.Context(), "outbox.bad").Err())
-	must(w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err())
+	must(t, w.redis.Client.Del(t.Context(), "outbox.bad").Err())
+	must(t, w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err())
 	const class = "wrongtype" // an argument of the statement
 	h.HoldFrom(class)
 	second := w.insert("bad", "b", 1)
@@ -43,7 +37,7 @@ func TestALateParkParksNothing(t *testing.T) {
 		return nil
 	})
 	h.Hold(true)
-	must(w.redis.Client.Del(t.Context(), "outbox.bad").Err())
+	must(t, w.redis.Client.Del(t.Context(), "outbox.bad").Err())
 	w.pgURL = direct
 	successor := w.spawn("relay", nobody)
 	published := func() error {

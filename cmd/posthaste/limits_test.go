@@ -65,9 +65,7 @@ func (w *world) bulkWhilePaused(r *child, events int) float64 {
 	w.t.Helper()
 	client := func(args ...any) {
 		w.t.Helper()
-		if err := w.redis.Client.Do(w.t.Context(), append([]any{"CLIENT"}, args...)...).Err(); err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, w.redis.Client.Do(w.t.Context(), append([]any{"CLIENT"}, args...)...).Err())
 	}
 	client("PAUSE", 60_000, "WRITE")
 	peak := r.peakGauge(w.t, "outbox_inflight_events")
@@ -143,9 +141,7 @@ func churn(t *testing.T, url string, rate int) *atomic.Int64 {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	c, err := pgx.Connect(ctx, url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := c.Exec(ctx,
 		"CREATE TABLE churn (b bytea); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL"); err != nil {
 		t.Fatal(err)
@@ -188,9 +184,7 @@ func walBudget(t *testing.T, budget, total int) {
 	warm := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60})
 	warm.Wait()
 	w.oracle.WaitEmpty(t, 20*time.Second)
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
 	w.oracle.Others = []*testenv.Load{warm}
 	peak := w.retained()
 	const pad = 30_000
@@ -211,9 +205,7 @@ func walBudget(t *testing.T, budget, total int) {
 	if !r.logged(`"reason":"budget"`) {
 		t.Error("the relay did not leave the stream because of its budget")
 	}
-	if err := w.redis.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Start(t.Context()))
 	w.oracle.Check(t, load, 60*time.Second)
 	w.waitMode("cdc", 30*time.Second)
 }
@@ -266,9 +258,7 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 	other := server.Database(t)
 	r := w.relayIn("cdc", fmt.Sprintf("--wal-budget=%d", budget), "--log-level=info")
 	tx, err := other.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	// The transaction must have written something: the decoder sees no other transactions.
 	if _, err := tx.Exec(t.Context(), "CREATE TABLE held ()"); err != nil {
@@ -298,9 +288,7 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 	if held > budget+settleSlack {
 		t.Errorf("the slot held back %d bytes", held)
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	w.waitMode("cdc", 40*time.Second)
 	load.Stop()
 	w.oracle.Check(t, load, 20*time.Second)
@@ -310,16 +298,12 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 func (c *child) memory(t *testing.T, line string) int64 {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, rest, ok := strings.Cut(string(b), line+":")
 	if !ok {
 		t.Fatalf("no %s", line)
 	}
 	kb, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return kb << 10
 }

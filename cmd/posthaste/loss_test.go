@@ -256,9 +256,7 @@ func TestALaggingReplicaTakesOver(t *testing.T) {
 		caughtUp(t, replica.Client)
 		do(t, replica.Client, "replicaof", "127.0.0.1", "1") // disconnects the replica
 		w.waitSettled(replica.Client.XLen(t.Context(), "outbox.order").Val() + 200)
-		if err := w.redis.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.redis.Kill())
 		do(t, replica.Client, "replicaof", "no", "one")
 		front.To(replica.Addr())
 		w.redis.Client, w.oracle.Redis = replica.Client, replica.Client
@@ -451,17 +449,13 @@ func forget(tb testing.TB, r *testenv.RedisServer, again bool) {
 		tb.Fatalf("append-only files %v, %v", files, err)
 	}
 	text, err := os.ReadFile(files[0])
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	end := len(text) / 3 * 2
 	if again {
 		const exec = "$4\r\nEXEC\r\n"
 		end = bytes.LastIndex(text[:end], []byte(exec)) + len(exec)
 	}
-	if err := os.Truncate(files[0], int64(end)); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, os.Truncate(files[0], int64(end)))
 }
 
 // Redis loses data while no relay runs, and later loses more, including restored events. The next leader restores them
@@ -476,13 +470,9 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 			w.waitSettled(w.settled() + 1500)
 			r.kill()
 			had := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
-			if err := w.redis.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.redis.Kill())
 			forget(t, w.redis, again)
-			if err := w.redis.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.redis.Start(t.Context()))
 			if has := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); has > had-100 {
 				t.Fatalf("of %d entries there are %d: nothing to restore", had, has)
 			}

@@ -145,9 +145,7 @@ func queriesOf(t *testing.T) map[string]string {
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var board struct {
 			Panels []struct {
 				Title   string
@@ -155,9 +153,7 @@ func queriesOf(t *testing.T) map[string]string {
 			}
 			Annotations struct{ List []struct{ Name, Expr string } }
 		}
-		if err := json.Unmarshal(text, &board); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(text, &board))
 		for _, p := range board.Panels {
 			for _, q := range p.Targets {
 				all[grafanaVars.Replace(q.Expr)] = filepath.Base(file) + ", " + p.Title
@@ -168,9 +164,7 @@ func queriesOf(t *testing.T) map[string]string {
 		}
 	}
 	page, err := os.ReadFile(filepath.Join(root, "docs", "metrics.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, m := range regexp.MustCompile("(?m)^\\| <a id=.* \\| `(.+)` \\|$").FindAllStringSubmatch(string(page), -1) {
 		all[m[1]] = "docs/metrics.md"
 	}
@@ -200,13 +194,9 @@ func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 			strings.Join(targets, ", "))
 	}
 	file := filepath.Join(dir, "prometheus.yml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(config), 0o600))
 	port, hold, err := local.ReservePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = hold.Close() })
 	addr := fmt.Sprintf("127.0.0.1:%d", port)
 	var log strings.Builder
@@ -224,9 +214,7 @@ func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 		_ = cmd.Wait()
 		close(ended)
 	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-started)
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGKILL)
 		<-ended

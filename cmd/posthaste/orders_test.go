@@ -133,9 +133,7 @@ func TestConcurrentOrdersBecomeEventsExactlyOnce(t *testing.T) {
 func rawEntries(t *testing.T, w *world, stream string) []map[string]string {
 	t.Helper()
 	list, err := w.redis.Client.XRange(t.Context(), stream, "-", "+").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out := make([]map[string]string, len(list))
 	for i, m := range list {
 		out[i] = map[string]string{}

@@ -71,9 +71,7 @@ func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t)
-		if err := w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err())
 		w.relayIn(mode)
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
 		first, second := w.insert("bad", "a", 1), w.insert("bad", "b", 1)
@@ -90,9 +88,7 @@ func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {
 			t.Errorf("dead drop: exit %d: %s%s", r.code, r.out, r.errOut)
 		}
 		w.dead(1, 20*time.Second)
-		if err := w.redis.Client.Del(t.Context(), "outbox.bad").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.redis.Client.Del(t.Context(), "outbox.bad").Err())
 		if r := w.once("dead", "retry", "--json", first); r.code != 0 ||
 			!strings.Contains(r.out, `"id": "`+first+`"`) || !strings.Contains(r.out, `"ok": true`) {
 			t.Errorf("dead retry: exit %d: %s%s", r.code, r.out, r.errOut)
@@ -108,15 +104,11 @@ func TestPoisonBlocksItsAggregate(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t)
-		if err := w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err())
 		w.relayIn(mode, "--poison=block-key")
 		ids := []string{w.insert("bad", "a", 1)}
 		w.dead(1, 20*time.Second)
-		if err := w.redis.Client.Del(t.Context(), "outbox.bad").Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.redis.Client.Del(t.Context(), "outbox.bad").Err())
 		// The stream would accept the events now. The aggregate still waits; other aggregates do not.
 		ids = append(ids, w.insert("bad", "a", 2), w.insert("bad", "a", 3))
 		free := w.insert("bad", "b", 1)
@@ -141,9 +133,7 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 		r := w.relayIn(mode)
 		w.waitIDs("outbox.full", w.insert("full", "a", 1))
 		setID := func(id string) {
-			if err := w.redis.Client.Do(t.Context(), "XSETID", "outbox.full", id).Err(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.redis.Client.Do(t.Context(), "XSETID", "outbox.full", id).Err())
 		}
 		setID("18446744073709551615-18446744073709551615")
 		// The rows are in every part of the table.

@@ -91,9 +91,7 @@ func TestProveExternal(t *testing.T) {
 	t.Parallel()
 	server, rd := testenv.NewServer(t), testenv.Redis(t)
 	db := server.Database(t)
-	if err := rd.Client.Set(t.Context(), "theirs", "1", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, rd.Client.Set(t.Context(), "theirs", "1", 0).Err())
 	args := func(redisURL string) []string {
 		return []string{
 			"--duration=1h", "--faults=relay-*,mode-flap", "--external", "--yes", "--postgres-url=" + db.URL,
@@ -105,27 +103,21 @@ func TestProveExternal(t *testing.T) {
 		t.Errorf("exit %d: %s", r.code, r.errOut)
 	}
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd := exec.CommandContext(t.Context(), exe, append([]string{"prove", "--seed=2"},
 		args("redis://"+rd.Addr()+"/7")...)...)
 	cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
 	p := &program{}
 	var out bytes.Buffer
 	cmd.Stderr, cmd.Stdout = p, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	testenv.Eventually(t, time.Minute, func() error {
 		if text := p.text(); !strings.Contains(text, "recovered in") {
 			return fmt.Errorf("no round yet: %s", text)
 		}
 		return nil
 	})
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Signal(os.Interrupt))
 	err = cmd.Wait()
 	for _, want := range []string{"The campaign was interrupted.", "every promise was kept"} {
 		if err != nil || !strings.Contains(out.String(), want) {

@@ -106,10 +106,8 @@ func (w *world) worksWith(settings ...string) {
 		}
 	}
 	var event string
-	if err := w.db.Pool.QueryRow(t.Context(), "SELECT id FROM outbox_history WHERE aggregate_type = 'c' LIMIT 1").
-		Scan(&event); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.db.Pool.QueryRow(t.Context(), "SELECT id FROM outbox_history WHERE aggregate_type = 'c' LIMIT 1").
+		Scan(&event))
 	each := func(commands ...string) {
 		for _, command := range commands {
 			testenv.Eventually(t, 10*time.Second, func() error { // on a busy machine, connecting may take a second
@@ -207,14 +205,10 @@ func TestAClusterThatAppearsLater(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0)
 	w := worldAt(t, "redis://"+c.Nodes[0].Addr(), c.Client)
-	if err := c.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Kill())
 	relay := w.spawn("relay")
 	relay.waitReady(t, http.StatusServiceUnavailable, "connection refused")
-	if err := c.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Start(t.Context()))
 	relay.waitReady(t, http.StatusServiceUnavailable, "restart it, or name the cluster in the URL with addr=host:port")
 	if relay.stop() != 0 {
 		t.Error("it does not stop")
@@ -242,14 +236,10 @@ func TestSentinel(t *testing.T) {
 			"+psubscribe +sentinel|get-master-addr-by-name +sentinel|sentinels"),
 	})
 	u, err := url.Parse(s.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	u.User = url.UserPassword("asker", "ask-"+secret)
 	o, err := redisurl.Parse(u.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	o.TLSConfig.Certificates, o.TLSConfig.InsecureSkipVerify = []tls.Certificate{ca.Pair(t)}, true
 	client := redis.NewUniversalClient(o)
 	t.Cleanup(func() { _ = client.Close() })
@@ -268,12 +258,8 @@ func TestSentinel(t *testing.T) {
 	group := w.spawn("consume", append([]string{"--group=after"}, files...)...)
 	relay.waitReady(t, http.StatusOK, "")
 	old, err := s.Master(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Servers[old].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, s.Servers[old].Kill())
 	s.Promoted(t, old)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 100, Types: []string{"later"}})
 	user := uuid.NewString()
@@ -328,9 +314,7 @@ func TestSlotsMoveUnderEverything(t *testing.T) {
 		}
 	}()
 	fresh, err := c.Add(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	slots := map[int]bool{}
 	for _, key := range []string{
 		"outbox.order", "outbox.a", "outbox.b", "{outbox.order}", "outbox.credits", "{posthaste}",
@@ -340,9 +324,7 @@ func TestSlotsMoveUnderEverything(t *testing.T) {
 	// The account's bucket, and all other keys.
 	for i := range 3 {
 		keys, err := c.On(t, i).Keys(t.Context(), "{cr:*").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, k := range keys {
 			slots[c.Slot(t, k)] = true
 		}

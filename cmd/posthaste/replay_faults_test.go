@@ -64,9 +64,7 @@ func TestReplayInterrupted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	p, ids := w.replaying("1000/s")
-	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Process.Signal(syscall.SIGINT))
 	<-p.done
 	if code := p.cmd.ProcessState.ExitCode(); code != 1 {
 		t.Errorf("exit %d", code)
@@ -84,9 +82,7 @@ func TestReplayForgotten(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	p, _ := w.replaying("1000")
-	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.FlushAll(t.Context()).Err())
 	<-p.done
 	if out := p.text(); p.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "redis has lost the progress") ||
 		!strings.Contains(out, "starts over if that is nothing") {
@@ -123,9 +119,7 @@ func TestReplayThroughTrouble(t *testing.T) {
 	p := w.start("replay", "--all", "--rate=2000")
 	set := func(args ...any) {
 		t.Helper()
-		if err := client.Do(ctx, append([]any{"config", "set"}, args...)...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, client.Do(ctx, append([]any{"config", "set"}, args...)...).Err())
 	}
 	goesOn := 0
 	trouble := func(words string, begin, end func()) {
@@ -171,9 +165,7 @@ func TestReplayThroughTrouble(t *testing.T) {
 	w.db.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE "+
 		"'posthaste%replay%' AND datname = current_database()")
 	w.waitLen("outbox.order", client.XLen(ctx, "outbox.order").Val()+1000)
-	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Process.Signal(syscall.SIGINT))
 	<-p.done
 	if v, _ := w.replay("--all"); !v.Finished || v.Count != events {
 		t.Errorf("the rest: %+v", v)
@@ -270,9 +262,7 @@ func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	w := newWorld(t)
 	ids := w.keep(10, "outbox.order")
 	tx, err := w.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }() // otherwise closing the pool would wait for it
 	var late string
 	err = tx.QueryRow(t.Context(), `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
@@ -282,17 +272,13 @@ func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 			SELECT -1, 1, format('%s:%s:', x, x)::pg_snapshot, high
 			FROM outbox_high, (SELECT pg_current_xact_id()::text::bigint + 1 AS x) next`)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p := w.start("replay", "--all", "--rate=0")
 	p.waitText(t, "waiting for 1 transactions that write history")
 	if n := w.redis.Client.Exists(t.Context(), "outbox.order").Val(); n != 0 {
 		t.Error("it does not wait")
 	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Commit(t.Context()))
 	<-p.done
 	w.wantStream("outbox.order", append(ids, late))
 }

@@ -70,13 +70,9 @@ func TestARestorationIsConfirmed(t *testing.T) {
 		t.Error("what is nowhere but in one memory is noted as restored")
 	}
 	r.kill()
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
 	forget(t, w.redis, true)
-	if err := w.redis.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Start(t.Context()))
 	r = w.spawn("relay", "--stream-maxlen=0")
 	r.waitLogged(`"to":"poll"`)
 	if n := w.missing(); n != 0 || w.unrepaired() != 0 {
@@ -207,23 +203,15 @@ func TestABackupOfRedisIsRestored(t *testing.T) {
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 800})
 		w.waitSettled(500)
 		data, backup := filepath.Join(w.redis.Dir, "appendonlydir"), filepath.Join(t.TempDir(), "backup")
-		if err := w.redis.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.CopyFS(backup, os.DirFS(data)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.redis.Kill())
+		must(t, os.CopyFS(backup, os.DirFS(data)))
 		for _, restore := range []bool{false, true} {
 			if restore {
 				w.waitSettled(w.settled() + 1000)
 				err := errors.Join(w.redis.Kill(), os.RemoveAll(data), os.CopyFS(data, os.DirFS(backup)))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 			}
-			if err := w.redis.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.redis.Start(t.Context()))
 		}
 		w.waitCommitted(load, load.Committed()+300)
 		load.Stop()
@@ -276,9 +264,7 @@ func TestAYoungerEntryHidesNoLoss(t *testing.T) {
 					added = p.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: []any{"somebody", "else"}})
 					return nil
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if c.down {
 					r = w.spawn("relay", "--stream-maxlen=0")
 				}
@@ -405,9 +391,7 @@ func TestGroupsComeBackWithWhatIsRestored(t *testing.T) {
 				if errors.Is(err, redis.Nil) {
 					break
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				for _, m := range got[0].Messages {
 					read[m.Values["id"]] = true
 				}

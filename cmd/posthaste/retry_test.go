@@ -32,9 +32,7 @@ func TestDeadRetryWaitsForALostStream(t *testing.T) {
 			values = append(values, k, v)
 		}
 		err := client.XAdd(t.Context(), &redis.XAddArgs{Stream: "dead.outbox.order", Values: values}).Err()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		do(t, client, "del", "outbox.order")
 		do(t, client, "xgroup", "create", "outbox.order", "mailer", "0", "mkstream")
 		refused := w.once("dead", "retry", "--all")

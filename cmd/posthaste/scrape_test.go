@@ -94,9 +94,7 @@ func TestMetricsOfTheContractExistFromTheStart(t *testing.T) {
 	}
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	// The labels of other series are the names of streams, groups, types and routes, so the series appear with them.
-	if err := w.redis.Client.XGroupCreate(t.Context(), "outbox.order", "g", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.XGroupCreate(t.Context(), "outbox.order", "g", "0").Err())
 	present(t, r, `outbox_published_total{mode="cdc",stream="outbox.order"}`,
 		`outbox_stream_length{stream="outbox.order"}`,
 		`outbox_group_pending{group="g",stream="outbox.order"}`, `outbox_group_lag{group="g",stream="outbox.order"}`,

@@ -26,9 +26,7 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 	w.waitMode("poll", 20*time.Second)
 	before := testenv.Value[string](t, w.db, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
 	tx, err := w.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	const insert = "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES " +
 		"(gen_random_uuid(), 'late', 'a', 'x', '{}')"
@@ -50,9 +48,7 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), insert); err != nil {
 		t.Fatal(err)
 	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Commit(t.Context()))
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	if n := w.redis.Client.XLen(t.Context(), "outbox.late").Val(); n != 2 {
 		t.Errorf("%d events of the transaction are in the stream, want 2", n)
@@ -84,9 +80,7 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 		return nil
 	})
 	local, err := pgx.Connect(t.Context(), w.pgURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = local.Close(context.Background()) }()
 	for _, stmt := range []string{
 		"CREATE TABLE churn (b text)", "ALTER TABLE churn ALTER b SET STORAGE EXTERNAL",
@@ -139,9 +133,7 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 			})
 			held := testenv.Value[string](t, w.db, "SELECT pg_current_wal_insert_lsn()::text")
 			local, err := pgx.Connect(t.Context(), w.pgURL)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer func() { _ = local.Close(context.Background()) }()
 			if _, err := local.Exec(t.Context(), "UPDATE relay_state SET desired_mode = $1", c.mode); err != nil {
 				t.Fatal(err)
@@ -196,9 +188,7 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 		return nil
 	})
 	local, err := pgx.Connect(t.Context(), w.pgURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = local.Close(context.Background()) }()
 	// The slot is moved repeatedly: the relay may be advancing it at the same time, or may not have read its position
 	// before.
@@ -277,12 +267,8 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 				}
 				return err
 			})
-			if err := server.Stop("immediate"); err != nil {
-				t.Fatal(err)
-			}
-			if err := server.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, server.Stop("immediate"))
+			must(t, server.Start(t.Context()))
 			testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 			w.oracle.Check(t, load, 30*time.Second)
 		})
@@ -293,9 +279,7 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 func committing(t *testing.T, d *testenv.Database) *testenv.Database {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), d.URL+"&synchronous_commit=on")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	return &testenv.Database{URL: d.URL, Name: d.Name, Relay: d.Relay, Pool: pool}
 }
@@ -383,9 +367,7 @@ func TestBudgetBeforeTheFirstAdoption(t *testing.T) {
 	server := testenv.NewServer(t)
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
 	w.relayIn("cdc", "--wal-budget=16MiB").stop()
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
 	const position = "SELECT coalesce(max(confirmed_flush_lsn), '0/0')::text FROM pg_replication_slots"
 	before := testenv.Value[string](t, w.db, position)
 	r := w.spawn("relay", "--wal-budget=16MiB")
@@ -401,9 +383,7 @@ func TestBudgetBeforeTheFirstAdoption(t *testing.T) {
 		}
 		return nil
 	})
-	if err := w.redis.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Start(t.Context()))
 	w.waitMode("cdc", 30*time.Second)
 	w.delivers()
 	if r.logged("dropping it") || r.logged("slot created") {

@@ -36,9 +36,7 @@ func (w *world) reads(group string, delay time.Duration, streams ...string) *rea
 		o.Prefix = "outbox."
 	}
 	c, err := consumer.New(o)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
 	done := make(chan struct{})
 	go func() { defer close(done); _ = c.Run(ctx) }()
@@ -272,9 +270,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 		t.Errorf("%d entries, and %d when the change began", now, n)
 	}
 	// After the change is cancelled, nothing has changed.
-	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Process.Signal(syscall.SIGINT))
 	<-p.done
 	if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.text(), "interrupted") {
 		t.Errorf("called off: exit %d: %s", code, p.text())
@@ -370,14 +366,10 @@ func TestSharedStreamsPerTypeOnACluster(t *testing.T) {
 func TestASpreadReportsWhatItWaitsFor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
 	p := w.start("streams", "spread", perType(2))
 	p.waitText(t, "waiting: redis: ")
-	if err := w.redis.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Start(t.Context()))
 	<-p.done
 	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("exit %d: %s", code, p.text())

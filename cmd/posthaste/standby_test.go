@@ -72,9 +72,7 @@ func (r *replicated) beSynchronous() {
 // promote kills the server and promotes the standby. The world then uses the standby's database.
 func (r *replicated) promote(other *testenv.Database) {
 	r.t.Helper()
-	if err := r.server.Stop("immediate"); err != nil {
-		r.t.Fatal(err)
-	}
+	must(r.t, r.server.Stop("immediate"))
 	// On a standby, a sequence may be ahead by more than the claims made since the standby last received WAL. Then no
 	// gate refuses a claim made there.
 	for _, stmt := range []string{"SELECT pg_promote()", "SELECT setval('outbox_claim', 1000000)"} {
@@ -292,9 +290,7 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 			r.kill()
 			blue.Exec(t, "CREATE PUBLICATION all_of_it FOR ALL TABLES")
 			clone := server.Snapshot(t)
-			if err := clone.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, clone.Start(t.Context()))
 			t.Cleanup(func() { _ = clone.Stop("immediate") })
 			blue.Pool.Reset()
 			green := w.at(hostOf(t, clone.URL("")))
@@ -324,9 +320,7 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 			if c.other {
 				green.Exec(t, "UPDATE relay_state SET system_identifier = 1")
 			}
-			if err := server.Stop("immediate"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, server.Stop("immediate"))
 
 			w.db, w.oracle.DB, w.pgURL = green, green, green.URL
 			third := testenv.StartLoad(t, green, testenv.LoadOptions{Total: 60, Tag: "third-"})
@@ -378,9 +372,7 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 				other = server.Standby(t, hostOf(t, server.URL("")))
 			} else {
 				other = server.Snapshot(t)
-				if err := other.Start(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, other.Start(t.Context()))
 				t.Cleanup(func() { _ = other.Stop("immediate") })
 			}
 			r = w.spawn("relay")

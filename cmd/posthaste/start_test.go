@@ -206,9 +206,7 @@ func TestMissingPublication(t *testing.T) {
 func TestRedisUnreachableAtTheStart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
 	w.rdURL = "redis://default:" + secret + "@" + w.redis.Addr()
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300})
 	load.Wait()
@@ -222,9 +220,7 @@ func TestRedisUnreachableAtTheStart(t *testing.T) {
 	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_backlog"); n < 300 {
 		t.Errorf("%d rows are owed, want all of them", n)
 	}
-	if err := w.redis.Start(t.Context(), "requirepass "+secret); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Start(t.Context(), "requirepass "+secret))
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	w.oracle.Redis = redis.NewClient(&redis.Options{Addr: w.redis.Addr(), Password: secret})
@@ -286,9 +282,7 @@ func TestStartsThatWaitingCannotMend(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	taken := l.Addr().String()
 	w.once("relay", "--admin-addr="+taken).oneLine(t, 1, "address already in use")
@@ -324,9 +318,7 @@ func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 				w.waitCommitted(load, 200)
 				switch name {
 				case "Redis down":
-					if err := w.redis.Kill(); err != nil {
-						t.Fatal(err)
-					}
+					must(t, w.redis.Kill())
 					r.waitReady(t, http.StatusServiceUnavailable, "")
 				case "Postgres silent":
 					proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
@@ -343,9 +335,7 @@ func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 				load.Stop()
 				switch name {
 				case "Redis down":
-					if err := w.redis.Start(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					must(t, w.redis.Start(t.Context()))
 				case "Postgres silent":
 					proxy.Remove("lost")
 				}

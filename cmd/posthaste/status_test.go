@@ -20,12 +20,8 @@ func TestStatusIsAlignedAndColouredOnATerminal(t *testing.T) {
 		Verdict: ops.Brief{Word: "degraded", Why: "3 events are parked"},
 	}}
 	var plain, coloured strings.Builder
-	if err := v.print(&plain, "default", false); err != nil {
-		t.Fatal(err)
-	}
-	if err := v.print(&coloured, "default", true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, v.print(&plain, "default", false))
+	must(t, v.print(&coloured, "default", true))
 	lines := strings.Split(plain.String(), "\n")
 	if lines[0] != "degraded: 3 events are parked" || strings.Contains(plain.String(), "\x1b") {
 		t.Errorf("plain:\n%s", plain.String())
@@ -68,9 +64,7 @@ func TestStatusWatchSurvivesPostgres(t *testing.T) {
 	p.Up()
 	lines(" ok: ", ok+2)
 	for _, prog := range []*program{human, script} {
-		if err := prog.cmd.Process.Signal(syscall.SIGINT); err != nil {
-			t.Fatal(err)
-		}
+		must(t, prog.cmd.Process.Signal(syscall.SIGINT))
 		<-prog.done
 		if code := prog.cmd.ProcessState.ExitCode(); code != 0 {
 			t.Errorf("exit %d after Ctrl-C", code)
@@ -92,15 +86,11 @@ func TestStatusSeesRedis(t *testing.T) {
 	w := newWorld(t)
 	w.spawn("relay")
 	w.waitMode("cdc", 20*time.Second)
-	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Signal(syscall.SIGSTOP))
 	if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "degraded: redis unreachable") {
 		t.Errorf("with a Redis that hangs: exit %d: %s", r.code, r.out)
 	}
-	if err := w.redis.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Kill())
 	testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 20})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "broken: redis unreachable") ||

@@ -99,9 +99,7 @@ func callSites(t *testing.T) (sites, functions map[string]bool) {
 		var files []*ast.File
 		for _, name := range list("-f", `{{join .GoFiles "\n"}}`, "./"+dir) {
 			f, err := parser.ParseFile(fset, filepath.Join(root, dir, name), nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			files = append(files, f)
 		}
 		info := &types.Info{Selections: map[*ast.SelectorExpr]*types.Selection{}}
@@ -163,9 +161,7 @@ func nameOf(fn *ast.FuncDecl) string {
 func steps(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile(stepsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
@@ -220,9 +216,7 @@ func TestAReleaseHasNoFailpoints(t *testing.T) {
 			`{{range .GoFiles}}{{$.Dir}}/{{.}}{{"\n"}}{{end}}`, "./cmd/posthaste")
 		cmd.Dir = root
 		files, err := cmd.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got := false
 		for file := range strings.Lines(string(files)) {
 			file = strings.TrimSpace(file)
@@ -230,9 +224,7 @@ func TestAReleaseHasNoFailpoints(t *testing.T) {
 				continue
 			}
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			got = got || bytes.Contains(text, []byte(`Getenv("POSTHASTE_FAILPOINT`))
 		}
 		if got != want {
@@ -747,9 +739,7 @@ func traced(t *testing.T, files ...string) map[string]bool {
 	steps := map[string]bool{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for step := range strings.Lines(string(text)) {
 			steps[strings.TrimSpace(step)] = true
 		}
@@ -768,12 +758,8 @@ func TestWriteSteps(t *testing.T) {
 		_, step, _ := strings.Cut(s, " ")
 		return elsewhere[site(step)] != "" || strings.HasSuffix(s, " rollback")
 	})
-	if err := os.MkdirAll(filepath.Dir(stepsFile), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(stepsFile, []byte(strings.Join(all, "\n")+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(stepsFile), 0o755))
+	must(t, os.WriteFile(stepsFile, []byte(strings.Join(all, "\n")+"\n"), 0o600))
 }
 
 // crossings returns the steps that two relays take in a story, and then with other numbers of streams per type.

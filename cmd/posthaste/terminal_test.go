@@ -29,18 +29,14 @@ import (
 func (w *world) onTerminal(columns int, args ...string) (*program, *os.File) {
 	w.t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	person, tty := testenv.Terminal(w.t, columns)
 	p := &program{done: make(chan struct{})}
 	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
 	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
 	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0", "TERM=xterm", "NO_COLOR=")
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = tty, tty, tty
-	if err := p.cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, p.cmd.Start())
 	_ = tty.Close()
 	read := make(chan struct{})
 	go func() {
@@ -65,9 +61,7 @@ func TestQuestionsAreInterrupted(t *testing.T) {
 	w := newWorld(t)
 	p, _ := w.onTerminal(80, "uninstall", "--tables")
 	p.waitText(t, "[y/N]")
-	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Process.Signal(syscall.SIGINT))
 	testenv.Eventually(t, 20*time.Second, func() error {
 		select {
 		case <-p.done:
@@ -111,9 +105,7 @@ func TestErrorsAndTablesTakeNoOrders(t *testing.T) {
 	w := newWorld(t)
 	const hostile = "g\x1b[2J\r\u202eé"
 	ctx, client := t.Context(), w.redis.Client
-	if err := client.XGroupCreateMkStream(ctx, "outbox.order", hostile, "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.XGroupCreateMkStream(ctx, "outbox.order", hostile, "0").Err())
 	long := strings.Repeat("x", 1000)
 	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at, error, `+
 		`class, attempts)
@@ -193,10 +185,8 @@ func TestCommandsOnAStandby(t *testing.T) {
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
 	w.keep(5, "outbox.order")
 	w.once("status") // records the relay's name
-	if err := errors.Join(server.Stop("fast"), os.WriteFile(filepath.Join(server.Dir, "data", "standby.signal"), nil,
-		0o644), server.Start(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(server.Stop("fast"), os.WriteFile(filepath.Join(server.Dir, "data", "standby.signal"), nil,
+		0o644), server.Start(t.Context())))
 	w.once("replay", "--all", "--to=side").oneLine(t, 1, "point --postgres-url at the primary")
 	w.once("mode", "poll").oneLine(t, 1, "point --postgres-url at the primary")
 	if n := w.redis.Client.Exists(t.Context(), "side").Val(); n != 0 {
@@ -291,18 +281,14 @@ func TestInterruptedBeforeItBegins(t *testing.T) {
 	w := newWorld(t)
 	w.keep(10, "outbox.order")
 	tx, err := w.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	if _, err := tx.Exec(t.Context(), "UPDATE outbox_mark SET mode = mode"); err != nil {
 		t.Fatal(err)
 	}
 	p := w.start("replay", "--all")
 	p.waitText(t, "waiting for 1 transactions")
-	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Process.Signal(syscall.SIGINT))
 	<-p.done
 	if !strings.HasSuffix(p.text(), "\nposthaste: interrupted\n") {
 		t.Errorf("it says %q", p.text())

@@ -20,9 +20,7 @@ import (
 func TestServeTakesTokens(t *testing.T) {
 	t.Parallel()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	set := jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &key.PublicKey, KeyID: "k"}}}
 	issuer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(set)
@@ -30,16 +28,12 @@ func TestServeTakesTokens(t *testing.T) {
 	t.Cleanup(issuer.Close)
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key},
 		(&jose.SignerOptions{}).WithHeader("kid", "k"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	token, err := jwt.Signed(signer).Claims(map[string]any{
 		"iss": "shop", "aud": "orders", "uid": uuid.NewString(), "exp": time.Now().Add(time.Hour).Unix(),
 		"scp": []string{"order"},
 	}).Serialize()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w := newWorld(t)
 	claims := []string{
 		"--auth=jwt", "--jwt-issuer=shop", "--jwt-audience=orders", "--jwt-user-claim=uid", "--jwt-scope-claim=scp",
@@ -48,16 +42,12 @@ func TestServeTakesTokens(t *testing.T) {
 		t.Helper()
 		body := strings.NewReader(`{"amount":1,"currency":"USD"}`)
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.http+"/orders", body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("Authorization", "Bearer "+token)
 		req.Header.Set("Idempotency-Key", uuid.NewString())
 		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = resp.Body.Close()
 		return resp.StatusCode
 	}

@@ -57,9 +57,7 @@ func (w *clustered) flows(load *testenv.Load, n int) {
 // replaced kills a master, waits until another node has its stream, and starts it again.
 func (w *clustered) replaced(master int, whenDown func()) (now int) {
 	w.t.Helper()
-	if err := w.cluster.Nodes[master].Kill(); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.cluster.Nodes[master].Kill())
 	if whenDown != nil {
 		whenDown()
 	}
@@ -71,9 +69,7 @@ func (w *clustered) replaced(master int, whenDown func()) (now int) {
 		}
 		return err
 	})
-	if err := w.cluster.Nodes[master].Start(w.t.Context()); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.cluster.Nodes[master].Start(w.t.Context()))
 	return now
 }
 
@@ -165,9 +161,7 @@ func TestAMinorityMasterTakesWrites(t *testing.T) {
 		})
 		w.flows(load, 200) // the relay reaches both masters
 		w.cluster.Join(0)
-		if err := w.cluster.Wait(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.cluster.Wait(t.Context()))
 		w.flows(load, 200)
 		load.Stop()
 		w.oracle.Check(t, load, 30*time.Second)
@@ -201,9 +195,7 @@ func TestSlotsMoveUnderLoad(t *testing.T) {
 		t.Errorf("epoch %d, and was %d before slots were moved: %s", now, was, r.output())
 	}
 	added, err := w.cluster.Add(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.cluster.Move(t, w.slot(0), added)
 	w.flows(load, 150)
 	gone := w.cluster.Master(t, w.slot(1))
@@ -227,15 +219,11 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	for i := 101; w.cluster.Master(t, w.cluster.Slot(t, "outbox."+fresh)) != 0; i++ {
 		fresh = fmt.Sprintf("t%d", i)
 	}
-	if err := w.cluster.Nodes[0].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.cluster.Nodes[0].Kill())
 	settled := func() (still, others int64) {
 		query := "SELECT count(*) FILTER (WHERE aggregate_type = $1), count(*) FILTER (WHERE aggregate_type <> $1) " +
 			"FROM outbox_history"
-		if err := w.db.Pool.QueryRow(t.Context(), query, w.types[0]).Scan(&still, &others); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.db.Pool.QueryRow(t.Context(), query, w.types[0]).Scan(&still, &others))
 		return still, others
 	}
 	later := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 20, Types: []string{fresh}})
@@ -264,9 +252,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 		return nil
 	})
 	w.listsTheOthers()
-	if err := w.cluster.Nodes[0].Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.cluster.Nodes[0].Start(t.Context()))
 	w.flows(load, 200)
 	load.Stop()
 	w.oracle.Check(t, load, 30*time.Second)
@@ -282,15 +268,11 @@ func (w *clustered) giveUp() {
 	c := w.cluster.Client
 	for _, typ := range w.types {
 		stream := "outbox." + typ
-		if err := c.XGroupCreate(w.t.Context(), stream, "readers-"+typ, "0").Err(); err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, c.XGroupCreate(w.t.Context(), stream, "readers-"+typ, "0").Err())
 		err := c.XAdd(w.t.Context(), &redis.XAddArgs{Stream: consumer.DeadStream(c, stream), Values: []any{
 			"id", uuid.NewString(), "dead_stream", stream, "dead_group", "readers-" + typ, "dead_error", "no",
 		}}).Err()
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, err)
 	}
 }
 
@@ -321,9 +303,7 @@ func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 	r := w.relayIn("cdc", "--stream-maxlen=0")
 	load := w.load(300)
 	w.flows(load, 200)
-	if err := w.cluster.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.cluster.Kill())
 	testenv.Eventually(t, 30*time.Second, func() error {
 		var h struct{ Reasons []string }
 		status, err := r.get("/readyz", &h)
@@ -336,9 +316,7 @@ func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 		wait(t, 20*time.Second)
 	}
 	w.waitCommitted(load, load.Committed()+300)
-	if err := w.cluster.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.cluster.Start(t.Context()))
 	w.flows(load, 200)
 	load.Stop()
 	w.oracle.Check(t, load, 30*time.Second)
@@ -351,9 +329,7 @@ func TestSentinelFailsOverTwiceUnderLoad(t *testing.T) {
 	inMode(t, "poll", func(t *testing.T, mode string) {
 		s := testenv.Sentinel(t, 2)
 		u, err := redisurl.Parse(s.URL())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		client := redis.NewUniversalClient(u)
 		t.Cleanup(func() { _ = client.Close() })
 		db := testenv.Postgres(t)
@@ -368,17 +344,11 @@ func TestSentinelFailsOverTwiceUnderLoad(t *testing.T) {
 			want := load.Committed() + 200
 			w.waitCommitted(load, want)
 			w.waitSettled(int64(want))
-			if err := s.Servers[master].Kill(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.Servers[master].Kill())
 			old := master
 			master = s.Promoted(t, old)
-			if err := s.Servers[old].Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Wait(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.Servers[old].Start(t.Context()))
+			must(t, s.Wait(t.Context()))
 		}
 		want := load.Committed() + 200
 		w.waitCommitted(load, want)

@@ -124,18 +124,14 @@ func (w *world) placeTraced(api *child, traceparent string) tracedOrder {
 	o := tracedOrder{key: uuid.NewString(), user: uuid.NewString()}
 	body := fmt.Sprintf(`{"user_id":%q,"amount":314159265,"currency":"USD"}`, o.user)
 	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, api.http+"/orders", strings.NewReader(body))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Idempotency-Key", strconv.Quote(o.key))
 	if traceparent != "" {
 		req.Header.Set("Traceparent", traceparent)
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	defer resp.Body.Close()
 	var b bytes.Buffer
 	var answer struct{ ID string }
@@ -306,9 +302,7 @@ func TestWithTracingOffTheContextPassesThrough(t *testing.T) {
 func TestWithoutTheCollectorEverythingGoesOn(t *testing.T) {
 	t.Parallel()
 	port, hold, err := local.ReservePort() // reserved, so that no process listens on it
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer hold.Close()
 	w := newWorld(t)
 	w.env = []string{

@@ -20,9 +20,7 @@ func TestANewerVersionMigratesWhileThisOneRuns(t *testing.T) {
 	w.db.Exec(t, "INSERT INTO posthaste_migrations (line, version) VALUES ('outbox', 99999)")
 	api.waitReady(t, http.StatusOK, "schema_newer")
 	var epoch int64
-	if err := w.db.Pool.QueryRow(t.Context(), "SELECT epoch FROM relay_state").Scan(&epoch); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.db.Pool.QueryRow(t.Context(), "SELECT epoch FROM relay_state").Scan(&epoch))
 	w.db.Exec(t, `SELECT pg_terminate_backend(pid) FROM pg_locks
 		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
 	testenv.Eventually(t, 20*time.Second, func() error {

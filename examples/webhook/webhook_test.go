@@ -51,9 +51,7 @@ func TestDeliversThroughTrouble(t *testing.T) {
 			"id", fmt.Sprintf("e%d", i), "type", "order.created", "subject", fmt.Sprintf("s%d", i%4), "time",
 			"2026-01-02T03:04:05.000000Z", "data", `{"a": 1}`,
 		}}).Err()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	var mu sync.Mutex
 	seen := map[string]int{}
@@ -74,9 +72,7 @@ func TestDeliversThroughTrouble(t *testing.T) {
 	p := testenv.NewProxy(t, strings.TrimPrefix(srv.URL, "http://"))
 	p.Down()
 	h, err := webhook.Handler("http://"+p.Addr(), secret, transport(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	refused := make(chan struct{}, 1)
 	c, err := consumer.New(consumer.Options{
 		// outages do not count as attempts
@@ -93,9 +89,7 @@ func TestDeliversThroughTrouble(t *testing.T) {
 			return err
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
@@ -136,9 +130,7 @@ func TestAnswersAreJudged(t *testing.T) {
 			w.WriteHeader(status)
 		}))
 		h, err := webhook.Handler(srv.URL, secret, transport(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		err = h(t.Context(), consumer.Event{ID: "e", Data: []byte("{}")})
 		var got *verdict
 		if err != nil {
@@ -166,17 +158,11 @@ func TestReceiverRefusesWhatIsNotSigned(t *testing.T) {
 	}))
 	defer srv.Close()
 	h, err := webhook.Handler(srv.URL, secret, transport(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h(t.Context(), consumer.Event{ID: "e", Type: "t", Data: []byte(`{"a":1}`)}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, h(t.Context(), consumer.Event{ID: "e", Type: "t", Data: []byte(`{"a":1}`)}))
 	body, _ := io.ReadAll(good.Body)
 	sent, err := strconv.ParseInt(good.Header.Get("Webhook-Timestamp"), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	try := func(body string, change func(h http.Header)) int {
 		req := good.Clone(t.Context())
 		req.Body = io.NopCloser(strings.NewReader(body))
@@ -219,5 +205,13 @@ func TestReceiverRefusesWhatIsNotSigned(t *testing.T) {
 		if bad() == nil {
 			t.Error("a bad setting was accepted")
 		}
+	}
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

@@ -31,9 +31,7 @@ func config(t *testing.T) app.Config {
 	s.PostgresURL, s.RedisURL, s.RelayName = db.URL, testenv.Redis(t).URL(), db.Relay
 	s.HTTPAddr, s.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
 	c, err := s.Parse()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Version = "test"
 	return c
 }
@@ -43,9 +41,7 @@ func TestProcessesRunAndEnd(t *testing.T) {
 	t.Parallel()
 	c := config(t)
 	serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	relay, err := app.NewRelay(t.Context(), c, testenv.Logger(t))
 	if err != nil {
 		serve.Close()
@@ -86,23 +82,17 @@ func TestTheGuardHasARedisOfItsOwn(t *testing.T) {
 	guard, other := testenv.Redis(t), testenv.Redis(t)
 	c.GuardRedisURL, c.RedisURL = guard.URL(), other.URL()
 	serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- serve.Run(ctx) }()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+serve.PublicAddr().String()+"/orders",
 		strings.NewReader(`{"user_id":"01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71","amount":100,"currency":"USD"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Idempotency-Key", `"a-key-of-the-guard"`)
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_ = resp.Body.Close()
 	if by := resp.Header.Get("Idempotency-Guard"); resp.StatusCode != http.StatusCreated || by == "db" {
 		t.Errorf("status %d, guarded by %q", resp.StatusCode, by)
@@ -125,9 +115,7 @@ func TestTakenAddress(t *testing.T) {
 	t.Parallel()
 	c := config(t)
 	l, err := app.Listen(t.Context(), "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	c.AdminAddr = l.Addr().String()
 	if _, err := app.NewRelay(t.Context(), c, testenv.Logger(t)); err == nil ||
@@ -190,9 +178,7 @@ func TestWithPoolWantsTheSchema(t *testing.T) {
 func TestEachRegistry(t *testing.T) {
 	t.Parallel()
 	c, err := defaults(t).Parse()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.PostgresURL, c.RedisURL = "postgres://127.0.0.1:1/none", "redis://127.0.0.1:1"
 	var names []string
 	err = app.EachRegistry(t.Context(), c, func(process string, reg *prometheus.Registry) error {
@@ -223,9 +209,7 @@ func TestEachRegistry(t *testing.T) {
 func TestServeHTTPDrains(t *testing.T) {
 	t.Parallel()
 	l, err := app.Listen(t.Context(), "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	srv := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter,
@@ -252,13 +236,17 @@ func TestServeHTTPDrains(t *testing.T) {
 func get(t *testing.T, url string) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_ = resp.Body.Close()
 	return resp.StatusCode
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -13,9 +13,7 @@ import (
 func secretFile(t *testing.T, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -31,9 +29,7 @@ func TestSecretsComeFromFiles(t *testing.T) {
 		t.Setenv(variable+"_FILE", secretFile(t, content))
 	}
 	c, err := defaults(t).Parse()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got := []string{c.PostgresURL, c.RedisURL, c.GuardRedisURL, c.AdminToken, c.AdminReadToken}
 	want := []string{
 		"postgres://u:of-a-file@pg/d", "redis://:of-a-file@rd", "redis://:of-a-file@guard", "of-a-file",

@@ -30,9 +30,7 @@ func faults(err error) []error {
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	c, err := defaults(t).Parse()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if c.Slot != "posthaste_default" || c.History != 72*time.Hour || c.WALBudget != 1<<30 ||
 		c.Poison != relay.PoisonSkip ||
 		c.Restore != time.Hour || c.LogLevel != slog.LevelInfo || c.TrimForce || !c.PubSub || c.AuthKeys {
@@ -134,9 +132,7 @@ func TestPostgresFromTheEnvironment(t *testing.T) {
 		s := defaults(t)
 		s.PostgresURL = setting
 		c, err := s.Parse()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return c.PostgresURL
 	}
 	for _, name := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"} {

@@ -26,9 +26,7 @@ func adminTLS(t *testing.T, mutual bool) app.Config {
 		s.AdminClientCA = ca
 	}
 	c, err := s.Parse()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -70,14 +68,10 @@ func TestListenersSpeakTLS(t *testing.T) {
 	s.AdminTLSCert, s.AdminTLSKey, _ = ca.Files(t, dir)
 	s.AdminClientCA = testenv.WriteFile(t, dir, "clients.crt", clients.PEM)
 	with, err := s.Parse()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.HTTPTLS, c.AdminTLS, c.AdminMTLS = with.HTTPTLS, with.AdminTLS, with.AdminMTLS
 	serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- serve.Run(ctx) }()
@@ -85,9 +79,7 @@ func TestListenersSpeakTLS(t *testing.T) {
 		tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool, Certificates: certs}}
 		defer tr.CloseIdleConnections()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		resp, err := (&http.Client{Transport: tr, Timeout: time.Minute}).Do(req)
 		if err != nil {
 			return 0, "", err
@@ -138,9 +130,7 @@ func TestListenersSpeakTLS(t *testing.T) {
 func refusesLargeFrames(t *testing.T, addr string, config *tls.Config) {
 	t.Helper()
 	conn, err := (&tls.Dialer{Config: config}).DialContext(t.Context(), "tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
 	const settings, goAway, frameSizeError = 4, 7, 6

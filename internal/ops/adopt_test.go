@@ -16,17 +16,11 @@ func TestAdoptBesideARelay(t *testing.T) {
 	d, r := testenv.Postgres(t), testenv.Redis(t)
 	d.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 1)")
 	a, err := ops.FindAdoption(t.Context(), d.Pool, "default", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	owner := outbox.Owner{Epoch: 7, Nonce: outbox.Nonce{1}}
-	if err := d.Pool.QueryRow(t.Context(), "SELECT source FROM relay_state").Scan(&owner.Source); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Pool.QueryRow(t.Context(), "SELECT source FROM relay_state").Scan(&owner.Source))
 	relay := sink.New(sink.Options{Client: r.Client, Source: outbox.EntrySource("default")})
-	if err := relay.Adopt(t.Context(), "outbox.order", owner, false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, relay.Adopt(t.Context(), "outbox.order", owner, false))
 	if err := a.TakeOver(t.Context(), d.Pool, r.Client); err != nil {
 		t.Errorf("take over beside a relay: %v", err)
 	}

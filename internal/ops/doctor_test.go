@@ -131,9 +131,7 @@ func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)
 	tx, err := d.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	if _, err := tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
 		t.Fatal(err)
@@ -225,9 +223,7 @@ func TestDoctorLooksAtEveryNode(t *testing.T) {
 		o.Redis.Addrs = append(o.Redis.Addrs, n.Addr())
 	}
 	replica := c.Nodes[4]
-	if err := c.Do(t.Context(), 4, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Do(t.Context(), 4, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru"))
 	find := func(check string) (out []ops.Finding) {
 		for _, f := range ops.Diagnose(t.Context(), o).Findings {
 			if f.Check == check {
@@ -249,9 +245,7 @@ func TestDoctorLooksAtEveryNode(t *testing.T) {
 	}) {
 		t.Errorf("eviction: %+v", f)
 	}
-	if err := replica.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, replica.Kill())
 	if f := find("redis"); !slices.ContainsFunc(f, func(f ops.Finding) bool {
 		return f.Severity == ops.SeverityWarn && strings.Contains(f.Detail, replica.Addr())
 	}) {
@@ -287,9 +281,7 @@ func TestDoctorNamesWhoHoldsTheLeadersLock(t *testing.T) {
 func TestDoctorNamesTheBalancesOfAnotherDatabase(t *testing.T) {
 	t.Parallel()
 	d, r := testenv.Postgres(t), testenv.Redis(t)
-	if err := sql.Register(t.Context(), d.Pool, d.Relay); err != nil {
-		t.Fatal(err)
-	}
+	must(t, sql.Register(t.Context(), d.Pool, d.Relay))
 	r.Client.Set(t.Context(), "{cr:owner}", "another", 0)
 	o := optionsOf(t, d, d.URL)
 	o.Redis = at(r)

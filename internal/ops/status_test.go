@@ -19,18 +19,12 @@ func TestCountingIsBounded(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto))
 	look := func(most int64) ops.Backlog {
 		t.Helper()
 		snap, err := ops.Source{Pool: d.Pool, RelayName: d.Relay, Slots: slots, Most: most}.Look(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return snap.Report().Backlog
 	}
 	if b := look(3); b != (ops.Backlog{}) {
@@ -71,12 +65,8 @@ func TestRepairsAreShown(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto))
 	d.Exec(t, `INSERT INTO outbox_reconcile
 			(stream, noticed_at, recall, done_at, expected, restored, recalled, phantoms)
 		SELECT s, now() - noticed, false, now() - done, expected, restored, recalled, phantoms
@@ -89,9 +79,7 @@ func TestRepairsAreShown(t *testing.T) {
 		VALUES ('old', '1-1', gen_random_uuid(), now()), ('done', '1-1', gen_random_uuid(), NULL),
 			('done', '1-2', gen_random_uuid(), NULL)`)
 	snap, err := ops.Source{Pool: d.Pool, RelayName: d.Relay, Slots: slots}.Look(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	st := snap.Report().Status
 	var got []string
 	for _, r := range st.Compared {

@@ -23,9 +23,7 @@ func TestTraceOfAnyTime(t *testing.T) {
 		d.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at)
 			SELECT 'order', 'any', 'order.made', '{}', t::timestamptz FROM (VALUES `+at+`) v(t)`)
 		steps, err := ops.Trace(t.Context(), d.Pool, r.Client, "any")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := json.Marshal(steps); err != nil || len(steps) < 4 {
 			t.Errorf("%d steps: %v", len(steps), err)
 		}

@@ -23,19 +23,13 @@ func withTLS(t *testing.T, pg *testenv.Server, ca *testenv.CA) {
 	t.Helper()
 	cert, key, _ := ca.Files(t, pg.Dir)
 	info, err := os.Stat(filepath.Join(pg.Dir, "data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	owner := info.Sys().(*syscall.Stat_t)
 	for _, file := range []string{cert, key} {
-		if err := os.Chown(file, int(owner.Uid), int(owner.Gid)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(file, int(owner.Uid), int(owner.Gid)))
 	}
 	conn, err := pgx.Connect(t.Context(), pg.URL("postgres"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(context.Background())
 	for _, stmt := range []string{
 		"ALTER SYSTEM SET ssl_cert_file = '" + cert + "'", "ALTER SYSTEM SET ssl_key_file = '" + key + "'",

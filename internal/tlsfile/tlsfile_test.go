@@ -30,9 +30,7 @@ import (
 func load(t *testing.T, n tlsfile.Names) *tlsfile.Files {
 	t.Helper()
 	f, err := tlsfile.Load(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f.LookAlways()
 	return f
 }
@@ -89,17 +87,13 @@ func TestLoadNamesWhatIsWrong(t *testing.T) {
 	// bundle is a valid certificate between two others; the first lacks its first bytes, the last its last.
 	bundle := func(name string, first, last int) string {
 		pem, err := os.ReadFile(caFile)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		damaged := slices.Clone(pem)
 		for i := range first {
 			damaged[len("-----BEGIN CERTIFICATE-----\n")+i] = '!'
 		}
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, slices.Concat(damaged, pem, pem[:len(pem)-last]), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, slices.Concat(damaged, pem, pem[:len(pem)-last]), 0o600))
 		return path
 	}
 	for name, c := range map[string]struct {
@@ -194,9 +188,7 @@ func TestRotationUnderLoad(t *testing.T) {
 		// Kubernetes replaces the files of a mounted secret like this.
 		"a link": func(t *testing.T, dir string, cert, key []byte, between func()) {
 			to, err := os.MkdirTemp(dir, "data-")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			testenv.WriteFile(t, to, "tls.crt", cert)
 			testenv.WriteFile(t, to, "tls.key", key)
 			between()
@@ -219,9 +211,7 @@ func TestRotationUnderLoad(t *testing.T) {
 			_ = os.Remove(filepath.Join(dir, "data"))
 			between()
 			to, err := os.MkdirTemp(dir, "data-")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			testenv.WriteFile(t, to, "tls.crt", cert)
 			testenv.WriteFile(t, to, "tls.key", key)
 			replaceLink(t, to, filepath.Join(dir, "data"))
@@ -237,21 +227,15 @@ func TestRotationUnderLoad(t *testing.T) {
 func replaceLink(t *testing.T, to, link string) {
 	t.Helper()
 	next := link + ".next"
-	if err := os.Symlink(to, next); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(next, link); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(to, next))
+	must(t, os.Rename(next, link))
 }
 
 // rotates replaces the files while clients make requests, each with new connections, and one on a lasting connection.
 func rotates(t *testing.T, rotate func(t *testing.T, dir string, cert, key []byte, between func())) {
 	ca, dir := testenv.NewCA(t), t.TempDir()
 	first, err := os.MkdirTemp(dir, "data-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ca.Files(t, first)
 	replaceLink(t, first, filepath.Join(dir, "data"))
 	f := load(t, tlsfile.Names{Cert: filepath.Join(dir, "data/tls.crt"), Key: filepath.Join(dir, "data/tls.key")})
@@ -259,9 +243,7 @@ func rotates(t *testing.T, rotate func(t *testing.T, dir string, cert, key []byt
 
 	stays := client(t, ca)
 	serial, _, err := ask(t.Context(), stays, addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var asked atomic.Int64
 	stop := make(chan struct{})
 	var load sync.WaitGroup
@@ -299,9 +281,7 @@ func rotates(t *testing.T, rotate func(t *testing.T, dir string, cert, key []byt
 	for range 2 {
 		cert, key := ca.Issue(t)
 		pair, err := tls.X509KeyPair(cert, key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want = pair.Leaf.SerialNumber.String()
 		rotate(t, dir, cert, key, between)
 		between()
@@ -352,9 +332,7 @@ func TestWhatIsToldOfFiles(t *testing.T) {
 			}
 		}
 		families, err := reg.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got := []float64{
 			families[0].GetMetric()[0].GetGauge().GetValue(), families[1].GetMetric()[0].GetCounter().GetValue(),
 			families[0].GetMetric()[1].GetGauge().GetValue(),
@@ -434,10 +412,16 @@ func TestDial(t *testing.T) {
 		remote.Op != "remote error" {
 		t.Errorf("without a certificate: %v", err)
 	}
-	if err := os.WriteFile(caFile, stranger.PEM, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(caFile, stranger.PEM, 0o600))
 	if err := dial(own, good, false); !errors.As(err, &unknown) {
 		t.Errorf("with another CA since: %v", err)
+	}
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

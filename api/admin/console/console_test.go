@@ -25,9 +25,7 @@ func TestThePageBringsEverythingAndAllowsNothingElse(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	resp, err := http.Get(w.url + "/console/") //nolint:noctx // ends with the server
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer resp.Body.Close()
 	csp := resp.Header.Get("Content-Security-Policy")
 	if !strings.Contains(csp, "default-src 'none'") || strings.Contains(csp, "unsafe") ||
@@ -100,14 +98,10 @@ func TestEventsComeWithoutTheirPayload(t *testing.T) {
 		"id", uuid.NewString(), "type", "order.created", "subject", "o-1", "time",
 		"2026-01-01T00:00:00.000000Z", "data", `{"card":"4111111111111111"}`,
 	}
-	if err := w.redis.Client.Do(t.Context(), append([]any{"XADD", "outbox.order", "*"},
-		values...)...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.Do(t.Context(), append([]any{"XADD", "outbox.order", "*"},
+		values...)...).Err())
 	d, err := v.next("events")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !strings.Contains(d, `"subject":"o-1"`) || !strings.Contains(d, `"stream":"outbox.order"`) ||
 		strings.Contains(d, "4111111111111111") {
 		t.Errorf("events: %s", d)
@@ -124,9 +118,7 @@ func TestEventsComeWithoutTheirPayload(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if d, err = v.next("events"); err != nil || strings.Count(d, `"stream":"outbox.order"`) != 3 {
 		t.Errorf("%d of ten large events are shown, want 3: %v", strings.Count(d, `"stream":"outbox.order"`), err)
 	}
@@ -180,9 +172,7 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *console.Options) {
 		db, err := pgx.Connect(t.Context(), o.Doctor.PostgresURL)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = db.Close(context.Background()) })
 		role := pgx.Identifier{"api_" + o.RelayName}.Sanitize()
 		for _, stmt := range []string{
@@ -203,17 +193,13 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 		o.Doctor.WriterOnly = true
 		o.Doctor.PostgresURL = testenv.As(o.Doctor.PostgresURL, "api_"+o.RelayName)
 		config, err := sql.PoolConfig(o.Doctor.PostgresURL, "public", "console")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if o.Pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(o.Pool.Close)
 		o.Slots, err = cdc.NewSlots(cdc.SlotsOptions{Pool: o.Pool, Slot: o.Doctor.Slot})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	})
 	w.db.Exec(t, "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES "+
 		"(gen_random_uuid(), 'order', 'a', 'order.created', '{}')")
@@ -240,16 +226,12 @@ func TestAFlushedRedisIsALoss(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 0)")
-	if err := w.redis.Client.Do(t.Context(), "XADD", "outbox.order", "*", "id", uuid.NewString()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.Do(t.Context(), "XADD", "outbox.order", "*", "id", uuid.NewString()).Err())
 	v := w.view()
 	v.until(t, "the stream is seen", func(s console.State) bool {
 		return s.Lost == nil && len(s.Streams.Value) == 1 && s.Streams.Value[0].Length == 1
 	})
-	if err := w.redis.Client.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Client.FlushAll(t.Context()).Err())
 	v.until(t, "the loss is seen", func(s console.State) bool {
 		all := append([]ops.PageProblem{{Title: s.Verdict.Title}}, s.Verdict.Also...)
 		return s.Lost != nil &&
@@ -313,9 +295,7 @@ func TestATypeWithSeveralStreamsIsOne(t *testing.T) {
 	ctx, client := t.Context(), w.redis.Client
 	do := func(args ...any) {
 		t.Helper()
-		if err := client.Do(ctx, args...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, client.Do(ctx, args...).Err())
 	}
 	for _, stream := range []string{"outbox.order", "outbox.order.0", "outbox.order.1", "outbox.order.3"} {
 		do("XADD", stream, "1-1", "id", "x") // old

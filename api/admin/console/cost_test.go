@@ -44,9 +44,7 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	w := newWorld(t, nil)
 	v := w.view()
 	v.until(t, "all well", func(s console.State) bool { return s.Redis.AsOf != nil && s.Postgres.AsOf != nil })
-	if err := w.redis.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Signal(syscall.SIGSTOP))
 	t.Cleanup(func() { _ = w.redis.Signal(syscall.SIGCONT) })
 	began := time.Now()
 	s := v.until(t, "Redis hangs", func(s console.State) bool { return s.Redis.Error != "" })
@@ -68,9 +66,7 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	if status := w.get("/console/api/doctor", &d); status != 200 || d.OK {
 		t.Errorf("doctor: %d %+v", status, d)
 	}
-	if err := w.redis.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.redis.Signal(syscall.SIGCONT))
 	v.until(t, "Redis is back", func(s console.State) bool { return s.Redis.Error == "" })
 }
 
@@ -80,9 +76,7 @@ func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	tx, err := w.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
 		t.Fatal(err)
 	}
@@ -92,9 +86,7 @@ func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 	if s.Verdict.Title != "Postgres is too slow to answer" || s.Postgres.Error == "" || s.Verdict.Level != "bad" {
 		t.Errorf("verdict: %+v", s.Verdict)
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	v.until(t, "an answer", func(s console.State) bool { return s.Postgres.Error == "" && s.Postgres.AsOf != nil })
 }
 
@@ -105,9 +97,7 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 	v := w.view()
 	v.until(t, "an answer", func(s console.State) bool { return s.Postgres.AsOf != nil })
 	tx, err := w.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	for _, stmt := range []string{
 		"LOCK TABLE orders IN ACCESS EXCLUSIVE MODE",
@@ -139,13 +129,9 @@ func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *console.Options) {
 		config, err := sql.PoolConfig("postgres://127.0.0.1:1/none?connect_timeout=1", "public", "console")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(pool.Close)
 		o.Pool = pool
 	})
@@ -176,9 +162,7 @@ func TestNobodyIsAskedWhileNobodyLooks(t *testing.T) {
 	v.resp.Body.Close()
 	calls := func() int64 {
 		info, err := w.redis.Client.InfoMap(t.Context(), "commandstats").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var n int64
 		if _, err := fmt.Sscanf(info["Commandstats"]["cmdstat_xadd"], "calls=%d", &n); err != nil {
 			t.Fatalf("%v: %v", info, err)
@@ -217,14 +201,10 @@ func TestDeadEventsOfGroupsAreReadWithoutTheirPayloads(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	sent := func() int {
 		info, err := w.redis.Client.InfoMap(t.Context(), "stats").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b, _ := strconv.Atoi(info["Stats"]["total_net_output_bytes"])
 		return b
 	}

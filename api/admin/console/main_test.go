@@ -41,24 +41,16 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	t.Helper()
 	w := &world{t: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}
 	config, err := sql.PoolConfig(w.db.URL, "public", "console")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config.MaxConns = console.Conns
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	client, err := sink.NewClient(w.redis.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Slot: "posthaste_" + w.db.Relay})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	metrics := prometheus.NewRegistry()
 	o := console.Options{
 		Kind: "serve", RelayName: w.db.Relay, StreamPrefix: "outbox.", Pool: pool, Redis: client, Slots: slots,
@@ -115,21 +107,15 @@ func (w *world) get(path string, into any) int {
 func (w *world) call(method, path, body string, header ...string) (int, string) {
 	w.t.Helper()
 	req, err := http.NewRequestWithContext(w.t.Context(), method, w.url+path, strings.NewReader(body))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return resp.StatusCode, string(b)
 }
 
@@ -142,13 +128,9 @@ func (w *world) view() *viewer {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.url+"/console/api/stream", nil)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	w.t.Cleanup(func() { cancel(); resp.Body.Close() })
 	v := &viewer{resp: resp, lines: bufio.NewScanner(resp.Body)}
 	v.lines.Buffer(nil, 4<<20)
@@ -179,13 +161,19 @@ func (v *viewer) until(t *testing.T, what string, cond func(console.State) bool)
 			t.Fatalf("%s: the stream ended: %v", what, err)
 		}
 		var s console.State
-		if err := json.Unmarshal([]byte(d), &s); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(d), &s))
 		if cond(s) {
 			return s
 		}
 	}
 	t.Fatalf("%s: not in 40 states", what)
 	return console.State{}
+}
+
+// must ends the test if err is not nil.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }
