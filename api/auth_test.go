@@ -231,10 +231,8 @@ func TestKeysFollowTheirFile(t *testing.T) {
 	becomes := func(key string, want int) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if got := status(key); got != want {
-				return fmt.Errorf("%s: %d, want %d", key, got, want)
-			}
-			return nil
+			got := status(key)
+			return failIf(got != want, "%s: %d, want %d", key, got, want)
 		})
 	}
 	becomes("first", 200)

@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -75,10 +74,8 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 	must(t, server.Start(t.Context()))
 	// The failed request released its key: its retry does not wait.
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if r := w.post(newKey(), orderJSON(1)); r.status != 201 {
-			return errors.New(r.String())
-		}
-		return nil
+		r := w.post(newKey(), orderJSON(1))
+		return failIf(r.status != 201, "%s", r.String())
 	})
 }
 

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -35,10 +34,7 @@ func (w *world) withReplica() *failover {
 	f.replica = testenv.Redis(w.tb, "replicaof 127.0.0.1 "+port)
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		info, err := f.replica.Client.Info(context.Background(), "replication").Result()
-		if err != nil || !strings.Contains(info, "master_link_status:up") {
-			return fmt.Errorf("no replication yet: %w", err)
-		}
-		return nil
+		return failIf(err != nil || !strings.Contains(info, "master_link_status:up"), "no replication yet: %w", err)
 	})
 	return f
 }
@@ -87,10 +83,8 @@ func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 			if err != nil || len(keys) != 1 {
 				return fmt.Errorf("the replica has %v: %w", keys, err)
 			}
-			if v := f.replica.Client.Get(context.Background(), keys[0]).Val(); !strings.HasPrefix(v, "C|") {
-				return errors.New("the replica has a pending record")
-			}
-			return nil
+			v := f.replica.Client.Get(context.Background(), keys[0]).Val()
+			return failIf(!strings.HasPrefix(v, "C|"), "the replica has a pending record")
 		})
 		// From here on the link transmits nothing, and both ends keep their connection.
 		f.link.Toxic(`{"name":"frozen","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -58,10 +57,8 @@ func (w *world) rows() int {
 func (w *world) placed() {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
-		if n := w.rows(); n != 1 {
-			return fmt.Errorf("%d orders", n)
-		}
-		return nil
+		n := w.rows()
+		return failIf(n != 1, "%d orders", n)
 	})
 }
 
@@ -116,10 +113,7 @@ func TestALostCommitIsDoneAgain(t *testing.T) {
 	}
 	h.Release()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if h.Late() != 0 {
-			return errors.New("not carried out yet")
-		}
-		return nil
+		return failIf(h.Late() != 0, "not carried out yet")
 	})
 	if r := w.sibling().post(key, orderJSON(1)); r.body != first.body {
 		t.Errorf("%v, want %v", r, first)
@@ -216,10 +210,7 @@ func TestALeaseThatIsLostBeforeTheOrderIsSent(t *testing.T) {
 func (w *world) leaseIsLost(reg *prometheus.Registry) {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 4*time.Second, func() error {
-		if metric(w.tb, reg, "idem_lease_lost_total").GetCounter().GetValue() == 0 {
-			return errors.New("the lease is not lost")
-		}
-		return nil
+		return failIf(metric(w.tb, reg, "idem_lease_lost_total").GetCounter().GetValue() == 0, "the lease is not lost")
 	})
 }
 

@@ -1,8 +1,6 @@
 package api
 
 import (
-	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -196,10 +194,8 @@ func TestAGuardOutlivesAPromotionOfAStandbyThatIsBehind(t *testing.T) {
 		d := on(t, w.db, standby)
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var n int
-			if err := d.Pool.QueryRow(t.Context(), "SELECT count(*) FROM orders").Scan(&n); err != nil || n != 1 {
-				return fmt.Errorf("the standby has %d orders, %w", n, err)
-			}
-			return nil
+			err := d.Pool.QueryRow(t.Context(), "SELECT count(*) FROM orders").Scan(&n)
+			return failIf(err != nil || n != 1, "the standby has %d orders, %w", n, err)
 		})
 		l.To("127.0.0.1:1")
 		return func() *testenv.Server {
@@ -237,10 +233,8 @@ func TestAnOrderOfAServerThatWasReplaced(t *testing.T) {
 	key := newKey()
 	want(t, w.post(key, orderJSON(1)), 201, "")
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if keys := w.redis.Client.Keys(t.Context(), "i:*").Val(); len(keys) > 0 {
-			return errors.New("a record is left")
-		}
-		return nil
+		keys := w.redis.Client.Keys(t.Context(), "i:*").Val()
+		return failIf(len(keys) > 0, "a record is left")
 	})
 	other := &world{tb: t, db: there, redis: w.redis}
 	other.start(there.URL, w.redis.URL())

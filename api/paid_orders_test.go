@@ -59,11 +59,8 @@ func (w *world) checkPaid(api *world, user string, funded, orders int) {
 		if want := (sums{orders, orders, orders, r.spent, funded - r.spent, funded - r.spent}); r != want {
 			return fmt.Errorf("got %+v, want %+v", r, want)
 		}
-		if b := api.do(http.MethodGet, "/balance/"+user, ""); !strings.HasPrefix(b.body,
-			fmt.Sprintf(`{"balance":%d,`, funded-r.spent)) {
-			return errors.New(b.String())
-		}
-		return nil
+		b := api.do(http.MethodGet, "/balance/"+user, "")
+		return failIf(!strings.HasPrefix(b.body, fmt.Sprintf(`{"balance":%d,`, funded-r.spent)), "%s", b.String())
 	})
 }
 
@@ -157,10 +154,8 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 			user := uuid.NewString()
 			w.fund(user, 50)
 			testenv.Eventually(t, 20*time.Second, func() error {
-				if testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0 {
-					return errors.New("not in the ledger yet")
-				}
-				return nil
+				return failIf(testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0,
+					"not in the ledger yet")
 			})
 			stopSync()
 			key := newKey()

@@ -47,10 +47,8 @@ func (w *world) settled() {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		w.hasten()
-		if n := testenv.Value[int](w.tb, w.db, "SELECT count(*) FROM order_payments"); n > 0 {
-			return fmt.Errorf("%d payments are noted", n)
-		}
-		return nil
+		n := testenv.Value[int](w.tb, w.db, "SELECT count(*) FROM order_payments")
+		return failIf(n > 0, "%d payments are noted", n)
 	})
 }
 
@@ -150,10 +148,8 @@ func TestADeductionThatCannotBeGivenBack(t *testing.T) {
 	want(t, w.post(key, paidJSON(user, 30)), 500, "internal_error")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		w.db.Exec(t, "UPDATE order_payments SET due = clock_timestamp() WHERE due > clock_timestamp()")
-		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NULL"); n != 1 {
-			return fmt.Errorf("%d payments wait for a human, want 1", n)
-		}
-		return nil
+		n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NULL")
+		return failIf(n != 1, "%d payments wait for a human, want 1", n)
 	})
 	want(t, w.post(key, paidJSON(user, 30)), 409, "payment_refunded")
 }
@@ -170,10 +166,8 @@ func TestOldRefusalsArePurged(t *testing.T) {
 	}
 	w.relay()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders"); n != 1 {
-			return fmt.Errorf("%d refusals, want 1", n)
-		}
-		return nil
+		n := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders")
+		return failIf(n != 1, "%d refusals, want 1", n)
 	})
 }
 
@@ -189,10 +183,8 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 			user := uuid.NewString()
 			w.fund(user, 100)
 			testenv.Eventually(t, 20*time.Second, func() error {
-				if testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0 {
-					return errors.New("not in the ledger yet")
-				}
-				return nil
+				return failIf(testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0,
+					"not in the ledger yet")
 			})
 			stopSync()
 			stopPayments()
@@ -216,10 +208,8 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 			testenv.Eventually(t, 20*time.Second, func() error {
 				w.hasten()
 				c()
-				if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NULL"); n != 1 {
-					return errors.New("not given up yet")
-				}
-				return nil
+				n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NULL")
+				return failIf(n != 1, "not given up yet")
 			})
 			stopSync()
 		})

@@ -4,12 +4,10 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -122,10 +120,8 @@ func (w *world) until(within time.Duration, key, body string) reply {
 	w.tb.Helper()
 	var r reply
 	testenv.Eventually(w.tb, within, func() error {
-		if r = w.post(key, body, "Prefer", "wait=1"); r.status != 201 {
-			return errors.New(r.String())
-		}
-		return nil
+		r = w.post(key, body, "Prefer", "wait=1")
+		return failIf(r.status != 201, "%s", r.String())
 	})
 	return r
 }
@@ -201,10 +197,7 @@ func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
 			}()
 			testenv.Eventually(t, 20*time.Second, func() error {
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", zombie.cmd.Process.Pid))
-				if err != nil || !strings.Contains(string(stat), ") T ") {
-					return fmt.Errorf("not stopped: %w", err)
-				}
-				return nil
+				return failIf(err != nil || !strings.Contains(string(stat), ") T "), "not stopped: %w", err)
 			})
 			winner := other.until(15*time.Second, key, orderJSON(1))
 			if c.forget {
@@ -238,26 +231,7 @@ func TestAThousandRequestsOverThreeProcesses(t *testing.T) {
 	t.Parallel()
 	w := servers(t)
 	procs := []*process{w.spawn(childConfig{}), w.spawn(childConfig{}), w.spawn(childConfig{})}
-	key := newKey()
-	replies := make([]reply, 1000)
-	dark := make([]bool, len(replies))
-	var wg sync.WaitGroup
-	for i := range replies {
-		wg.Go(func() { replies[i], dark[i] = procs[i%3].insist(key, orderJSON(7)) })
-	}
-	wg.Wait()
-	originals := 0
-	for i, r := range replies {
-		if r.status != 201 || r.body != replies[0].body {
-			t.Fatalf("reply %d: %v, others got %v", i, r, replies[0])
-		}
-		if r.header.Get("Idempotent-Replayed") == "false" {
-			originals++
-		}
-	}
-	if originals != 1 && (originals > 1 || !slices.Contains(dark, true)) {
-		t.Errorf("%d replies say they are the first", originals)
-	}
+	oneOriginal(t, 1000, func(i int, key string) (reply, bool) { return procs[i%3].insist(key, orderJSON(7)) })
 	w.checkInvariants(1)
 }
 
@@ -333,10 +307,7 @@ func TestRedisTroubleUnderLoad(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			mu.Lock()
 			defer mu.Unlock()
-			if n < from+50 {
-				return errors.New("no progress")
-			}
-			return nil
+			return failIf(n < from+50, "no progress")
 		})
 	}
 	ctx := context.Background()

@@ -145,10 +145,8 @@ func TestRunWatchesRedis(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- w.s.Run(ctx) }()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if policy := w.s.eviction.Load(); policy == nil || *policy != "allkeys-lru" {
-			return errors.New("not yet")
-		}
-		return nil
+		policy := w.s.eviction.Load()
+		return failIf(policy == nil || *policy != "allkeys-lru", "not yet")
 	})
 	cancel()
 	if err := <-done; err != nil {

@@ -406,10 +406,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 		return r.status
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if tokens.keys.failing.Load() {
-			return errors.New("the first keys have not been read")
-		}
-		return nil
+		return failIf(tokens.keys.failing.Load(), "the first keys have not been read")
 	})
 	var ended atomic.Bool
 	var done atomic.Int64
@@ -431,10 +428,8 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 	for n := range 10 {
 		at := done.Load()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if got := done.Load(); got < at+50 {
-				return fmt.Errorf("%d requests with key %d", got-at, n)
-			}
-			return nil
+			got := done.Load()
+			return failIf(got < at+50, "%d requests with key %d", got-at, n)
 		})
 		old = token
 		rotate(n + 1)
@@ -444,10 +439,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 	// A removed key may be a new one until a refresh that began later lacks it.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		gone, known := w.do("GET", "/orders", "", "Authorization", "Bearer "+old), ask()
-		if gone.status != 401 || known != 200 {
-			return fmt.Errorf("the old key: %v, the new one: %d", gone, known)
-		}
-		return nil
+		return failIf(gone.status != 401 || known != 200, "the old key: %v, the new one: %d", gone, known)
 	})
 }
 

@@ -2,8 +2,6 @@ package api
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -57,10 +55,8 @@ func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Dura
 		})
 	}
 	testenv.Eventually(t, 8*time.Second, func() error { // every client has tried to acquire
-		if got := acquisitions(t, owner); got < n+1 {
-			return fmt.Errorf("%d of %d are there", got, n)
-		}
-		return nil
+		got := acquisitions(t, owner)
+		return failIf(got < n+1, "%d of %d are there", got, n)
 	})
 	// A request that does not want to wait gets its answer at once, among the waiters.
 	for _, o := range others {
@@ -72,10 +68,7 @@ func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Dura
 	}
 	before, start := gets(t, owner), time.Now()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if time.Since(start) < 500*time.Millisecond {
-			return errors.New("polls are being counted")
-		}
-		return nil
+		return failIf(time.Since(start) < 500*time.Millisecond, "polls are being counted")
 	})
 	took := time.Since(start)
 	if polls = float64(gets(t, owner)-before) / took.Seconds(); polls > 80 {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
-	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -148,10 +146,7 @@ func crashBeforePublish(w *world) (first, again reply) {
 	// The reply may be incomplete: the process is killed while sending it.
 	first, _ = send(context.Background(), "POST", dying.url+"/orders", orderJSON(1), idem.KeyHeader, key)
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
-		if w.rows() == 0 {
-			return errors.New("not committed yet")
-		}
-		return nil
+		return failIf(w.rows() == 0, "not committed yet")
 	})
 	// It queries Postgres only after its lease has ended, because Postgres has the order.
 	quick := w.sibling(w.weaken("if tonumber(b)>ms then", "if false then"))
@@ -178,10 +173,8 @@ func expiresAfter(w *world) (first, again reply) {
 	key := newKey()
 	first = short.post(key, orderJSON(1))
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
-		if n, err := w.redis.Client.DBSize(context.Background()).Result(); n != 0 || err != nil {
-			return fmt.Errorf("%d keys: %w", n, err)
-		}
-		return nil
+		n, err := w.redis.Client.DBSize(context.Background()).Result()
+		return failIf(n != 0 || err != nil, "%d keys: %w", n, err)
 	})
 	return first, w.post(key, orderJSON(1))
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -99,10 +98,7 @@ func effect(pool *pgxpool.Pool, cfg childConfig) consumer.Handler {
 			if _, err := tx.Exec(ctx, "INSERT INTO effect (id) VALUES ($1)", ev.ID); err != nil {
 				return err
 			}
-			if cfg.FailEvery > 0 && body.N%cfg.FailEvery == 0 && ev.Attempt < 3 {
-				return errors.New("fails twice")
-			}
-			return nil
+			return failIf(cfg.FailEvery > 0 && body.N%cfg.FailEvery == 0 && ev.Attempt < 3, "fails twice")
 		})
 	})
 }

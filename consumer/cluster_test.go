@@ -36,9 +36,7 @@ func TestCluster(t *testing.T) {
 			Handler: f.run,
 		})
 		settled(t, client, 20*time.Second, group, "outbox.order", "outbox.user", "outbox.order.3")
-		if err := c.stop(); err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		must(t, c.stop())
 		got := f.times()
 		for _, id := range want[1:] {
 			if got[id] != 1 {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -24,9 +23,7 @@ func TestEveryEventOnceAndAcknowledged(t *testing.T) {
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	ids = append(ids, fill(t, r.Client, "outbox.order", 500, 7)...)
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-	if err := c.stop(); err != nil {
-		t.Errorf("Run: %v", err)
-	}
+	must(t, c.stop())
 	allOnce(t, ids, rec.times())
 	list, err := r.Client.XInfoConsumers(t.Context(), "outbox.order", "g").Result()
 	if err != nil || len(list) != 0 {
@@ -87,10 +84,8 @@ func TestPrefixFindsNewStreamsAndSkipsOthers(t *testing.T) {
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	add(t, r.Client, "outbox.user", event{"b", "s", 1})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := len(rec.list()); n != 2 {
-			return fmt.Errorf("%d events", n)
-		}
-		return nil
+		n := len(rec.list())
+		return failIf(n != 2, "%d events", n)
 	})
 	allOnce(t, []string{"a", "b"}, rec.times())
 }
@@ -107,10 +102,8 @@ func TestWrongTypeStopsNobodyElse(t *testing.T) {
 	must(t, r.Client.Del(t.Context(), "bad").Err())
 	add(t, r.Client, "bad", event{"b", "s", 1})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := len(rec.list()); n != 2 {
-			return fmt.Errorf("%d events", n)
-		}
-		return nil
+		n := len(rec.list())
+		return failIf(n != 2, "%d events", n)
 	})
 }
 
@@ -136,10 +129,8 @@ func (b *syncBuffer) lines() []string {
 func (b *syncBuffer) wait(tb testing.TB, text string) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
-		if all := strings.Join(b.lines(), "\n"); !strings.Contains(all, text) {
-			return fmt.Errorf("nothing is logged of %q: %s", text, all)
-		}
-		return nil
+		all := strings.Join(b.lines(), "\n")
+		return failIf(!strings.Contains(all, text), "nothing is logged of %q: %s", text, all)
 	})
 }
 

@@ -1,7 +1,6 @@
 package consumer_test
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -46,10 +45,8 @@ func TestKillUnderLoadPrintsEverything(t *testing.T) {
 			for i := range n {
 				before := alive[i].printed()
 				testenv.Eventually(t, 30*time.Second, func() error {
-					if got := alive[i].printed(); got < before+scale(2000, 50) {
-						return fmt.Errorf("process %d has printed %d", i, got)
-					}
-					return nil
+					got := alive[i].printed()
+					return failIf(got < before+scale(2000, 50), "process %d has printed %d", i, got)
 				})
 				alive[i].kill()
 				p := spawn(t, cfg)
@@ -98,10 +95,8 @@ func TestEffectExactlyOnce(t *testing.T) {
 	procs := []*process{spawn(t, cfg), spawn(t, cfg), spawn(t, cfg)}
 	reached := func(share float64) {
 		testenv.Eventually(t, time.Duration(scale(600, 60))*time.Second, func() error {
-			if c := testenv.Value[int](t, d, "SELECT count(*) FROM effect"); float64(c) < share*float64(n) {
-				return fmt.Errorf("%d of %d effects", c, n)
-			}
-			return nil
+			c := testenv.Value[int](t, d, "SELECT count(*) FROM effect")
+			return failIf(float64(c) < share*float64(n), "%d of %d effects", c, n)
 		})
 	}
 	for i := range 3 {
@@ -186,10 +181,8 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 	}
 	for i := range 2 {
 		testenv.Eventually(t, 60*time.Second, func() error {
-			if got := r.Client.LLen(t.Context(), "journal").Val(); got < int64(n*(i+1)/4) {
-				return fmt.Errorf("%d events", got)
-			}
-			return nil
+			got := r.Client.LLen(t.Context(), "journal").Val()
+			return failIf(got < int64(n*(i+1)/4), "%d events", got)
 		})
 		var holder *process
 		testenv.Eventually(t, 20*time.Second, func() error {
@@ -220,10 +213,7 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	owner := func() string { return r.Client.Get(t.Context(), "{outbox.order}:lease:g").Val() }
 	holder := spawn(t, cfg)
 	testenv.Eventually(t, 60*time.Second, func() error {
-		if r.Client.LLen(t.Context(), "journal").Val() == 0 {
-			return errors.New("nothing has run")
-		}
-		return nil
+		return failIf(r.Client.LLen(t.Context(), "journal").Val() == 0, "nothing has run")
 	})
 	first := owner()
 	// It is stopped while all it does waits for Redis: between the look at the lease and the question that follows it
@@ -239,19 +229,15 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 		if n := now["Clients"]["blocked_clients"]; n != waiting {
 			waiting, same = n, 0
 		}
-		if same++; same < 20 {
-			return fmt.Errorf("%s calls wait, for %d looks", waiting, same)
-		}
-		return nil
+		same++
+		return failIf(same < 20, "%s calls wait, for %d looks", waiting, same)
 	})
 	must(t, holder.cmd.Process.Signal(syscall.SIGSTOP))
 	must(t, client.Do(t.Context(), "CLIENT", "UNPAUSE").Err())
 	spawn(t, cfg)
 	testenv.Eventually(t, 60*time.Second, func() error {
-		if now := owner(); now == first || now == "" {
-			return fmt.Errorf("the lease is held by %q", now)
-		}
-		return nil
+		now := owner()
+		return failIf(now == first || now == "", "the lease is held by %q", now)
 	})
 	must(t, holder.cmd.Process.Signal(syscall.SIGCONT))
 	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
@@ -274,10 +260,8 @@ func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 	for i := 0; ran() < int64(n); i++ {
 		before := ran()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if got := ran(); got < min(before+100, int64(n)) {
-				return fmt.Errorf("%d events, %d before", got, before)
-			}
-			return nil
+			got := ran()
+			return failIf(got < min(before+100, int64(n)), "%d events, %d before", got, before)
 		})
 		must(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		least := cfg.ClaimIdle/3 - time.Duration(i%10)*cfg.ClaimIdle/20
@@ -321,10 +305,8 @@ func TestEventThatKillsTheProcess(t *testing.T) {
 	defer wg.Wait()
 	defer close(stop)
 	testenv.Eventually(t, 60*time.Second, func() error {
-		if got := r.Client.XLen(t.Context(), "dead.outbox.order").Val(); got == 0 {
-			return fmt.Errorf("no dead event")
-		}
-		return nil
+		got := r.Client.XLen(t.Context(), "dead.outbox.order").Val()
+		return failIf(got == 0, "no dead event")
 	})
 	settled(t, r.Client, 30*time.Second, "g", "outbox.order")
 	dead := r.Client.XRange(t.Context(), "dead.outbox.order", "-", "+").Val()

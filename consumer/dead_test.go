@@ -78,10 +78,8 @@ func TestDeadListRetryDrop(t *testing.T) {
 		t.Errorf("%d failed attempts, want 4 and 1", got)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error { // counted when the reply of Redis is there
-		if got := sample(t, reg, "outbox_consumer_dead_total"); got != 2 {
-			return fmt.Errorf("outbox_consumer_dead_total = %v, want 2", got)
-		}
-		return nil
+		got := sample(t, reg, "outbox_consumer_dead_total")
+		return failIf(got != 2, "outbox_consumer_dead_total = %v, want 2", got)
 	})
 
 	// A retry only reaches the group of the dead event.
@@ -91,10 +89,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 		t.Errorf("second retry: %v, want ErrDeadGone", err)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if f.times()["bad"] != 1 {
-			return fmt.Errorf("ran %v", f.times())
-		}
-		return nil
+		return failIf(f.times()["bad"] != 1, "ran %v", f.times())
 	})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 
@@ -103,10 +98,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 	must(t, r.Client.XTrimMaxLen(t.Context(), "outbox.order", 0).Err())
 	must(t, consumer.Retry(t.Context(), r.Client, byID["worse"]))
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if f.times()["worse"] != 1 {
-			return fmt.Errorf("ran %v", f.times())
-		}
-		return nil
+		return failIf(f.times()["worse"] != 1, "ran %v", f.times())
 	})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	settled(t, r.Client, 20*time.Second, "other", "outbox.order")
@@ -121,10 +113,8 @@ func TestDeadListRetryDrop(t *testing.T) {
 	f.ids.Store("third", errBoom)
 	add(t, r.Client, "outbox.order", event{"third", "s3", 1})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := len(dead(t, r.Client)); n != 1 {
-			return fmt.Errorf("%d dead", n)
-		}
-		return nil
+		n := len(dead(t, r.Client))
+		return failIf(n != 1, "%d dead", n)
 	})
 	third := dead(t, r.Client)[0]
 	must(t, consumer.Drop(t.Context(), r.Client, third))
@@ -153,10 +143,7 @@ func TestUnavailableIsNoAttempt(t *testing.T) {
 			if ev.Attempt != 1 {
 				t.Errorf("attempt %d", ev.Attempt)
 			}
-			if tries.Add(1) < 20 {
-				return fmt.Errorf("mail: %w", consumer.Unavailable(errBoom))
-			}
-			return nil
+			return failIf(tries.Add(1) < 20, "mail: %w", consumer.Unavailable(errBoom))
 		},
 	})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
@@ -188,9 +175,7 @@ func TestPanicAndGoexitAreFailures(t *testing.T) {
 		},
 	})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-	if err := c.stop(); err != nil {
-		t.Errorf("Run: %v", err)
-	}
+	must(t, c.stop())
 	allOnce(t, ids, rec.times())
 	list := dead(t, r.Client)
 	if len(list) != 16 {

@@ -2,7 +2,6 @@ package consumer_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -21,10 +20,8 @@ import (
 func eventuallyRan(tb testing.TB, rec *record, within time.Duration, want int) {
 	tb.Helper()
 	testenv.Eventually(tb, within, func() error {
-		if got := len(rec.times()); got != want {
-			return fmt.Errorf("%d of %d events ran", got, want)
-		}
-		return nil
+		got := len(rec.times())
+		return failIf(got != want, "%d of %d events ran", got, want)
 	})
 }
 
@@ -41,25 +38,18 @@ func TestRedisGoneAndBack(t *testing.T) {
 		Logger: slog.New(slog.NewTextHandler(logs, nil)),
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if !strings.Contains(strings.Join(logs.lines(), "\n"), "redis call fails") {
-			return errors.New("the outage is not noticed")
-		}
-		return nil
+		return failIf(!strings.Contains(strings.Join(logs.lines(), "\n"), "redis call fails"),
+			"the outage is not noticed")
 	})
 	must(t, r.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if len(rec.times()) == 0 {
-			return errors.New("nothing ran")
-		}
-		return nil
+		return failIf(len(rec.times()) == 0, "nothing ran")
 	})
 	must(t, r.Kill())
 	must(t, r.Start(t.Context()))
 	eventuallyRan(t, &rec, 20*time.Second, len(ids))
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-	if err := c.stop(); err != nil {
-		t.Errorf("Run: %v", err)
-	}
+	must(t, c.stop())
 }
 
 // The way to Redis is cut while the window is full: of events that are done, whose acknowledgements hang. The reader
@@ -103,17 +93,13 @@ func TestAPartitionIsSurvived(t *testing.T) {
 	one <- struct{}{}
 	since := time.Now()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if len(rec.list()) == 0 || time.Since(since) < tick/5 {
-			return errors.New("the first acknowledgement is not under way alone")
-		}
-		return nil
+		return failIf(len(rec.list()) == 0 || time.Since(since) < tick/5,
+			"the first acknowledgement is not under way alone")
 	})
 	close(all)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := len(rec.list()); n < window-1 {
-			return fmt.Errorf("%d events ran", n)
-		}
-		return nil
+		n := len(rec.list())
+		return failIf(n < window-1, "%d events ran", n)
 	})
 	h.Release()
 	eventuallyRan(t, &rec, 20*time.Second, len(ids))
@@ -133,10 +119,7 @@ func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
 	consumer.StallAfter(c, time.Second)
 	run(t, c)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if c.Stalled() == "" {
-			return errors.New("all is well")
-		}
-		return nil
+		return failIf(c.Stalled() == "", "all is well")
 	})
 }
 
@@ -164,10 +147,8 @@ func TestAStandstillIsSaid(t *testing.T) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			gauge := sample(t, reg, "outbox_consumer_stalled")
-			if why := c.Stalled(); (why != "") != want || (gauge == 1) != want {
-				return fmt.Errorf("stalled: %q, gauge %v", why, gauge)
-			}
-			return nil
+			why := c.Stalled()
+			return failIf((why != "") != want || (gauge == 1) != want, "stalled: %q, gauge %v", why, gauge)
 		})
 	}
 	stalled(false)
@@ -199,9 +180,7 @@ func TestFlush(t *testing.T) {
 		ids := fill(t, r.Client, "outbox.order", 100, 10)
 		eventuallyRan(t, &rec, 20*time.Second, before+len(ids))
 		settled(t, r.Client, 20*time.Second, group, "outbox.order")
-		if err := c.stop(); err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		must(t, c.stop())
 	}
 }
 
@@ -225,18 +204,13 @@ func TestLostRepliesKeepOrder(t *testing.T) {
 		total += 100
 		testenv.Eventually(t, 20*time.Second, func() error { // the cut has hit a read
 			st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g")
-			if err != nil || st.Lag == 100 {
-				return fmt.Errorf("%+v, %w", st, err)
-			}
-			return nil
+			return failIf(err != nil || st.Lag == 100, "%+v, %w", st, err)
 		})
 		p.Remove("cut")
 		eventuallyRan(t, &rec, 20*time.Second, total)
 	}
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-	if err := c.stop(); err != nil {
-		t.Errorf("Run: %v", err)
-	}
+	must(t, c.stop())
 	var lines []string
 	for _, ev := range rec.list() {
 		lines = append(lines, fmt.Sprintf("%s %d", ev.Subject, number(t, ev)))
@@ -301,10 +275,7 @@ func TestDeadConsumersAreRemoved(t *testing.T) {
 	})
 	testenv.Eventually(t, 15*time.Second, func() error {
 		list := r.Client.XInfoConsumers(ctx, "outbox.order", "g").Val()
-		if len(list) != 1 || list[0].Name != c.Name() {
-			return fmt.Errorf("consumers %v", list)
-		}
-		return nil
+		return failIf(len(list) != 1 || list[0].Name != c.Name(), "consumers %v", list)
 	})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	got := rec.times()

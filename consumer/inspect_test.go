@@ -1,7 +1,6 @@
 package consumer_test
 
 import (
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -96,10 +95,8 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	}
 	for _, reg := range regs { // one of them may be slow to begin
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if _, found := find(t, reg, "outbox_trim_lost_total"); !found {
-				return errors.New("the stream is not known yet")
-			}
-			return nil
+			_, found := find(t, reg, "outbox_trim_lost_total")
+			return failIf(!found, "the stream is not known yet")
 		})
 	}
 	lost := func() float64 {
@@ -107,10 +104,8 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	}
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if got := lost(); got != 7 {
-			return fmt.Errorf("%v entries counted as lost, want 3 unread and 4 pending", got)
-		}
-		return nil
+		got := lost()
+		return failIf(got != 7, "%v entries counted as lost, want 3 unread and 4 pending", got)
 	})
 	if got := len(rec.times()); got != 3 {
 		t.Errorf("%d events ran, want the 3 that are left", got)

@@ -2,7 +2,6 @@ package consumer_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -66,9 +65,7 @@ func TestLargeEventsArriveInSmallAnswers(t *testing.T) {
 					})
 					eventuallyRan(t, &rec, 90*time.Second, len(ids))
 					settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-					if err := run.stop(); err != nil {
-						t.Errorf("Run: %v", err)
-					}
+					must(t, run.stop())
 				})
 			}
 		}
@@ -106,18 +103,14 @@ func TestAnEventThatCannotBeDeliveredIsNamed(t *testing.T) {
 	run(t, c)
 	logs.wait(t, "client-output-buffer-limit")
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if why := c.Stalled(); !strings.Contains(why, "client-output-buffer-limit") {
-			return fmt.Errorf("stalled: %q", why)
-		}
-		return nil
+		why := c.Stalled()
+		return failIf(!strings.Contains(why, "client-output-buffer-limit"), "stalled: %q", why)
 	})
 	must(t, r.Client.ConfigSet(t.Context(), "client-output-buffer-limit", "normal 0 0 0").Err())
 	eventuallyRan(t, &rec, 20*time.Second, 1)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if why := c.Stalled(); why != "" {
-			return errors.New(why)
-		}
-		return nil
+		why := c.Stalled()
+		return failIf(why != "", "%s", why)
 	})
 }
 

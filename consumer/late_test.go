@@ -38,10 +38,8 @@ func holdRead(tb testing.TB, h *testenv.Hold, all bool) {
 func waitPending(tb testing.TB, client *redis.Client, least int64) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
-		if p := client.XPending(tb.Context(), "outbox.order", "g").Val(); p == nil || p.Count < least {
-			return fmt.Errorf("pending %+v, want at least %d", p, least)
-		}
-		return nil
+		p := client.XPending(tb.Context(), "outbox.order", "g").Val()
+		return failIf(p == nil || p.Count < least, "pending %+v, want at least %d", p, least)
 	})
 }
 
@@ -82,17 +80,13 @@ func TestALateReadKeepsTheOrder(t *testing.T) {
 	waitPending(t, r.Client, window/2+1) // the next read has no room
 	h.Release()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := h.Late(); n > 0 {
-			return fmt.Errorf("%d connections are left over", n)
-		}
-		return nil
+		n := h.Late()
+		return failIf(n > 0, "%d connections are left over", n)
 	})
 	close(rec.open)
 	eventuallyRan(t, &rec.record, 20*time.Second, len(ids))
 	inOrder(t, &rec.record)
-	if err := c.stop(); err != nil {
-		t.Errorf("Run: %v", err)
-	}
+	must(t, c.stop())
 }
 
 // The same in ordered mode, where another consumer continues: the lease was valid when the read was sent.
@@ -123,10 +117,8 @@ func TestALateReadDoesNotPassTheLease(t *testing.T) {
 	waitPending(t, r.Client, window/2+1)
 	h.Release()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := h.Late(); n > 0 {
-			return fmt.Errorf("%d connections are left over", n)
-		}
-		return nil
+		n := h.Late()
+		return failIf(n > 0, "%d connections are left over", n)
 	})
 	close(rec.open)
 	eventuallyRan(t, &rec.record, 20*time.Second, len(ids))
@@ -180,9 +172,7 @@ func TestALostReplyKeepsTheOrder(t *testing.T) {
 			if !lost.Load() {
 				t.Error("no reply was lost")
 			}
-			if err := c.stop(); err != nil {
-				t.Errorf("Run: %v", err)
-			}
+			must(t, c.stop())
 		})
 	}
 }

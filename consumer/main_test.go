@@ -215,3 +215,11 @@ func must(tb testing.TB, err error) {
 		tb.Fatal(err)
 	}
 }
+
+// failIf returns an error if bad is true.
+func failIf(bad bool, format string, a ...any) error {
+	if bad {
+		return fmt.Errorf(format, a...)
+	}
+	return nil
+}

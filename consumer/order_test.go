@@ -99,20 +99,16 @@ func TestPoisonSubjectIsolatesItself(t *testing.T) {
 		},
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if got := len(rec.list()); got != good {
-			return fmt.Errorf("%d of %d good events", got, good)
-		}
-		return nil
+		got := len(rec.list())
+		return failIf(got != good, "%d of %d good events", got, good)
 	})
 	if got := tries.Load(); got != 1 {
 		t.Errorf("%d attempts of the poison subject while its first event waits, want 1", got)
 	}
 	// Everything that is not poison is acknowledged; every poison event still pending, none of them passed over.
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if p := r.Client.XPending(t.Context(), "outbox.order", "g").Val(); p.Count != bad {
-			return fmt.Errorf("%d pending, want %d", p.Count, bad)
-		}
-		return nil
+		p := r.Client.XPending(t.Context(), "outbox.order", "g").Val()
+		return failIf(p.Count != bad, "%d pending, want %d", p.Count, bad)
 	})
 	close(release)
 }
@@ -145,10 +141,8 @@ func TestParkedEventsRunInOrder(t *testing.T) {
 	})
 	// The first event of the one subject occupies one worker; 64 are the window; yet the others all run.
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if got := len(others.list()); got != 300 {
-			return fmt.Errorf("%d of 300", got)
-		}
-		return nil
+		got := len(others.list())
+		return failIf(got != 300, "%d of 300", got)
 	})
 	close(gate)
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
@@ -203,10 +197,8 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 	must(t, r.Client.Do(ctx, long...).Err())
 	testenv.Eventually(t, 20*time.Second, func() error {
 		// Not what Redis says: the entries have to have arrived, too.
-		if n := sample(t, reg, "outbox_consumer_claimed_total"); n < 2 {
-			return fmt.Errorf("%v entries are taken over", n)
-		}
-		return nil
+		n := sample(t, reg, "outbox_consumer_claimed_total")
+		return failIf(n < 2, "%v entries are taken over", n)
 	})
 	close(first)
 	settled(t, r.Client, 20*time.Second, "g", "s")
@@ -249,18 +241,14 @@ func TestHalfAWindowIsEnough(t *testing.T) {
 	times := func(n int64) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if got := ran.Load(); got != n {
-				return fmt.Errorf("it ran %d times", got)
-			}
-			return nil
+			got := ran.Load()
+			return failIf(got != n, "it ran %d times", got)
 		})
 	}
 	times(1)
 	testenv.Eventually(t, 20*time.Second, func() error { // when it is acknowledged
-		if n := r.Client.XPending(t.Context(), "outbox.order", "g").Val().Count; n != waiting {
-			return fmt.Errorf("%d entries wait", n)
-		}
-		return nil
+		n := r.Client.XPending(t.Context(), "outbox.order", "g").Val().Count
+		return failIf(n != waiting, "%d entries wait", n)
 	})
 	left := []any{"XCLAIM", "outbox.order", "g", "dead", 0, id, "IDLE", time.Hour.Milliseconds(), "FORCE", "JUSTID"}
 	must(t, r.Client.Do(t.Context(), left...).Err())

@@ -32,10 +32,8 @@ func (d *database) outage(tb testing.TB, n int64) {
 	tb.Helper()
 	n += d.tries.Load()
 	testenv.Eventually(tb, 20*time.Second, func() error {
-		if got := d.tries.Load(); got < n {
-			return fmt.Errorf("%d of %d runs", got, n)
-		}
-		return nil
+		got := d.tries.Load()
+		return failIf(got < n, "%d of %d runs", got, n)
 	})
 }
 

@@ -32,15 +32,10 @@ func TestOrderlyStop(t *testing.T) {
 	<-begun
 	c.cancel()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if !strings.Contains(strings.Join(logs.lines(), "\n"), "consumer stopping") {
-			return errors.New("not stopping")
-		}
-		return nil
+		return failIf(!strings.Contains(strings.Join(logs.lines(), "\n"), "consumer stopping"), "not stopping")
 	})
 	close(end)
-	if err := c.stop(); err != nil {
-		t.Fatalf("Run: %v", err)
-	}
+	must(t, c.stop())
 	if n := len(rec.list()); n != 1 {
 		t.Errorf("%d events ran, want the running one", n)
 	}

@@ -29,10 +29,8 @@ func TestShardsOfANamedStream(t *testing.T) {
 	}
 	must(t, r.Client.Set(t.Context(), "outbox.order#sharded", 1, 0).Err())
 	testenv.Eventually(t, 30*time.Second, func() error {
-		if n := len(f.times()); n < len(streams) {
-			return fmt.Errorf("%d events, want %d", n, len(streams))
-		}
-		return nil
+		n := len(f.times())
+		return failIf(n < len(streams), "%d events, want %d", n, len(streams))
 	})
 	settled(t, r.Client, 20*time.Second, "g", streams...)
 	if f.times()["another type"] > 0 {

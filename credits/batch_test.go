@@ -3,7 +3,6 @@ package credits
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -31,10 +30,9 @@ func (w *world) inUse(user uuid.UUID) *Bank {
 func (l *lane) under(tb testing.TB, pipelines, calls int) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
-		if p, c := l.queue.State(); p != pipelines || c != calls {
-			return fmt.Errorf("%d pipelines are under way and %d calls wait, want %d and %d", p, c, pipelines, calls)
-		}
-		return nil
+		p, c := l.queue.State()
+		return failIf(p != pipelines || c != calls,
+			"%d pipelines are under way and %d calls wait, want %d and %d", p, c, pipelines, calls)
 	})
 }
 

@@ -211,10 +211,7 @@ func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.Redis
 	more := func() {
 		from := done.Load()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if done.Load() < from+20 {
-				return errors.New("no progress")
-			}
-			return nil
+			return failIf(done.Load() < from+20, "no progress")
 		})
 	}
 	more()
@@ -308,10 +305,9 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 			in := func(i int, seq int64) {
 				t.Helper()
 				testenv.Eventually(t, time.Minute, func() error {
-					if a := w.ledger(users[i]); a.LastSeq != seq {
-						return fmt.Errorf("the ledger has %d operations of node %d, want %d", a.LastSeq, i, seq)
-					}
-					return nil
+					a := w.ledger(users[i])
+					return failIf(a.LastSeq != seq,
+						"the ledger has %d operations of node %d, want %d", a.LastSeq, i, seq)
 				})
 			}
 			for i := range users {
@@ -343,10 +339,8 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 				return err
 			})
 			testenv.Eventually(t, time.Minute, func() error {
-				if a := w.ledger(users[down]); a.LastSeq < 2 {
-					return fmt.Errorf("the ledger has %d operations of the node that is back", a.LastSeq)
-				}
-				return nil
+				a := w.ledger(users[down])
+				return failIf(a.LastSeq < 2, "the ledger has %d operations of the node that is back", a.LastSeq)
 			})
 			wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 0)
 		})

@@ -20,10 +20,8 @@ func TestDurabilityReplicas(t *testing.T) {
 	host, port, _ := strings.Cut(proxy.Addr(), ":")
 	testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1", "repl-timeout 60")
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := infoField(w.redis.Client.Info(t.Context(), "replication").Val(), "connected_slaves"); n != "1" {
-			return errors.New("no replica")
-		}
-		return nil
+		n := infoField(w.redis.Client.Info(t.Context(), "replication").Val(), "connected_slaves")
+		return failIf(n != "1", "no replica")
 	})
 	b := w.newBank(func(o *Options) { o.Durability = Durability{Replicas: 1} })
 	user := w.funded(100)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -313,10 +312,9 @@ func TestTheLagRisesWithoutPostgres(t *testing.T) {
 		if _, err := w.sync.round(t.Context()); err == nil {
 			return errors.New("a round without Postgres is not a failure")
 		}
-		if waiting, lag := gauge(w.sync.metrics.pending), gauge(w.sync.metrics.lag); waiting != 1 || lag < 1 {
-			return fmt.Errorf("%d operations wait for %d s; want 1, and more than a second", waiting, lag)
-		}
-		return nil
+		waiting, lag := gauge(w.sync.metrics.pending), gauge(w.sync.metrics.lag)
+		return failIf(waiting != 1 || lag < 1,
+			"%d operations wait for %d s; want 1, and more than a second", waiting, lag)
 	})
 }
 

@@ -54,10 +54,8 @@ func TestAbortFreesTheKeyOnlyForItsOwner(t *testing.T) {
 	// The lease ends, and a third attempt takes over; the second must not affect it any more.
 	var third Decision
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if third = begin(t, g, request("k", "a")); third.Outcome != Proceed {
-			return fmt.Errorf("outcome %d", third.Outcome)
-		}
-		return nil
+		third = begin(t, g, request("k", "a"))
+		return failIf(third.Outcome != Proceed, "outcome %d", third.Outcome)
 	})
 	if third.Ticket.Token() <= second.Ticket.Token() {
 		t.Errorf("token %d does not follow %d", third.Ticket.Token(), second.Ticket.Token())
@@ -90,10 +88,7 @@ func TestKeepRenewsTheLeaseAndNoticesItsLoss(t *testing.T) {
 	defer stop()
 	record := rawRecord(t, r.Client, d.Ticket.key)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if rawRecord(t, r.Client, d.Ticket.key) == record {
-			return errors.New("no heartbeat")
-		}
-		return nil
+		return failIf(rawRecord(t, r.Client, d.Ticket.key) == record, "no heartbeat")
 	})
 	// Another attempt's record replaces it.
 	r.Client.Set(t.Context(), d.Ticket.key.String(), "P|"+d.Ticket.fp.text()+"|99|other|99999999999999", 0)
@@ -241,10 +236,7 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 			i := 0
 			testenv.Eventually(t, 30*time.Second, func() error {
 				i++
-				if begin(t, g, request(fmt.Sprint("up", i), "a")).Ticket.Degraded() {
-					return errors.New("still degraded")
-				}
-				return nil
+				return failIf(begin(t, g, request(fmt.Sprint("up", i), "a")).Ticket.Degraded(), "still degraded")
 			})
 		})
 	}

@@ -2,6 +2,7 @@ package idem
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -104,4 +105,12 @@ func must(tb testing.TB, err error) {
 	if err != nil {
 		tb.Fatal(err)
 	}
+}
+
+// failIf returns an error if bad is true.
+func failIf(bad bool, format string, a ...any) error {
+	if bad {
+		return fmt.Errorf(format, a...)
+	}
+	return nil
 }

@@ -1,7 +1,6 @@
 package idem
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -35,9 +34,7 @@ func TestManyPublicationsAtOnce(t *testing.T) {
 		}
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if flying, waiting := g.node("").publications.State(); flying+waiting != 0 {
-			return errors.New("the queue is not at rest")
-		}
-		return nil
+		flying, waiting := g.node("").publications.State()
+		return failIf(flying+waiting != 0, "the queue is not at rest")
 	})
 }

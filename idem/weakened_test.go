@@ -2,7 +2,6 @@ package idem
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -72,10 +71,7 @@ func unhealed(t *testing.T, weak bool) bool {
 	r := testenv.Redis(t, "appendonly no")
 	g := guardOn(t, r.URL())
 	g.client.AddHook(commandHook(func(args []any) error {
-		if weak && args[0] == "eval" {
-			return errors.New("not sent")
-		}
-		return nil
+		return failIf(weak && args[0] == "eval", "not sent")
 	}))
 	return begin(t, g, request("k", "a")).Ticket.Degraded()
 }
@@ -261,17 +257,11 @@ func alone(t *testing.T, weak bool) bool {
 				n += waiting(g, owner.key)
 			}
 		}
-		if n < waiters {
-			return errors.New("not all wait yet")
-		}
-		return nil
+		return failIf(n < waiters, "not all wait yet")
 	})
 	before, start := calls(t, r, "get"), time.Now()
 	testenv.Eventually(t, 20*time.Second, func() error { // the leader's pauses, or every waiter's
-		if time.Since(start) < 400*time.Millisecond {
-			return errors.New("polls are being counted")
-		}
-		return nil
+		return failIf(time.Since(start) < 400*time.Millisecond, "polls are being counted")
 	})
 	polls, took := calls(t, r, "get")-before, time.Since(start)
 	owner.Commit(t.Context(), result)

@@ -202,10 +202,9 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	for _, c := range []*child{relay, api} {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var h readiness
-			if status, err := c.get("/readyz", &h); err != nil || status != http.StatusOK || len(h.Degraded) > 0 {
-				return fmt.Errorf("readyz: %d %+v, %w", status, h, err)
-			}
-			return nil
+			status, err := c.get("/readyz", &h)
+			return failIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
+				"readyz: %d %+v, %w", status, h, err)
 		})
 	}
 	if r := w.once("groups", "drop", "--stream=outbox.order", "--group=g", "--yes", "--force"); r.code != 0 {

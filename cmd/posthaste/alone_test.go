@@ -13,8 +13,7 @@ import (
 func TestAnOutboxAlone(t *testing.T) {
 	t.Parallel()
 	w := worldOf(t, testenv.Empty(t), testenv.Redis(t))
-	r := w.spawn("relay", "--migrate")
-	w.waitMode("cdc", 30*time.Second)
+	r := w.relayIn("cdc", "--migrate")
 	id := w.insert("order", "a", 1)
 	w.waitEntries(1)
 	w.oracle.WaitEmpty(t, 20*time.Second)
@@ -71,8 +70,7 @@ func TestAStrandedLeadersLock(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.db.Strand(t)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 10})
-	load.Wait()
+	w.wrote(testenv.LoadOptions{Total: 10})
 	w.spawn("relay")
 	w.oracle.WaitEmpty(t, 90*time.Second)
 }

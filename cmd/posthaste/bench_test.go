@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -71,10 +70,8 @@ func TestBenchRemovesItsTracesWhenInterrupted(t *testing.T) {
 			cmd.Stderr = &errOut
 			must(t, cmd.Start())
 			testenv.Eventually(t, 30*time.Second, func() error {
-				if n := len(w.redis.Client.Keys(t.Context(), key).Val()); n == 0 {
-					return errors.New("it has written nothing yet")
-				}
-				return nil
+				n := len(w.redis.Client.Keys(t.Context(), key).Val())
+				return failIf(n == 0, "it has written nothing yet")
 			})
 			must(t, cmd.Process.Signal(os.Interrupt))
 			_ = cmd.Wait()

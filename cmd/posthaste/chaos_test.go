@@ -32,10 +32,7 @@ func TestChaos(t *testing.T) {
 		Rate: 800, Tolerant: true,
 		Types: []string{"order", "invoice", "parcel"},
 	})
-	rounds := 12
-	if full() {
-		rounds = 60
-	}
+	rounds := scale(60, 12)
 	for i := range rounds {
 		name := c.fault()
 		t.Logf("%d: %s", i, name)

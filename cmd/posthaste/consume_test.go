@@ -18,14 +18,11 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 	w := newWorld(t)
 	w.spawn("relay")
 	c := w.launch("consume", "--group=g")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events, Types: []string{"order", "invoice"}})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: events, Types: []string{"order", "invoice"}})
 	w.oracle.Check(t, load, 20*time.Second)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := strings.Count(c.text(), "\n"); n < load.Committed() {
-			return fmt.Errorf("%d lines", n)
-		}
-		return nil
+		n := strings.Count(c.text(), "\n")
+		return failIf(n < load.Committed(), "%d lines", n)
 	})
 	entries := map[string]testenv.Entry{}
 	for _, e := range w.oracle.Entries(t, "order", "invoice") {
@@ -64,15 +61,11 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 func TestConsumersKilledUnderLoad(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.spawn("relay", "--log-level=info")
-	w.waitMode("cdc", 20*time.Second)
+	w.relayIn("cdc", "--log-level=info")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600})
 	consume := func() *child { return w.spawn("consume", "--group=printers", "--claim-idle=1s", "--log-level=info") }
 	printers := []*child{consume(), consume()}
-	kills := 4
-	if full() {
-		kills = 12
-	}
+	kills := scale(12, 4)
 	var killed []*child
 	for i := range kills {
 		w.waitCommitted(load, load.Committed()+300)
@@ -80,8 +73,7 @@ func TestConsumersKilledUnderLoad(t *testing.T) {
 		killed = append(killed, printers[i%2])
 		printers[i%2] = consume()
 	}
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 	testenv.Eventually(t, 20*time.Second, func() error {
 		p, err := w.redis.Client.XPending(t.Context(), "outbox.order", "printers").Result()
 		if err != nil {
@@ -94,10 +86,8 @@ func TestConsumersKilledUnderLoad(t *testing.T) {
 		for _, c := range append(killed, printers...) {
 			printedBy(c, printed)
 		}
-		if n := load.Committed(); len(printed) < n {
-			return fmt.Errorf("%d of %d events are printed", len(printed), n)
-		}
-		return nil
+		n := load.Committed()
+		return failIf(len(printed) < n, "%d of %d events are printed", len(printed), n)
 	})
 }
 

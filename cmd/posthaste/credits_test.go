@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -84,10 +83,8 @@ func TestCreditsEndToEnd(t *testing.T) {
 		t.Errorf("%d deducted, %d refused, want 100 of each", ok, short)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := w.redis.Client.XLen(t.Context(), "outbox.credits").Val(); n != 101 {
-			return fmt.Errorf("%d events", n)
-		}
-		return nil
+		n := w.redis.Client.XLen(t.Context(), "outbox.credits").Val()
+		return failIf(n != 101, "%d events", n)
 	})
 	var report credits.Report
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -100,10 +97,7 @@ func TestCreditsEndToEnd(t *testing.T) {
 		if err := json.Unmarshal(out.Bytes(), &report); err != nil {
 			return err
 		}
-		if report.Pending > 0 {
-			return errors.New("the ledger is behind")
-		}
-		return nil
+		return failIf(report.Pending > 0, "the ledger is behind")
 	})
 	if report.Accounts != 1 || report.Total != 0 || len(report.Differences) != 0 {
 		t.Errorf("reconciliation: %+v", report)
@@ -140,10 +134,7 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 			}
 			defer res.Body.Close()
 			answer, err := io.ReadAll(res.Body)
-			if err != nil || res.StatusCode != want {
-				return fmt.Errorf("%s: %d %s, %w", path, res.StatusCode, answer, err)
-			}
-			return nil
+			return failIf(err != nil || res.StatusCode != want, "%s: %d %s, %w", path, res.StatusCode, answer, err)
 		})
 	}
 	newKey := func() uuid.UUID { return uuid.Must(uuid.NewV7()) }
@@ -169,14 +160,9 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 			}
 			var owed int
 			err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox_backlog").Scan(&owed)
-			if err != nil || owed > 0 {
-				return fmt.Errorf("%d events wait, %w", owed, err)
-			}
-			return nil
+			return failIf(err != nil || owed > 0, "%d events wait, %w", owed, err)
 		})
-		if list := w.losses(); len(list) > 0 {
-			t.Errorf("told: %+v", list)
-		}
+		w.lostNothing()
 	}
 	post("/add/"+user, `{"amount":1000}`, newKey(), http.StatusOK)
 	first := newKey()
@@ -195,10 +181,7 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 	testenv.Eventually(t, 60*time.Second, func() error { // Postgres has kept the records of the payments
 		var open int
 		err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM order_payments WHERE due IS NOT NULL").Scan(&open)
-		if err != nil || open > 0 {
-			return fmt.Errorf("%d payments are open, %w", open, err)
-		}
-		return nil
+		return failIf(err != nil || open > 0, "%d payments are open, %w", open, err)
 	})
 	agree(11, 923)
 	if n := testenv.Value[int](t, w.db, "SELECT sum(restored)::int FROM outbox_reconcile"); n != 2*21 {

@@ -72,12 +72,10 @@ func TestDataOfADumpAreRestored(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			r := w.relayIn("cdc")
-			settled := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "settled-"})
-			settled.Wait()
+			settled := w.wrote(testenv.LoadOptions{Total: 60, Tag: "settled-"})
 			w.waitSettled(int64(settled.Committed()))
 			r.kill()
-			pending := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "pending-"})
-			pending.Wait()
+			pending := w.wrote(testenv.LoadOptions{Total: 60, Tag: "pending-"})
 
 			to := worldOf(t, testenv.NewServer(t).Database(t), w.redis)
 			to.db.Relay = w.db.Relay

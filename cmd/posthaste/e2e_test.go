@@ -33,6 +33,14 @@ func TestMain(m *testing.M) {
 // full reports whether the tests run with full counts instead of small ones.
 func full() bool { return os.Getenv("POSTHASTE_TEST_FULL") != "" }
 
+// scale is n in full mode, less otherwise.
+func scale[T any](n, less T) T {
+	if full() {
+		return n
+	}
+	return less
+}
+
 // world is a database and a Redis server, with helpers.
 type world struct {
 	t      *testing.T
@@ -167,10 +175,7 @@ func (c *child) logged(text string) bool { return strings.Contains(c.output(), t
 func (c *child) waitLogged(text string) {
 	c.t.Helper()
 	testenv.Eventually(c.t, 20*time.Second, func() error {
-		if !c.logged(text) {
-			return fmt.Errorf("nothing is logged of %q: %s", text, c.output())
-		}
-		return nil
+		return failIf(!c.logged(text), "nothing is logged of %q: %s", text, c.output())
 	})
 }
 
@@ -200,6 +205,14 @@ func (c *child) stop() int {
 		c.t.Fatalf("the process does not stop: %s", c.output())
 	}
 	return c.cmd.ProcessState.ExitCode()
+}
+
+// stops is stop for a process that must exit with 0.
+func (c *child) stops() {
+	c.t.Helper()
+	if code := c.stop(); code != 0 {
+		c.t.Errorf("exit code %d after SIGTERM: %s", code, c.output())
+	}
 }
 
 // get sends a request to the admin listener and decodes the response.
@@ -245,36 +258,27 @@ func (w *world) waitMode(mode string, within time.Duration) {
 		if err != nil {
 			return err
 		}
-		if active != mode {
-			return fmt.Errorf("mode is %s, want %s", active, mode)
-		}
-		return nil
+		return failIf(active != mode, "mode is %s, want %s", active, mode)
 	})
 }
 
 func TestBacklogFromBeforeTheFirstStartArrives(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 5000, Types: []string{"order", "invoice"}})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: 5000, Types: []string{"order", "invoice"}})
 	w.spawn("relay")
 	w.oracle.Check(t, load, 20*time.Second)
 	w.waitMode("cdc", 20*time.Second)
-	more := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Aggregates: 5, Types: []string{"late"}})
-	more.Wait()
+	more := w.wrote(testenv.LoadOptions{Total: 300, Aggregates: 5, Types: []string{"late"}})
 	w.oracle.Check(t, more, 10*time.Second)
 }
 
 func TestTogglesUnderLoad(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
-	toggles := 4
-	if full() {
-		toggles = 10
-	}
+	toggles := scale(10, 4)
 	for i := range toggles {
 		if i%2 == 0 {
 			r.setMode("poll")
@@ -284,8 +288,7 @@ func TestTogglesUnderLoad(t *testing.T) {
 			w.waitMode("cdc", 20*time.Second)
 		}
 	}
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 }
 
 // must ends the test if err is not nil.
@@ -294,4 +297,12 @@ func must(tb testing.TB, err error) {
 	if err != nil {
 		tb.Fatal(err)
 	}
+}
+
+// failIf returns an error if bad is true.
+func failIf(bad bool, format string, a ...any) error {
+	if bad {
+		return fmt.Errorf(format, a...)
+	}
+	return nil
 }

@@ -19,19 +19,13 @@ func TestRelayKilledUnderLoad(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
-	kills := 3
-	if full() {
-		kills = 8
-	}
+	kills := scale(8, 3)
 	for i := range kills {
 		r := w.spawn("relay")
 		want := load.Committed() + 300
 		testenv.Eventually(t, 20*time.Second, func() error {
 			n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
-			if err != nil || int(n) < want {
-				return fmt.Errorf("%d of %d events, %w", n, want, err)
-			}
-			return nil
+			return failIf(err != nil || int(n) < want, "%d of %d events, %w", n, want, err)
 		})
 		if i%2 == 0 {
 			w.waitMode("cdc", 20*time.Second)
@@ -39,15 +33,13 @@ func TestRelayKilledUnderLoad(t *testing.T) {
 		r.kill()
 	}
 	w.spawn("relay")
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 }
 
 func TestLeaderKilledStandbyTakesOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	first := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	first := w.relayIn("cdc")
 	second := w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(second, "standby") })
@@ -58,18 +50,15 @@ func TestLeaderKilledStandbyTakesOver(t *testing.T) {
 	t.Logf("takeover after %v", time.Since(at).Round(time.Millisecond))
 	w.waitMode("cdc", 20*time.Second)
 	w.waitCommitted(load, load.Committed()+500)
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 }
 
 // waitCommitted waits until the load has committed want events.
 func (w *world) waitCommitted(load *testenv.Load, want int) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 30*time.Second, func() error {
-		if n := load.Committed(); n < want {
-			return fmt.Errorf("%d of %d committed", n, want)
-		}
-		return nil
+		n := load.Committed()
+		return failIf(n < want, "%d of %d committed", n, want)
 	})
 }
 
@@ -80,18 +69,14 @@ func ready(c *child, role string) error {
 		Reasons []string
 	}
 	status, err := c.get("/readyz", &h)
-	if err != nil || status != 200 || h.Role != role {
-		return fmt.Errorf("readyz: %d %+v %w", status, h, err)
-	}
-	return nil
+	return failIf(err != nil || status != 200 || h.Role != role, "readyz: %d %+v %w", status, h, err)
 }
 
 func TestTwoRelaysSweepTogether(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	first := w.spawn("relay")
-	second := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	second := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
 	first.setMode("poll")
 	w.waitMode("poll", 20*time.Second)
@@ -115,15 +100,13 @@ func TestTwoRelaysSweepTogether(t *testing.T) {
 	}
 	other.setMode("auto")
 	w.waitMode("cdc", 20*time.Second)
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 }
 
 func TestFrozenLeaderIsReplacedAndPublishesNothingWhenItWakes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	first := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	first := w.relayIn("cdc")
 	second := w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(second, "standby") })
@@ -138,33 +121,25 @@ func TestFrozenLeaderIsReplacedAndPublishesNothingWhenItWakes(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(first, "standby") })
 	// Otherwise the former leader's readings would be reported in addition to those of the new leader.
 	testenv.Eventually(t, 20*time.Second, func() error { return first.shows(observed, false) })
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 }
 
 func TestRedisDownForAWhile(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 	w.waitCommitted(load, 500)
 	must(t, w.redis.Kill())
-	down := 3 * time.Second
-	if full() {
-		down = 10 * time.Second
-	}
+	down := scale(10*time.Second, 3*time.Second)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if status, err := r.get("/readyz", nil); err != nil || status != 503 {
-			return fmt.Errorf("readyz is %d without Redis, %w", status, err)
-		}
-		return nil
+		status, err := r.get("/readyz", nil)
+		return failIf(err != nil || status != 503, "readyz is %d without Redis, %w", status, err)
 	})
 	wait(t, down)
 	must(t, w.redis.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
-	load.Stop()
-	w.oracle.Check(t, load, 30*time.Second)
+	w.ended(load)
 }
 
 func TestRedisKilledAndRestarted(t *testing.T) {
@@ -177,31 +152,26 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 		w.waitCommitted(load, load.Committed()+500)
 		w.redis.Restart(t)
 	}
-	load.Stop()
-	w.oracle.Check(t, load, 30*time.Second)
+	w.ended(load)
 }
 
 func TestPostgresStoppedImmediate(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000, Tolerant: true})
 	for range 2 {
 		w.waitCommitted(load, load.Committed()+500)
 		must(t, server.Stop("immediate"))
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if status, err := r.get("/readyz", nil); err != nil || status != 503 {
-				return fmt.Errorf("readyz is %d without Postgres, %w", status, err)
-			}
-			return nil
+			status, err := r.get("/readyz", nil)
+			return failIf(err != nil || status != 503, "readyz is %d without Postgres, %w", status, err)
 		})
 		must(t, server.Start(t.Context()))
 		testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 	}
-	load.Stop()
-	w.oracle.Check(t, load, 30*time.Second)
+	w.ended(load)
 }
 
 // The disk of the WAL is full under load. Postgres crashes, and crashes again after a restart. Readiness reports it.
@@ -229,10 +199,8 @@ func TestTheDiskOfTheWALIsFull(t *testing.T) {
 			if err != nil {
 				crashes++
 			}
-			if crashes == 0 || status != http.StatusServiceUnavailable {
-				return fmt.Errorf("readyz is %d, %w; Postgres: %w", status, rerr, err)
-			}
-			return nil
+			return failIf(crashes == 0 || status != http.StatusServiceUnavailable,
+				"readyz is %d, %w; Postgres: %w", status, rerr, err)
 		})
 		must(t, os.Remove(filler))
 		testenv.Eventually(t, 20*time.Second, func() error {
@@ -244,43 +212,31 @@ func TestTheDiskOfTheWALIsFull(t *testing.T) {
 		w.waitMode(mode, 30*time.Second)
 		r.waitReady(t, http.StatusOK, "")
 		w.waitCommitted(load, load.Committed()+500)
-		load.Stop()
-		w.oracle.Check(t, load, 30*time.Second)
+		w.ended(load)
 	})
 }
 
 func TestSlotDropped(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 	// While the relay runs.
 	w.dropSlot()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if !r.logged("the stream ended") {
-			return fmt.Errorf("the loss of the slot was not noticed")
-		}
-		return nil
+		return failIf(!r.logged("the stream ended"), "the loss of the slot was not noticed")
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		// pg_replication_slots does not show this: a slot that is still being created is also active, and disappears
 		// with its session.
-		if strings.Count(r.output(), `"stream opened"`) < 2 {
-			return fmt.Errorf("the slot is not streamed again")
-		}
-		return nil
+		return failIf(strings.Count(r.output(), `"stream opened"`) < 2, "the slot is not streamed again")
 	})
 	present(t, r, `outbox_slot_created_total{reason="new"} 1`, `outbox_slot_created_total{reason="missing"} 1`)
 	// While the relay is down.
-	if code := r.stop(); code != 0 {
-		t.Errorf("exit code %d after SIGTERM", code)
-	}
+	r.stops()
 	w.dropSlot()
-	w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.relayIn("cdc")
+	w.ended(load)
 }
 
 // dropSlot drops the slot that the relay uses.
@@ -310,20 +266,14 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			text, err := r.metrics()
 			n, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
-			if err != nil || n != wanted {
-				return fmt.Errorf("%v streams were missed at the start, want %v, %w", n, wanted, err)
-			}
-			return nil
+			return failIf(err != nil || n != wanted, "%v streams were missed at the start, want %v, %w", n, wanted, err)
 		})
 		if testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_history") == 0 {
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
 			w.waitCommitted(load, 50)
-			load.Stop()
-			w.oracle.Check(t, load, 20*time.Second)
+			w.ended(load)
 		}
-		if code := r.stop(); code != 0 {
-			t.Errorf("exit code %d after SIGTERM", code)
-		}
+		r.stops()
 	}
 	// The first relay ended before it created the gate.
 	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 1)")
@@ -337,8 +287,7 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 func TestFlushallInMidStream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
 	gaps := func() float64 {
 		text, _ := r.metrics()
@@ -361,14 +310,11 @@ func TestFlushallInMidStream(t *testing.T) {
 				load.Committed() < want {
 				return fmt.Errorf("%d entries, %w", n, err)
 			}
-			if now := gaps(); now <= before {
-				return fmt.Errorf("%v gaps after the flush, %v before", now, before)
-			}
-			return nil
+			now := gaps()
+			return failIf(now <= before, "%v gaps after the flush, %v before", now, before)
 		})
 	}
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 }
 
 // A slot is visible while it is being created, and an open transaction makes that take long. Such a slot must be

@@ -37,10 +37,8 @@ func (w *world) refused(r *child, load *testenv.Load) {
 	text := strings.TrimPrefix(h.Reasons[0], "foreign_stream: ")
 	what, remedy, _ := strings.Cut(text, "; remedy: ")
 	testenv.Eventually(w.t, 20*time.Second, func() error {
-		if first, _, _ := strings.Cut(w.once("status").out, "\n"); !strings.Contains(first, text) {
-			return fmt.Errorf("status: %s; want %s", first, text)
-		}
-		return nil
+		first, _, _ := strings.Cut(w.once("status").out, "\n")
+		return failIf(!strings.Contains(first, text), "status: %s; want %s", first, text)
 	})
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		var state struct {
@@ -78,17 +76,14 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	t.Parallel()
 	redis := testenv.Redis(t)
 	first, second := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)
-	r1 := first.spawn("relay")
-	first.waitMode("cdc", 20*time.Second)
+	r1 := first.relayIn("cdc")
 	load1 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Rate: 300, Tag: "first-"})
 	first.entriesAtLeast(1)
-	load2 := testenv.StartLoad(t, second.db, testenv.LoadOptions{Total: 300, Tag: "second-"})
-	load2.Wait()
+	load2 := second.wrote(testenv.LoadOptions{Total: 300, Tag: "second-"})
 	r2 := second.spawn("relay")
 	second.refused(r2, load2)
 	first.waitCommitted(load1, load1.Committed()+300)
-	load1.Stop()
-	first.oracle.Check(t, load1, 20*time.Second)
+	first.ended(load1)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r1, "leader") }) // not affected
 	r1.stop()
 	second.oracle.Others = []*testenv.Load{load1}
@@ -98,8 +93,7 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	second.waitMode("cdc", 30*time.Second)
 	second.calm()
 	// The first database is the foreign one now, and reports that.
-	load3 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Total: 60, Tag: "third-"})
-	load3.Wait()
+	load3 := first.wrote(testenv.LoadOptions{Total: 60, Tag: "third-"})
 	first.refused(first.spawn("relay"), load3)
 	// the second relay was not affected
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r2, "leader") })
@@ -118,8 +112,7 @@ func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
 	if m := w.once("migrate"); m.code != 0 {
 		t.Fatalf("migrate: exit %d: %s", m.code, m.errOut)
 	}
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Tag: "again-"})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: 300, Tag: "again-"})
 	r = w.spawn("relay")
 	w.refused(r, load)
 	r.stop()
@@ -141,8 +134,7 @@ func TestCopyOnAnotherServer(t *testing.T) {
 	w.delivers()
 	r.stop()
 	w.db.Exec(t, "UPDATE relay_state SET system_identifier = system_identifier + 1, timeline = timeline + 1")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "copy-"})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: 60, Tag: "copy-"})
 	r = w.spawn("relay")
 	w.refused(r, load)
 	w.redis.Client.Set(t.Context(), "{cr:owner}", "the original", 0)
@@ -180,8 +172,7 @@ func TestACopyOnTheSameServer(t *testing.T) {
 	})
 	c := worldOf(t, &d, w.redis)
 	c.desire("poll") // the slot with this name belongs to the original
-	r = w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r = w.relayIn("cdc")
 	epoch := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state")
 	load := testenv.StartLoad(t, &d, testenv.LoadOptions{Total: 60, Tag: "copy-"})
 	load.Wait()
@@ -194,10 +185,8 @@ func TestACopyOnTheSameServer(t *testing.T) {
 	c.adopt()
 	c.waitMode("poll", 30*time.Second)
 	testenv.Eventually(t, 30*time.Second, func() error {
-		if n := testenv.Value[int](t, &d, "SELECT count(*) FROM outbox_backlog"); n > 0 {
-			return fmt.Errorf("%d rows are owed", n)
-		}
-		return nil
+		n := testenv.Value[int](t, &d, "SELECT count(*) FROM outbox_backlog")
+		return failIf(n > 0, "%d rows are owed", n)
 	})
 	// The original has published them since it was copied.
 	since := w.oracle.Others[len(w.oracle.Others)-1].Committed()
@@ -234,8 +223,7 @@ func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
 		if before >= forgotten {
 			t.Fatalf("epoch %d after the restore, %d before it: nothing was restored", before, forgotten)
 		}
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Tag: "restored-"})
-		load.Wait()
+		load := w.wrote(testenv.LoadOptions{Total: 300, Tag: "restored-"})
 		w.relayIn(mode)
 		w.oracle.Check(t, load, 30*time.Second)
 		w.oracle.Others = append(w.oracle.Others, load)
@@ -267,10 +255,7 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 	testenv.Eventually(t, 40*time.Second, func() error {
 		// The change of the table is announced to a session that has not yet decoded it. Otherwise, the audit detects
 		// the missed rows.
-		if !r.logged(`"reason":"missed"`) && !r.logged(`"reason":"publication"`) {
-			return fmt.Errorf("nobody noticed")
-		}
-		return nil
+		return failIf(!r.logged(`"reason":"missed"`) && !r.logged(`"reason":"publication"`), "nobody noticed")
 	})
 	t.Logf("noticed after %v", time.Since(at).Round(100*time.Millisecond))
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -281,8 +266,7 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 		return nil
 	})
 	w.waitMode("cdc", 30*time.Second)
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 	w.oracle.Others = append(w.oracle.Others, load)
 	w.delivers()
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
@@ -324,10 +308,7 @@ func TestAPublicationThatIsWholeAgain(t *testing.T) {
 			t.Fatalf("%s: got %q, want %q", way[0], got, want)
 		}
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if strings.Count(r.output(), `"to":"cdc"`) == streams {
-				return fmt.Errorf("it does not stream again")
-			}
-			return nil
+			return failIf(strings.Count(r.output(), `"to":"cdc"`) == streams, "it does not stream again")
 		})
 	}
 	if !r.logged(`"reason":"publication"`) || r.logged(`"reason":"missed"`) {
@@ -353,10 +334,7 @@ func TestSomebodyElseAdvancesTheSlot(t *testing.T) {
 	r := w.relayIn("cdc")
 	slot := "posthaste_" + w.db.Relay
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600})
-	rounds := 3
-	if full() {
-		rounds = 10
-	}
+	rounds := scale(10, 3)
 	for i := range rounds {
 		switches := strings.Count(r.output(), `"to":"cdc"`)
 		// The relay reconnects within milliseconds, so either session may get the slot first.
@@ -371,14 +349,10 @@ func TestSomebodyElseAdvancesTheSlot(t *testing.T) {
 			return err
 		})
 		testenv.Eventually(t, 30*time.Second, func() error {
-			if strings.Count(r.output(), `"to":"cdc"`) == switches {
-				return fmt.Errorf("the relay is not back, round %d", i)
-			}
-			return nil
+			return failIf(strings.Count(r.output(), `"to":"cdc"`) == switches, "the relay is not back, round %d", i)
 		})
 	}
-	load.Stop()
-	w.oracle.Check(t, load, 30*time.Second)
+	w.ended(load)
 }
 
 // wide gives a database's pool more connections than the number of commits that are blocked.
@@ -404,17 +378,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 		if during == "hand-over" {
 			r.stop()
 		}
-		w.db.Standby(t, "nobody")
-		w.db.WaitHeld(t)
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 72, Tag: "held-"})
-		testenv.Eventually(t, 20*time.Second, func() error {
-			if n := testenv.Value[int](t, w.db,
-				"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1",
-				w.db.Name); n < 6 {
-				return fmt.Errorf("%d commits are held back", n)
-			}
-			return nil
-		})
+		load := w.held(testenv.LoadOptions{Writers: 12, Total: 72, Tag: "held-"})
 		switch during {
 		case "toggle":
 			// Events that were streamed but could not be settled must not be swept again when they become visible.
@@ -423,10 +387,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 			w.waitMode("poll", 20*time.Second)
 			r.setMode("auto")
 			testenv.Eventually(t, 20*time.Second, func() error {
-				if strings.Count(r.output(), `"to":"handover"`) < 2 {
-					return fmt.Errorf("no hand-over yet")
-				}
-				return nil
+				return failIf(strings.Count(r.output(), `"to":"handover"`) < 2, "no hand-over yet")
 			})
 		case "hand-over":
 			r = w.spawn("relay")
@@ -449,10 +410,8 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 func (w *world) entriesAtLeast(n int) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
-		if have, err := w.redis.Client.XLen(w.t.Context(), "outbox.order").Result(); err != nil || int(have) < n {
-			return fmt.Errorf("%d entries, want %d, %w", have, n, err)
-		}
-		return nil
+		have, err := w.redis.Client.XLen(w.t.Context(), "outbox.order").Result()
+		return failIf(err != nil || int(have) < n, "%d entries, want %d, %w", have, n, err)
 	})
 }
 
@@ -480,8 +439,7 @@ func TestStreamThatStandsStillIsNoticed(t *testing.T) {
 	w.entriesAtLeast(120 + load.Committed())
 	release()
 	w.waitMode("cdc", 60*time.Second)
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 }
 
 // freezeStream blocks the stream. It returns the reasons by which the relay may notice that, and a function that

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -78,10 +77,7 @@ func TestFullAMillionEventsAreRestored(t *testing.T) {
 	whole := func() {
 		t.Helper()
 		testenv.Eventually(t, 10*time.Minute, func() error {
-			if !r.logged("the stream is whole again") {
-				return errors.New("the stream is not whole yet")
-			}
-			return nil
+			return failIf(!r.logged("the stream is whole again"), "the stream is not whole yet")
 		})
 	}
 	began := time.Now()

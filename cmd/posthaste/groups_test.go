@@ -87,8 +87,7 @@ func TestGroupsListAndDrop(t *testing.T) {
 		}
 	}
 	w.spawn("relay", "--stream-maxlen=100")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 500, Types: []string{"order"}})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: 500, Types: []string{"order"}})
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	n := int64(load.Committed() + 3)
 	w.readGroup("mailer", n)
@@ -142,10 +141,8 @@ func TestGroupsListAndDrop(t *testing.T) {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n, err := client.XLen(ctx, "outbox.order").Result(); err != nil || n > 110 {
-			return fmt.Errorf("%d entries (%w), want about 100", n, err)
-		}
-		return nil
+		n, err := client.XLen(ctx, "outbox.order").Result()
+		return failIf(err != nil || n > 110, "%d entries (%w), want about 100", n, err)
 	})
 	if left := w.listGroups(); len(left) != 0 {
 		t.Errorf("groups that were dropped: %v", left)

@@ -94,10 +94,8 @@ func (p *program) text() string {
 func (p *program) waitText(t *testing.T, text string) {
 	t.Helper()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if out := p.text(); !strings.Contains(out, text) {
-			return fmt.Errorf("the program says %q, want %q", out, text)
-		}
-		return nil
+		out := p.text()
+		return failIf(!strings.Contains(out, text), "the program says %q, want %q", out, text)
 	})
 }
 
@@ -230,14 +228,42 @@ func (w *world) relayIn(mode string, extra ...string) *child {
 	return r
 }
 
+// held starts a load whose commits wait for a standby that does not exist.
+func (w *world) held(o testenv.LoadOptions) *testenv.Load {
+	w.t.Helper()
+	w.db.Standby(w.t, "nobody")
+	w.db.WaitHeld(w.t)
+	load := testenv.StartLoad(w.t, w.db, o)
+	testenv.Eventually(w.t, 20*time.Second, func() error {
+		n := testenv.Value[int](w.t, w.db,
+			"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name)
+		return failIf(n < 6, "%d commits are held back", n)
+	})
+	return load
+}
+
+// wrote runs a load to its end.
+func (w *world) wrote(o testenv.LoadOptions) *testenv.Load {
+	w.t.Helper()
+	load := testenv.StartLoad(w.t, w.db, o)
+	load.Wait()
+	return load
+}
+
+// ended stops a load and checks that its events are published.
+func (w *world) ended(load *testenv.Load) {
+	w.t.Helper()
+	load.Stop()
+	w.oracle.Check(w.t, load, 30*time.Second)
+}
+
 // delivers checks that events are published.
 func (w *world) delivers() {
 	w.t.Helper()
-	load := testenv.StartLoad(w.t, w.db, testenv.LoadOptions{
+	load := w.wrote(testenv.LoadOptions{
 		Total: 120,
 		Tag:   fmt.Sprintf("l%d-", len(w.oracle.Others)),
 	})
-	load.Wait()
 	w.oracle.Check(w.t, load, 20*time.Second)
 	w.oracle.Others = append(w.oracle.Others, load)
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -15,10 +13,8 @@ func waitReady(t *testing.T, c *child, want int, within time.Duration) {
 	t.Helper()
 	testenv.Eventually(t, within, func() error {
 		var h struct{ Reasons []string }
-		if status, err := c.get("/readyz", &h); err != nil || status != want {
-			return fmt.Errorf("readyz is %d %v, want %d, %w", status, h.Reasons, want, err)
-		}
-		return nil
+		status, err := c.get("/readyz", &h)
+		return failIf(err != nil || status != want, "readyz is %d %v, want %d, %w", status, h.Reasons, want, err)
 	})
 }
 
@@ -38,15 +34,12 @@ func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
 	w := newWorld(t)
 	r := w.spawn("relay", "--redis-durability=replicas=1") // there is no replica, so nothing is settled
 	w.waitMode("cdc", 20*time.Second)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 12})
-	load.Wait()
+	w.wrote(testenv.LoadOptions{Total: 12})
 	entries := func(want int64) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result(); err != nil || n != want {
-				return fmt.Errorf("%d entries, want %d, %w", n, want, err)
-			}
-			return nil
+			n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
+			return failIf(err != nil || n != want, "%d entries, want %d, %w", n, want, err)
 		})
 	}
 	entries(12)
@@ -69,8 +62,7 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 				`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING `+
 					`errcode = '42501'; END $$`)
 			w.fix(`CREATE TRIGGER refuse BEFORE INSERT ON outbox_mark FOR EACH ROW EXECUTE FUNCTION refuse()`)
-			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 24})
-			load.Wait()
+			load := w.wrote(testenv.LoadOptions{Total: 24})
 			waitReady(t, r, 503, 20*time.Second)
 			w.fix(`DROP TRIGGER refuse ON outbox_mark`)
 			w.oracle.Check(t, load, 20*time.Second)
@@ -87,8 +79,7 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING `+
 		`errcode = '42501'; END $$`)
 	w.db.Exec(t, `CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
@@ -109,16 +100,13 @@ func TestStreamThatCannotStartIsSaid(t *testing.T) {
 	r := w.spawn("relay")
 	degraded := func() error {
 		var h struct{ Degraded []string }
-		if status, err := r.get("/readyz", &h); err != nil || status != 200 || len(h.Degraded) == 0 {
-			return fmt.Errorf("readyz: %d %+v %w", status, h, err)
-		}
-		return nil
+		status, err := r.get("/readyz", &h)
+		return failIf(err != nil || status != 200 || len(h.Degraded) == 0, "readyz: %d %+v %w", status, h, err)
 	}
 	testenv.Eventually(t, 20*time.Second, degraded)
 	r.setMode("cdc")
 	waitReady(t, r, 503, 30*time.Second)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: 60})
 	w.oracle.Check(t, load, 20*time.Second)
 	r.setMode("auto")
 	testenv.Eventually(t, 30*time.Second, degraded)
@@ -132,14 +120,11 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	relays[0].setMode("poll")
 	w.waitMode("poll", 20*time.Second)
 	must(t, w.redis.Kill())
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 24})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: 24})
 	for _, r := range relays {
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if status, err := r.get("/readyz", nil); err != nil || status != 503 {
-				return fmt.Errorf("readyz is %d without Redis, %w", status, err)
-			}
-			return nil
+			status, err := r.get("/readyz", nil)
+			return failIf(err != nil || status != 503, "readyz is %d without Redis, %w", status, err)
 		})
 	}
 	must(t, w.redis.Start(t.Context()))
@@ -153,13 +138,10 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if !r.logged("the table is audited") {
-			return errors.New("not audited yet: a first audit without an answer would end the stream")
-		}
-		return nil
+		return failIf(!r.logged("the table is audited"),
+			"not audited yet: a first audit without an answer would end the stream")
 	})
 	w.fix(`ALTER VIEW outbox_settled RENAME TO elsewhere`)
 	r.waitReady(t, 503, `relation "outbox_settled" does not exist`)
@@ -188,10 +170,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 			if status, err := r.get("/readyz", &h); err != nil || status != 503 {
 				t.Fatalf("readyz is %d %+v while Postgres does not answer, %v", status, h, err)
 			}
-			if strings.Count(r.output(), ended) == before {
-				return errors.New("no session was tried yet")
-			}
-			return nil
+			return failIf(strings.Count(r.output(), ended) == before, "no session was tried yet")
 		})
 	}
 	lost()
@@ -203,10 +182,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 
 	lost()
 	testenv.Eventually(t, 30*time.Second, func() error {
-		if !r.logged("the lock session is gone") {
-			return errors.New("the session is still there")
-		}
-		return nil
+		return failIf(!r.logged("the lock session is gone"), "the session is still there")
 	})
 	unready(r)
 	proxy.Remove("lost")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -49,10 +48,7 @@ func TestKeygenMakesKeysThatARunningAPITakes(t *testing.T) {
 				return err
 			}
 			_ = resp.Body.Close()
-			if resp.StatusCode != http.StatusOK {
-				return fmt.Errorf("status %d", resp.StatusCode)
-			}
-			return nil
+			return failIf(resp.StatusCode != http.StatusOK, "status %d", resp.StatusCode)
 		})
 	}
 	takes(first)

@@ -21,8 +21,7 @@ func TestALateParkParksNothing(t *testing.T) {
 	direct := w.pgURL
 	w.pgURL = strings.Replace(direct, hostOf(t, direct), h.Addr(), 1)
 	const nobody = "--redis-durability=replicas=1" // there is no replica, so nothing is settled
-	leader := w.spawn("relay", nobody)
-	w.waitMode("cdc", 20*time.Second)
+	leader := w.relayIn("cdc", nobody)
 	first := w.insert("bad", "a", 1)
 	w.waitIDs("outbox.bad", first)
 	must(t, w.redis.Client.Del(t.Context(), "outbox.bad").Err())
@@ -31,10 +30,7 @@ func TestALateParkParksNothing(t *testing.T) {
 	h.HoldFrom(class)
 	second := w.insert("bad", "b", 1)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if h.Held(class) == 0 {
-			return errors.New("nothing is parked")
-		}
-		return nil
+		return failIf(h.Held(class) == 0, "nothing is parked")
 	})
 	h.Hold(true)
 	must(t, w.redis.Client.Del(t.Context(), "outbox.bad").Err())
@@ -56,10 +52,8 @@ func TestALateParkParksNothing(t *testing.T) {
 	})
 	h.Release()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := h.Late(); n > 0 {
-			return fmt.Errorf("%d connections are left over", n)
-		}
-		return nil
+		n := h.Late()
+		return failIf(n > 0, "%d connections are left over", n)
 	})
 	leader.kill() // otherwise it would lead again, and settle nothing
 	successor.kill()
@@ -86,8 +80,7 @@ func TestRowSecurityIsNotAnEmptyTable(t *testing.T) {
 	w := newWorld(t)
 	owner := w.pgURL
 	w.pgURL = w.role("REPLICATION")
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	w.fix("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
 	w.delivers()
 	r.setMode("poll")

@@ -32,8 +32,7 @@ func TestTheWindowBoundsWhatIsInFlight(t *testing.T) {
 	w := newWorld(t)
 	r := w.relayIn("cdc", "--window=100", "--log-level=info")
 	peak := r.peakGauge(t, "outbox_inflight_events")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 3000})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: 3000})
 	w.oracle.Check(t, load, 60*time.Second)
 	if n := peak(); n < 50 || n > 102 { // three events per transaction
 		t.Errorf("%v events in flight, the window is 100", n)
@@ -45,10 +44,7 @@ func TestLargeEventsAreBoundedByBytes(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t)
 		r := w.relayIn(mode, "--window-bytes=8MiB", "--log-level=info")
-		events := 24
-		if full() {
-			events = 64
-		}
+		events := scale(64, 24)
 		if mode == "poll" {
 			w.oracle.Check(t, testenv.Bulk(t, w.db, events, 1<<20), 60*time.Second)
 			return
@@ -72,10 +68,8 @@ func (w *world) bulkWhilePaused(r *child, events int) float64 {
 	load := testenv.Bulk(w.t, w.db, events, 1<<20)
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		text, err := r.metrics()
-		if n, ok := sample(text, "outbox_inflight_events"); n == 0 || !ok {
-			return fmt.Errorf("no event is in flight, %w", err)
-		}
-		return nil
+		n, ok := sample(text, "outbox_inflight_events")
+		return failIf(n == 0 || !ok, "no event is in flight, %w", err)
 	})
 	wait(w.t, 300*time.Millisecond)
 	n := peak()
@@ -181,16 +175,14 @@ func walBudget(t *testing.T, budget, total int) {
 	server := testenv.NewServer(t)
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
 	r := w.relayIn("cdc", fmt.Sprintf("--wal-budget=%d", budget), "--log-level=info")
-	warm := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60})
-	warm.Wait()
+	warm := w.wrote(testenv.LoadOptions{Total: 60})
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	must(t, w.redis.Kill())
 	w.oracle.Others = []*testenv.Load{warm}
 	peak := w.retained()
 	const pad = 30_000
 	began := time.Now()
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: total / pad, Rate: 400, Pad: pad, Tag: "down-"})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: total / pad, Rate: 400, Pad: pad, Tag: "down-"})
 	rate := float64(total) / time.Since(began).Seconds() / 1e6
 	wait(t, time.Second)
 	held := peak()
@@ -230,10 +222,8 @@ func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration, boun
 	peak := w.retained()
 	began := time.Now()
 	testenv.Eventually(t, lasting+2*time.Minute, func() error {
-		if n := written.Load(); n < 60<<20 || time.Since(began) < lasting {
-			return fmt.Errorf("%d bytes are written", n)
-		}
-		return nil
+		n := written.Load()
+		return failIf(n < 60<<20 || time.Since(began) < lasting, "%d bytes are written", n)
 	})
 	held := peak()
 	t.Logf("%s: retained at most %.1f MiB while other tables wrote %.1f MiB in %v", mode, float64(held)/(1<<20),
@@ -268,19 +258,13 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 	written := churn(t, other.URL, 4<<20)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
 	testenv.Eventually(t, time.Minute, func() error {
-		if !r.logged("dropping it") {
-			return fmt.Errorf("the slot was not dropped")
-		}
-		return nil
+		return failIf(!r.logged("dropping it"), "the slot was not dropped")
 	})
 	// Events are published without the slot.
 	want := load.Committed() + 200
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
-		if err != nil || int(n) < want {
-			return fmt.Errorf("%d of %d events, %w", n, want, err)
-		}
-		return nil
+		return failIf(err != nil || int(n) < want, "%d of %d events, %w", n, want, err)
 	})
 	held := peak()
 	t.Logf("retained at most %.1f MiB beside an open transaction and %.1f MiB of other WAL", float64(held)/(1<<20),
@@ -290,8 +274,7 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 	}
 	must(t, tx.Rollback(t.Context()))
 	w.waitMode("cdc", 40*time.Second)
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 }
 
 // memory reads a line of /proc/PID/status in bytes: VmRSS, or VmHWM, its highest value so far.

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -41,6 +40,13 @@ func (w *world) losses() []loss {
 	return slices.DeleteFunc(st.Reconciled, func(l loss) bool { return l.Missing == 0 })
 }
 
+func (w *world) lostNothing() {
+	w.t.Helper()
+	if list := w.losses(); len(list) > 0 {
+		w.t.Errorf("lost: %+v", list)
+	}
+}
+
 // missing counts the load's events that are settled and not in the stream. It reads the stream last: events settled in
 // between are not missing.
 func (w *world) missing() (n int64) {
@@ -69,10 +75,8 @@ func (w *world) settled() int64 {
 func (w *world) waitSettled(n int64) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 60*time.Second, func() error {
-		if have := w.settled(); have < n {
-			return fmt.Errorf("%d events are settled, want %d", have, n)
-		}
-		return nil
+		have := w.settled()
+		return failIf(have < n, "%d events are settled, want %d", have, n)
 	})
 }
 
@@ -80,10 +84,8 @@ func (w *world) waitSettled(n int64) {
 func (w *world) waitWhole() {
 	w.t.Helper()
 	testenv.Eventually(w.t, 30*time.Second, func() error {
-		if n := w.missing(); n > 0 {
-			return fmt.Errorf("%d events are missing", n)
-		}
-		return nil
+		n := w.missing()
+		return failIf(n > 0, "%d events are missing", n)
 	})
 }
 
@@ -91,10 +93,8 @@ func (w *world) waitWhole() {
 func (w *world) waitEntries(n int64) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 60*time.Second, func() error {
-		if have := w.redis.Client.XLen(w.t.Context(), "outbox.order").Val(); have < n {
-			return fmt.Errorf("%d entries, want %d", have, n)
-		}
-		return nil
+		have := w.redis.Client.XLen(w.t.Context(), "outbox.order").Val()
+		return failIf(have < n, "%d entries, want %d", have, n)
 	})
 }
 
@@ -143,9 +143,7 @@ func (w *world) noticed(r *child, least int64) {
 	if n := w.missing(); n != 0 {
 		w.t.Errorf("%d events are missing still", n)
 	}
-	if list := w.losses(); len(list) > 0 {
-		w.t.Errorf("brought back, and still told: %+v", list)
-	}
+	w.lostNothing()
 }
 
 // restored checks that nothing is missing, that at least least events were published again, and that no loss is
@@ -157,9 +155,7 @@ func (w *world) restored(least int64) {
 	if n := w.missing(); n != 0 || again < least {
 		w.t.Errorf("%d events are missing; %d were restored, want at least %d", n, again, least)
 	}
-	if list := w.losses(); len(list) > 0 {
-		w.t.Errorf("told: %+v", list)
-	}
+	w.lostNothing()
 	w.t.Logf("%d events were restored", again)
 }
 
@@ -178,8 +174,7 @@ func TestRedisKilledInTheMiddleOfASync(t *testing.T) {
 			w.waitCommitted(load, load.Committed()+700) // a sync is running in nine of ten cases
 			w.redis.Restart(t)
 		}
-		load.Stop()
-		w.oracle.Check(t, load, 30*time.Second)
+		w.ended(load)
 		w.restored(1)
 	})
 }
@@ -194,11 +189,8 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 		w.waitCommitted(load, 300)
 		w.redis.Restart(t)
 		w.waitCommitted(load, load.Committed()+300)
-		load.Stop()
-		w.oracle.Check(t, load, 30*time.Second)
-		if list := w.losses(); len(list) > 0 {
-			t.Errorf("lost: %+v", list)
-		}
+		w.ended(load)
+		w.lostNothing()
 		text, err := r.metrics()
 		gaps, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
 		restarts, _ := sample(text, `outbox_publish_errors_total{class="restarted"}`)
@@ -215,15 +207,12 @@ func TestALossIsNoticedWithoutAnEvent(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t)
 		r := w.relayIn(mode, "--stream-maxlen=0")
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 120})
-		load.Wait()
+		load := w.wrote(testenv.LoadOptions{Total: 120})
 		w.oracle.WaitEmpty(t, 20*time.Second)
 		w.redis.Restart(t)
 		r.waitLogged("looking whether it has lost")
 		w.waitMode(mode, 20*time.Second)
-		if list := w.losses(); len(list) > 0 {
-			t.Errorf("lost: %+v", list)
-		}
+		w.lostNothing()
 		do(t, w.redis.Client, "del", "outbox.order")
 		do(t, w.redis.Client, "xgroup", "create", "outbox.order", "g", "0", "mkstream")
 		r.waitLogged("the stream is whole again")
@@ -261,8 +250,7 @@ func TestALaggingReplicaTakesOver(t *testing.T) {
 		front.To(replica.Addr())
 		w.redis.Client, w.oracle.Redis = replica.Client, replica.Client
 		w.waitCommitted(load, load.Committed()+300)
-		load.Stop()
-		w.oracle.Check(t, load, 30*time.Second)
+		w.ended(load)
 		w.restored(100)
 	})
 }
@@ -283,11 +271,8 @@ func TestTwoRelaysSweepOverARestartOfRedis(t *testing.T) {
 		w.redis.Restart(t)
 	}
 	w.waitCommitted(load, load.Committed()+300)
-	load.Stop()
-	w.oracle.Check(t, load, 30*time.Second)
-	if list := w.losses(); len(list) > 0 {
-		t.Errorf("lost: %+v", list)
-	}
+	w.ended(load)
+	w.lostNothing()
 }
 
 // caughtUp waits until a replica has all writes.
@@ -337,8 +322,7 @@ func TestWhatIsDeletedIsRestored(t *testing.T) {
 			do(t, w.redis.Client, command...)
 			w.waitCommitted(load, load.Committed()+300)
 		}
-		load.Stop()
-		w.oracle.Check(t, load, 30*time.Second)
+		w.ended(load)
 		w.restored(1000)
 	})
 }
@@ -408,8 +392,7 @@ func TestAnOldGateIsNoticed(t *testing.T) {
 			}
 		}
 		w.waitCommitted(load, load.Committed()+300)
-		load.Stop()
-		w.oracle.Check(t, load, 30*time.Second)
+		w.ended(load)
 		w.restored(0)
 	})
 }
@@ -430,8 +413,7 @@ func TestWithoutRestoringALossIsTold(t *testing.T) {
 			}
 			do(t, w.redis.Client, words...)
 			w.waitCommitted(load, load.Committed()+300)
-			load.Stop()
-			w.oracle.Check(t, load, 30*time.Second)
+			w.ended(load)
 			w.noticed(r, 100)
 			r.kill()
 		}
@@ -481,17 +463,12 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 				r = w.spawn("relay", "--stream-maxlen=0")
 				testenv.Eventually(t, 15*time.Second, func() error {
 					// A statement that a killed relay had sent may have ended the repair since.
-					if !r.logged("comparing a stream") && (n == 0 || w.unrepaired() > 0) {
-						return errors.New("the relay compares no stream")
-					}
-					return nil
+					return failIf(!r.logged("comparing a stream") && (n == 0 || w.unrepaired() > 0),
+						"the relay compares no stream")
 				})
 				testenv.Eventually(t, 20*time.Second, func() error {
 					now := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
-					if now < there+100*n && w.unrepaired() > 0 {
-						return fmt.Errorf("%d entries, from %d on", now, there)
-					}
-					return nil
+					return failIf(now < there+100*n && w.unrepaired() > 0, "%d entries, from %d on", now, there)
 				})
 				r.kill()
 				if w.unrepaired() == 0 {

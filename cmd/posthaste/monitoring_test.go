@@ -250,10 +250,7 @@ func (s *scraper) ask(path string, form url.Values, data any) error {
 	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
 		return err
 	}
-	if answer.Status != "success" {
-		return fmt.Errorf("%s: %s", answer.Status, answer.Error)
-	}
-	return nil
+	return failIf(answer.Status != "success", "%s: %s", answer.Status, answer.Error)
 }
 
 // answers returns an error unless a query has a value now.
@@ -317,8 +314,5 @@ func (s *scraper) rules() error {
 			}
 		}
 	}
-	if n < 20 {
-		return fmt.Errorf("%d rules; want all of grafana/prometheus/rules", n)
-	}
-	return nil
+	return failIf(n < 20, "%d rules; want all of grafana/prometheus/rules", n)
 }

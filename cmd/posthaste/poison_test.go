@@ -28,10 +28,8 @@ type deadEvent struct {
 func (w *world) dead(n int, within time.Duration) (list []deadEvent) {
 	w.t.Helper()
 	testenv.Eventually(w.t, within, func() error {
-		if have := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_dead"); have != n {
-			return fmt.Errorf("%d events are parked, want %d", have, n)
-		}
-		return nil
+		have := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_dead")
+		return failIf(have != n, "%d events are parked, want %d", have, n)
 	})
 	r := w.once("dead", "list", "--json")
 	if err := json.Unmarshal([]byte(r.out), &list); err != nil || r.code != 0 || len(list) != n {
@@ -60,10 +58,7 @@ func (w *world) waitIDs(stream string, ids ...string) {
 				have = append(have, m["id"])
 			}
 		}
-		if strings.Join(have, " ") != strings.Join(ids, " ") {
-			return fmt.Errorf("%s has %v, want %v", stream, have, ids)
-		}
-		return nil
+		return failIf(strings.Join(have, " ") != strings.Join(ids, " "), "%s has %v, want %v", stream, have, ids)
 	})
 }
 
@@ -95,8 +90,7 @@ func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {
 		}
 		w.waitIDs("outbox.bad", first)
 		w.dead(0, 20*time.Second)
-		load.Stop()
-		w.oracle.Check(t, load, 20*time.Second)
+		w.ended(load)
 	})
 }
 
@@ -155,17 +149,13 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 		load.Wait()
 		total := 120 + int64(load.Committed()) // also later events
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if n := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); n != total {
-				return fmt.Errorf("%d events of the other stream are published, want %d", n, total)
-			}
-			return nil
+			n := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
+			return failIf(n != total, "%d events of the other stream are published, want %d", n, total)
 		})
 		setID(w.redis.Client.XRange(t.Context(), "outbox.full", "-", "+").Val()[0].ID)
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if n := len(rawEntries(t, w, "outbox.full")); n != len(ids) {
-				return fmt.Errorf("%d events of the mended stream are published, want %d", n, len(ids))
-			}
-			return nil
+			n := len(rawEntries(t, w, "outbox.full"))
+			return failIf(n != len(ids), "%d events of the mended stream are published, want %d", n, len(ids))
 		})
 		if mode == "cdc" { // in this mode the order is that of the table
 			w.waitIDs("outbox.full", ids...)

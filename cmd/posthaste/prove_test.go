@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -112,10 +111,8 @@ func TestProveExternal(t *testing.T) {
 	cmd.Stderr, cmd.Stdout = p, &out
 	must(t, cmd.Start())
 	testenv.Eventually(t, time.Minute, func() error {
-		if text := p.text(); !strings.Contains(text, "recovered in") {
-			return fmt.Errorf("no round yet: %s", text)
-		}
-		return nil
+		text := p.text()
+		return failIf(!strings.Contains(text, "recovered in"), "no round yet: %s", text)
 	})
 	must(t, cmd.Process.Signal(os.Interrupt))
 	err = cmd.Wait()

@@ -111,10 +111,8 @@ func (w *world) worksWith(settings ...string) {
 	each := func(commands ...string) {
 		for _, command := range commands {
 			testenv.Eventually(t, 10*time.Second, func() error { // on a busy machine, connecting may take a second
-				if r := w.once(append(strings.Fields(command), settings...)...); r.code != 0 {
-					return fmt.Errorf("posthaste %s: exit %d: %s%s", command, r.code, r.out, r.errOut)
-				}
-				return nil
+				r := w.once(append(strings.Fields(command), settings...)...)
+				return failIf(r.code != 0, "posthaste %s: exit %d: %s%s", command, r.code, r.out, r.errOut)
 			})
 		}
 	}
@@ -136,10 +134,9 @@ func (w *world) worksWith(settings ...string) {
 	for _, c := range []*child{relay, api} {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var h readiness
-			if status, err := c.get("/readyz", &h); err != nil || status != http.StatusOK || len(h.Degraded) > 0 {
-				return fmt.Errorf("readyz: %d %+v, %w", status, h, err)
-			}
-			return nil
+			status, err := c.get("/readyz", &h)
+			return failIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
+				"readyz: %d %+v, %w", status, h, err)
 		})
 	}
 }
@@ -248,10 +245,7 @@ func TestSentinel(t *testing.T) {
 	w.worksWith(files...)
 	testenv.Eventually(t, 20*time.Second, func() error { // on a busy machine, loading the certificate may take longer
 		r := w.once("doctor", "--redis-cert="+cert, "--redis-key="+key)
-		if r.code != 1 || !strings.Contains(r.out, "check the certificates") {
-			return fmt.Errorf("with an unknown CA: %+v", r)
-		}
-		return nil
+		return failIf(r.code != 1 || !strings.Contains(r.out, "check the certificates"), "with an unknown CA: %+v", r)
 	})
 
 	relay, api := w.spawn("relay", files...), w.spawn("serve", append(files, "--guard-redis-url="+w.rdURL)...)
@@ -334,8 +328,7 @@ func TestSlotsMoveUnderEverything(t *testing.T) {
 	}
 	close(moving)
 	<-done
-	load.Stop()
-	w.oracle.Check(t, load, 30*time.Second)
+	w.ended(load)
 	if t.Failed() {
 		t.FailNow()
 	}
@@ -347,16 +340,12 @@ func TestSlotsMoveUnderEverything(t *testing.T) {
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
 		r := w.once("credits", "balance", user, "--json")
-		if !strings.Contains(strings.ReplaceAll(r.out, " ", ""), fmt.Sprintf(`"redis":%d,`, 1000-spent)) {
-			return fmt.Errorf("%d spent of 1000: %s%s", spent, r.out, r.errOut)
-		}
-		return nil
+		return failIf(!strings.Contains(strings.ReplaceAll(r.out, " ", ""), fmt.Sprintf(`"redis":%d,`, 1000-spent)),
+			"%d spent of 1000: %s%s", spent, r.out, r.errOut)
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if r := w.once("credits", "reconcile"); r.code != 0 || !strings.Contains(r.out, "0 differences") {
-			return fmt.Errorf("%s%s", r.out, r.errOut)
-		}
-		return nil
+		r := w.once("credits", "reconcile")
+		return failIf(r.code != 0 || !strings.Contains(r.out, "0 differences"), "%s%s", r.out, r.errOut)
 	})
 	group.waitLogged("b.changed")
 	if relay.logged("adopting again") && relay.logged("has lost streams") {

@@ -16,10 +16,8 @@ import (
 func (w *world) waitLen(stream string, n int64) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
-		if have, err := w.redis.Client.XLen(w.t.Context(), stream).Result(); err != nil || have < n {
-			return fmt.Errorf("%d entries (%w), want %d", have, err, n)
-		}
-		return nil
+		have, err := w.redis.Client.XLen(w.t.Context(), stream).Result()
+		return failIf(err != nil || have < n, "%d entries (%w), want %d", have, err, n)
 	})
 }
 
@@ -135,10 +133,8 @@ func TestReplayThroughTrouble(t *testing.T) {
 		end()
 		goesOn++
 		testenv.Eventually(t, 30*time.Second, func() error {
-			if n := strings.Count(p.text(), "going on\n"); n < goesOn {
-				return fmt.Errorf("it goes on %d times, want %d: %s", n, goesOn, p.text())
-			}
-			return nil
+			n := strings.Count(p.text(), "going on\n")
+			return failIf(n < goesOn, "it goes on %d times, want %d: %s", n, goesOn, p.text())
 		})
 		w.waitLen("outbox.order", before+1)
 	}
@@ -178,11 +174,9 @@ func TestReplayThroughTrouble(t *testing.T) {
 func TestReplayBesideALiveRelay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.spawn("relay", "--log-level=info")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc", "--log-level=info")
 	types := []string{"order", "invoice"}
-	old := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 3000, Types: types})
-	old.Wait()
+	old := w.wrote(testenv.LoadOptions{Total: 3000, Types: types})
 	w.oracle.Check(t, old, 20*time.Second)
 	before := w.oracle.Entries(t, types...)
 	registered := func() string {

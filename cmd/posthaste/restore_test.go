@@ -36,10 +36,8 @@ func TestWhatIsRestoredMayBeTrimmed(t *testing.T) {
 		return 0, 0
 	}
 	testenv.Eventually(t, 30*time.Second, func() error {
-		if n, length := added(); n < length+1000 {
-			return errors.New("it is not trimmed yet")
-		}
-		return nil
+		n, length := added()
+		return failIf(n < length+1000, "it is not trimmed yet")
 	})
 	r.kill()
 	r = w.spawn("relay", "--stream-maxlen=500")
@@ -47,9 +45,7 @@ func TestWhatIsRestoredMayBeTrimmed(t *testing.T) {
 	if n, _ := added(); n != events {
 		t.Errorf("%d entries were added, want %d", n, events)
 	}
-	if list := w.losses(); len(list) > 0 {
-		t.Errorf("told: %+v", list)
-	}
+	w.lostNothing()
 }
 
 // Entries are recorded as restored only after they have reached the configured durability. If restored entries are lost
@@ -86,8 +82,7 @@ func TestAGateIsLostAndThenItsStream(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t)
 		r := w.relayIn(mode, "--stream-maxlen=0")
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 200})
-		load.Wait()
+		load := w.wrote(testenv.LoadOptions{Total: 200})
 		w.oracle.WaitEmpty(t, 20*time.Second)
 		do(t, w.redis.Client, "del", w.gate("outbox.order"))
 		r.waitLogged("the stream is whole again")
@@ -107,8 +102,7 @@ func TestAReplayHidesNoLoss(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			r := w.relayIn("poll", "--stream-maxlen=0")
-			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 200})
-			load.Wait()
+			w.wrote(testenv.LoadOptions{Total: 200})
 			w.oracle.WaitEmpty(t, 20*time.Second)
 			subject := testenv.Value[string](t, w.db, "SELECT aggregate_id FROM outbox LIMIT 1")
 			if down {
@@ -124,9 +118,7 @@ func TestAReplayHidesNoLoss(t *testing.T) {
 				w.spawn("relay", "--stream-maxlen=0")
 			}
 			w.waitWhole()
-			if list := w.losses(); len(list) > 0 {
-				t.Errorf("told: %+v", list)
-			}
+			w.lostNothing()
 		})
 	}
 }
@@ -144,8 +136,7 @@ func TestADatabaseThatIsOlderThanItsGates(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			r := w.relayIn("poll", "--stream-maxlen=0")
-			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 100})
-			load.Wait()
+			load := w.wrote(testenv.LoadOptions{Total: 100})
 			w.oracle.WaitEmpty(t, 20*time.Second)
 			r.kill()
 			w.db.Exec(t, "DELETE FROM outbox_mark WHERE id > 1")
@@ -214,8 +205,7 @@ func TestABackupOfRedisIsRestored(t *testing.T) {
 			must(t, w.redis.Start(t.Context()))
 		}
 		w.waitCommitted(load, load.Committed()+300)
-		load.Stop()
-		w.oracle.Check(t, load, 30*time.Second)
+		w.ended(load)
 		w.restored(500) // some of the thousand were in the backup and not settled
 	})
 }
@@ -295,18 +285,15 @@ func TestTraceOfARestoredEvent(t *testing.T) {
 		}
 		committed := 0
 		for i := range 3 {
-			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 50, Tag: fmt.Sprintf("%d-", i)})
-			load.Wait()
+			load := w.wrote(testenv.LoadOptions{Total: 50, Tag: fmt.Sprintf("%d-", i)})
 			committed += load.Committed()
 			w.waitSettled(int64(committed))
 			if i < 2 {
 				do(t, w.redis.Client, "del", stream)
 				w.waitWhole()
 				testenv.Eventually(t, 20*time.Second, func() error {
-					if n := w.unrepaired(); n > 0 {
-						return fmt.Errorf("%d repairs are not done", n)
-					}
-					return nil
+					n := w.unrepaired()
+					return failIf(n > 0, "%d repairs are not done", n)
 				})
 			}
 		}
@@ -322,10 +309,8 @@ func (w *world) waitGroups(stream string, want ...string) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		const noted = "SELECT groups FROM outbox_stream WHERE stream = $1"
-		if got := testenv.Value[[]string](w.t, w.db, noted, stream); !slices.Equal(got, want) {
-			return fmt.Errorf("noted are %q, want %q", got, want)
-		}
-		return nil
+		got := testenv.Value[[]string](w.t, w.db, noted, stream)
+		return failIf(!slices.Equal(got, want), "noted are %q, want %q", got, want)
 	})
 }
 
@@ -362,10 +347,7 @@ func TestGroupsComeBackWithWhatIsRestored(t *testing.T) {
 			do(t, client, c.lose...)
 			if c.killed {
 				testenv.Eventually(t, 30*time.Second, func() error {
-					if client.XLen(ctx, stream).Val() < 1000 {
-						return errors.New("nothing is restored yet")
-					}
-					return nil
+					return failIf(client.XLen(ctx, stream).Val() < 1000, "nothing is restored yet")
 				})
 				r.kill()
 				do(t, client, c.lose...)
@@ -377,10 +359,7 @@ func TestGroupsComeBackWithWhatIsRestored(t *testing.T) {
 				SELECT 'zz', 'a', 'zz.made', '{}' FROM generate_series(1, 1000)`)
 			testenv.Eventually(t, 30*time.Second, func() error {
 				info := client.XInfoStream(ctx, "outbox.zz").Val()
-				if info == nil || info.EntriesAdded < 1000 || info.Length > 500 {
-					return errors.New("it is not trimmed yet")
-				}
-				return nil
+				return failIf(info == nil || info.EntriesAdded < 1000 || info.Length > 500, "it is not trimmed yet")
 			})
 			client.XGroupCreate(ctx, stream, "away", "0") // as a reconnecting consumer does
 			read := map[any]bool{}

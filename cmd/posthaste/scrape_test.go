@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/http"
 	"strings"
 	"syscall"
@@ -57,10 +55,7 @@ func TestScrapesNeverWait(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: a scrape waits for its servers: %v", c.process, err)
 			}
-			if !c.noticed(text) {
-				return errors.New(c.process + " has not noticed that its servers are gone")
-			}
-			return nil
+			return failIf(!c.noticed(text), "%s", c.process+" has not noticed that its servers are gone")
 		})
 	}
 	for _, c := range []*child{relay, api, consume} {
@@ -118,9 +113,6 @@ func present(t *testing.T, c *child, series ...string) {
 				missing = append(missing, s)
 			}
 		}
-		if len(missing) > 0 {
-			return fmt.Errorf("no series %s", strings.Join(missing, ", "))
-		}
-		return nil
+		return failIf(len(missing) > 0, "no series %s", strings.Join(missing, ", "))
 	})
 }

@@ -69,16 +69,7 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	w.waitMode("poll", 20*time.Second)
 	const position = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"
 	before := testenv.Value[string](t, w.db, position)
-	w.db.Standby(t, "nobody")
-	w.db.WaitHeld(t)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 72})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := testenv.Value[int](t, w.db,
-			"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
-			return fmt.Errorf("%d commits are held back", n)
-		}
-		return nil
-	})
+	load := w.held(testenv.LoadOptions{Writers: 12, Total: 72})
 	local, err := pgx.Connect(t.Context(), w.pgURL)
 	must(t, err)
 	defer func() { _ = local.Close(context.Background()) }()
@@ -91,15 +82,12 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 		}
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if now := testenv.Value[string](t, w.db, position); now == before && !r.logged("the slot follows when") {
-			return errors.New("the slot is not to follow")
-		}
-		return nil
+		now := testenv.Value[string](t, w.db, position)
+		return failIf(now == before && !r.logged("the slot follows when"), "the slot is not to follow")
 	})
 	r.kill()
 	w.desire("auto")
-	w.spawn("relay", "--wal-budget=64MiB")
-	w.waitMode("cdc", 30*time.Second)
+	w.relayIn("cdc", "--wal-budget=64MiB")
 	w.db.Standby(t, "")
 	load.Wait()
 	w.oracle.Check(t, load, 30*time.Second)
@@ -120,17 +108,7 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 			w.relayIn("cdc", budget).stop()
 			w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
 			w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
-			w.db.Standby(t, "nobody")
-			w.db.WaitHeld(t)
-			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 720})
-			testenv.Eventually(t, 20*time.Second, func() error {
-				if n := testenv.Value[int](t, w.db,
-					"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1",
-					w.db.Name); n < 6 {
-					return fmt.Errorf("%d commits are held back", n)
-				}
-				return nil
-			})
+			load := w.held(testenv.LoadOptions{Writers: 12, Total: 720})
 			held := testenv.Value[string](t, w.db, "SELECT pg_current_wal_insert_lsn()::text")
 			local, err := pgx.Connect(t.Context(), w.pgURL)
 			must(t, err)
@@ -155,10 +133,7 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 			w.desire("auto")
 			r = w.spawn("relay", budget)
 			testenv.Eventually(t, 30*time.Second, func() error {
-				if !r.logged("transaction_held") && !r.logged(`"stream opened"`) {
-					return errors.New("no hand-over is tried")
-				}
-				return nil
+				return failIf(!r.logged("transaction_held") && !r.logged(`"stream opened"`), "no hand-over is tried")
 			})
 			w.db.Standby(t, "")
 			load.Wait()
@@ -177,16 +152,7 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	r := w.relayIn("cdc")
 	r.setMode("poll")
 	w.waitMode("poll", 20*time.Second)
-	w.db.Standby(t, "nobody")
-	w.db.WaitHeld(t)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Writers: 12, Total: 720})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := testenv.Value[int](t, w.db,
-			"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name); n < 6 {
-			return fmt.Errorf("%d commits are held back", n)
-		}
-		return nil
-	})
+	load := w.held(testenv.LoadOptions{Writers: 12, Total: 720})
 	local, err := pgx.Connect(t.Context(), w.pgURL)
 	must(t, err)
 	defer func() { _ = local.Close(context.Background()) }()
@@ -208,10 +174,8 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	}
 	streams := strings.Count(r.output(), `"stream opened"`)
 	testenv.Eventually(t, 30*time.Second, func() error {
-		if !r.logged("transaction_held") && strings.Count(r.output(), `"stream opened"`) == streams {
-			return errors.New("no hand-over is tried")
-		}
-		return nil
+		return failIf(!r.logged("transaction_held") && strings.Count(r.output(), `"stream opened"`) == streams,
+			"no hand-over is tried")
 	})
 	w.db.Standby(t, "")
 	load.Wait()
@@ -251,8 +215,7 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 					return nil
 				})
 			}
-			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 240})
-			load.Wait()
+			load := w.wrote(testenv.LoadOptions{Total: 240})
 			w.oracle.WaitEmpty(t, 20*time.Second)
 			gate := w.gate("outbox.order")
 			testenv.Eventually(t, 20*time.Second, func() error {
@@ -322,8 +285,7 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not for `+
 		`you' USING errcode = '42501'; END $$`)
 	w.fix(`CREATE TRIGGER refuse BEFORE UPDATE OF epoch ON relay_state FOR EACH ROW EXECUTE FUNCTION refuse()`)
@@ -353,10 +315,9 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" REPLICATION")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		var h readiness
-		if status, err := r.get("/readyz", &h); err != nil || status != http.StatusOK || len(h.Degraded) > 0 {
-			return fmt.Errorf("readyz: %d %+v, %w", status, h, err)
-		}
-		return nil
+		status, err := r.get("/readyz", &h)
+		return failIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
+			"readyz: %d %+v, %w", status, h, err)
 	})
 }
 
@@ -378,10 +339,8 @@ func TestBudgetBeforeTheFirstAdoption(t *testing.T) {
 	w.db.Exec(t, "DO $$ BEGIN FOR i IN 1 .. 20 LOOP INSERT INTO churn VALUES (repeat('0123456789', 100000)); COMMIT; "+
 		"END LOOP; END $$")
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if now := testenv.Value[string](t, w.db, position); now == before {
-			return errors.New("the slot has not moved")
-		}
-		return nil
+		now := testenv.Value[string](t, w.db, position)
+		return failIf(now == before, "the slot has not moved")
 	})
 	must(t, w.redis.Start(t.Context()))
 	w.waitMode("cdc", 30*time.Second)

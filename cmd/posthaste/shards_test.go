@@ -66,10 +66,7 @@ func (r *reader) all(n int) {
 	testenv.Eventually(r.t, 60*time.Second, func() error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if len(r.seen) != n {
-			return fmt.Errorf("group %s has handled %d events, want %d", r.name, len(r.seen), n)
-		}
-		return nil
+		return failIf(len(r.seen) != n, "group %s has handled %d events, want %d", r.name, len(r.seen), n)
 	})
 }
 
@@ -126,10 +123,7 @@ func (w *world) spreads(n int, extra ...string) {
 // lost, duplicated or read in another order, by a group that discovers streams and by one that names them.
 func TestStreamsPerTypeUnderLoad(t *testing.T) {
 	t.Parallel()
-	changes := []int{4, 1}
-	if full() {
-		changes = []int{4, 16, 1, 2, 1}
-	}
+	changes := scale([]int{4, 16, 1, 2, 1}, []int{4, 1})
 	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t)
 		r := w.relayIn(mode)
@@ -148,10 +142,9 @@ func TestStreamsPerTypeUnderLoad(t *testing.T) {
 			p := w.start("streams", "spread", perType(n))
 			// The command is killed while it waits. If no group is behind, it does not wait.
 			testenv.Eventually(t, 20*time.Second, func() error {
-				if out := p.text(); !strings.Contains(out, "waiting: ") && !strings.Contains(out, "streams for each") {
-					return fmt.Errorf("streams spread says %q", out)
-				}
-				return nil
+				out := p.text()
+				return failIf(!strings.Contains(out, "waiting: ") && !strings.Contains(out, "streams for each"),
+					"streams spread says %q", out)
 			})
 			_ = p.cmd.Process.Kill()
 			w.spreads(n)
@@ -185,18 +178,14 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 	r := w.relayIn("cdc")
 	phase := func(tag string) *testenv.Load {
 		t.Helper()
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 240, Tag: tag})
-		load.Wait()
+		load := w.wrote(testenv.LoadOptions{Total: 240, Tag: tag})
 		w.oracle.WaitEmpty(t, 20*time.Second)
 		return load
 	}
 	loads := []*testenv.Load{phase("a-")}
-	if code := r.stop(); code != 0 {
-		t.Errorf("exit %d", code)
-	}
+	r.stops()
 	w.spreads(4)
-	r = w.spawn("relay")
-	w.waitMode("cdc", 30*time.Second)
+	r = w.relayIn("cdc")
 	loads = append(loads, phase("b-"))
 	before := w.placed("order")
 	for _, stream := range []string{"outbox.order", "outbox.order.0"} {
@@ -212,10 +201,8 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 				return fmt.Errorf("%d entries, want %d", in, want)
 			}
 		}
-		if n := w.unrepaired(); n > 0 {
-			return fmt.Errorf("%d repairs are not done", n)
-		}
-		return nil
+		n := w.unrepaired()
+		return failIf(n > 0, "%d repairs are not done", n)
 	})
 	loads = append(loads, phase("c-"))
 	for i, load := range loads {
@@ -231,9 +218,7 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 	if before["outbox.order"] != 240 || after["outbox.order"] != 240 || len(after) < 4 {
 		t.Errorf("before %v, after %v", before, after)
 	}
-	if list := w.losses(); len(list) > 0 {
-		t.Errorf("lost: %+v", list)
-	}
+	w.lostNothing()
 	r.waitReady(t, 200, "")
 
 	// A replay treats the streams of a type as one.
@@ -253,18 +238,13 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	w.delivers()
 	do(t, w.redis.Client, "xgroup", "create", "outbox.order", "forgotten", "0")
 	n := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
-	if code := r.stop(); code != 0 {
-		t.Errorf("exit %d", code)
-	}
+	r.stops()
 	p := w.start("streams", "spread", perType(4))
 	p.waitText(t, `waiting: group "forgotten" of stream "outbox.order"`)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 120, Tag: "held-"})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: 120, Tag: "held-"})
 	testenv.Eventually(t, 30*time.Second, func() error {
-		if out := w.once("status").out; !strings.Contains(out, "forgotten") || !strings.Contains(out, "groups drop") {
-			return fmt.Errorf("status: %s", out)
-		}
-		return nil
+		out := w.once("status").out
+		return failIf(!strings.Contains(out, "forgotten") || !strings.Contains(out, "groups drop"), "status: %s", out)
 	})
 	if now := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); now != n {
 		t.Errorf("%d entries, and %d when the change began", now, n)
@@ -382,15 +362,12 @@ func TestAChangeOfStreamsIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	r := w.relayIn("cdc")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Types: []string{"order", "order.3"}})
-	load.Wait()
+	w.wrote(testenv.LoadOptions{Total: 60, Types: []string{"order", "order.3"}})
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	r.kill()
 	w.once("streams", "spread", perType(4)).oneLine(t, 1, "outbox.order.3 would be one of those of outbox.order")
-	w.spawn("relay")
-	w.waitMode("cdc", 30*time.Second)
-	late := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "late-", Types: []string{"late"}})
-	late.Wait()
+	w.relayIn("cdc")
+	late := w.wrote(testenv.LoadOptions{Total: 60, Tag: "late-", Types: []string{"late"}})
 	w.oracle.Check(t, late, 30*time.Second)
 	if n := testenv.Value[int](t, w.db, "SELECT shards FROM outbox_layout"); n != 1 {
 		t.Errorf("a type has %d streams", n)

@@ -163,13 +163,11 @@ func TestWhoMayNotShare(t *testing.T) {
 	s.check()
 	// A database without the setting to share.
 	d := worldOf(t, testenv.Postgres(t), redis)
-	load := testenv.StartLoad(t, d.db, testenv.LoadOptions{Total: 60, Tag: "d-"})
-	load.Wait()
+	d.wrote(testenv.LoadOptions{Total: 60, Tag: "d-"})
 	d.spawn("relay").waitReady(t, http.StatusServiceUnavailable, "--shared-streams")
 	// A copy, on another server, of a database that shares: it has the same name.
 	copied := worldOf(t, s.dumped(c), redis)
-	load = testenv.StartLoad(t, copied.db, testenv.LoadOptions{Total: 60, Tag: "copy-"})
-	load.Wait()
+	load := copied.wrote(testenv.LoadOptions{Total: 60, Tag: "copy-"})
 	r := copied.spawn("relay", sharedOn)
 	r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
 	r.waitReady(t, http.StatusServiceUnavailable, "of the same name")
@@ -211,10 +209,7 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 	redis := testenv.Redis(t)
 	a, b := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)
 	load := testenv.StartLoad(t, a.db, testenv.LoadOptions{Rate: 300, Types: []string{"order", "user"}})
-	rounds := 6
-	if full() {
-		rounds = 30
-	}
+	rounds := scale(30, 6)
 	for i := range rounds {
 		setting := []string{sharedOn, "--shared-streams=off"}[i%2]
 		r := a.spawn("relay", setting)
@@ -223,10 +218,8 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 		}
 		before := epoch()
 		testenv.Eventually(t, 30*time.Second, func() error {
-			if now := epoch(); now <= before && i%3 < 2 {
-				return fmt.Errorf("epoch %d", now)
-			}
-			return nil
+			now := epoch()
+			return failIf(now <= before && i%3 < 2, "epoch %d", now)
 		})
 		if i%3 == 1 {
 			testenv.Eventually(t, 30*time.Second, func() error { return ready(r, "leader") })
@@ -250,10 +243,8 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 		t.Fatalf("leave: exit %d, %s%s", left.code, left.out, left.errOut)
 	}
 	testenv.Eventually(t, 30*time.Second, func() error { return ready(ra, "leader") })
-	load.Stop()
-	a.oracle.Check(t, load, 30*time.Second)
-	again := testenv.StartLoad(t, b.db, testenv.LoadOptions{Total: 60, Tag: "again-"})
-	again.Wait()
+	a.ended(load)
+	again := b.wrote(testenv.LoadOptions{Total: 60, Tag: "again-"})
 	b.spawn("relay", sharedOn).waitReady(t, http.StatusServiceUnavailable, "does not share it")
 	// b takes the streams over by force. a is notified and joins.
 	ra.stop()
@@ -274,8 +265,7 @@ func TestASharedStreamIsDropped(t *testing.T) {
 	var loads []*testenv.Load
 	for i, w := range all {
 		w.relayIn("cdc", sharedOn)
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: fmt.Sprintf("%d-", i)})
-		load.Wait()
+		load := w.wrote(testenv.LoadOptions{Total: 60, Tag: fmt.Sprintf("%d-", i)})
 		w.waitSettled(int64(load.Committed()))
 		loads = append(loads, load)
 	}
@@ -306,11 +296,8 @@ func TestASharedStreamIsDropped(t *testing.T) {
 		t.Errorf("%d entries", n)
 	}
 	for _, w := range all {
-		if list := w.losses(); len(list) > 0 {
-			t.Errorf("told: %+v", list)
-		}
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "later-" + w.db.Relay})
-		load.Wait()
+		w.lostNothing()
+		load := w.wrote(testenv.LoadOptions{Total: 60, Tag: "later-" + w.db.Relay})
 		w.oracle.Others = slices.Concat(w.oracle.Others, loads)
 		w.oracle.Check(t, load, 30*time.Second)
 		loads = append(loads, load)

@@ -62,10 +62,7 @@ func (r *replicated) beSynchronous() {
 	testenv.Eventually(r.t, 20*time.Second, func() error {
 		var state string
 		err := r.db.Pool.QueryRow(r.t.Context(), "SELECT sync_state FROM pg_stat_replication").Scan(&state)
-		if err != nil || state != "sync" {
-			return fmt.Errorf("the standby is %q, %w", state, err)
-		}
-		return nil
+		return failIf(err != nil || state != "sync", "the standby is %q, %w", state, err)
 	})
 }
 
@@ -93,37 +90,29 @@ func TestASynchronousStandbyIsPromoted(t *testing.T) {
 		w := newReplicated(t, mode)
 		r := w.spawn("relay", "--sweep-workers=1")
 		w.waitMode(mode, 20*time.Second)
-		first := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
-		first.Wait()
+		first := w.wrote(testenv.LoadOptions{Total: events})
 		w.oracle.Check(t, first, 20*time.Second)
 		w.beSynchronous()
 		r.signal(syscall.SIGSTOP) // otherwise its mark may arrive before the standby is cut off
-		last := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
-		last.Wait()
+		w.wrote(testenv.LoadOptions{Total: events})
 		other := w.other()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var n int
 			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n)
-			if err != nil || n < 2*events {
-				return fmt.Errorf("the standby has %d rows, %w", n, err)
-			}
-			return nil
+			return failIf(err != nil || n < 2*events, "the standby has %d rows, %w", n, err)
 		})
 		w.link.To("127.0.0.1:1")
 		r.signal(syscall.SIGCONT)
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if n := len(w.oracle.Entries(t, "order")); n == events {
-				return fmt.Errorf("%d entries", n)
-			}
-			return nil
+			n := len(w.oracle.Entries(t, "order"))
+			return failIf(n == events, "%d entries", n)
 		})
 		testenv.Eventually(t, 20*time.Second, func() error { // a mark is written, and its commit is not acknowledged
 			waits := testenv.Value[bool](t, w.db,
 				"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')")
-			if n := w.settled(); n <= events || !waits {
-				return fmt.Errorf("%d events are settled, somebody waits for the standby is %t", n, waits)
-			}
-			return nil
+			n := w.settled()
+			return failIf(n <= events || !waits,
+				"%d events are settled, somebody waits for the standby is %t", n, waits)
 		})
 		r.kill()
 		w.promote(other)
@@ -148,16 +137,12 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 			w.waitMode(mode, 20*time.Second)
 			r.stop()
 		}
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: events})
-		load.Wait()
+		load := w.wrote(testenv.LoadOptions{Total: events})
 		other := w.other()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var n int
-			if err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n); err != nil ||
-				n < events {
-				return fmt.Errorf("the standby has %d rows, %w", n, err)
-			}
-			return nil
+			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n)
+			return failIf(err != nil || n < events, "the standby has %d rows, %w", n, err)
 		})
 		w.link.To("127.0.0.1:1") // cuts off the standby
 		r := w.spawn("relay")
@@ -259,10 +244,7 @@ func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 					return err
 				}
 			}
-			if counted != len(named) {
-				return fmt.Errorf("%d phantoms are counted, want %d", counted, len(named))
-			}
-			return nil
+			return failIf(counted != len(named), "%d phantoms are counted, want %d", counted, len(named))
 		})
 		t.Logf("%d events, %d phantoms", len(seen), len(named))
 	})
@@ -308,10 +290,8 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 			second.Stop()
 			want := testenv.Value[string](t, blue, states)
 			testenv.Eventually(t, 20*time.Second, func() error {
-				if have := testenv.Value[string](t, green, states); have != want {
-					return fmt.Errorf("%s on green, %s on blue", have, want)
-				}
-				return nil
+				have := testenv.Value[string](t, green, states)
+				return failIf(have != want, "%s on green, %s on blue", have, want)
 			})
 			green.Exec(t, "ALTER SUBSCRIPTION green DISABLE")
 			green.Exec(t, "ALTER SUBSCRIPTION green SET (slot_name = NONE)")
@@ -363,8 +343,7 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 			t.Parallel()
 			server := testenv.NewServer(t)
 			w := worldOf(t, server.Database(t), testenv.Redis(t))
-			r := w.spawn("relay")
-			w.waitMode("cdc", 20*time.Second)
+			r := w.relayIn("cdc")
 			w.delivers()
 			r.stop() // the server will be restarted
 			var other *testenv.Server
@@ -406,10 +385,8 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 			}
 			r.kill() // or the copy continues where the original has ended
 			testenv.Eventually(t, 90*time.Second, func() error {
-				if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog"); n > 0 {
-					return fmt.Errorf("%d rows are owed", n)
-				}
-				return nil
+				n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog")
+				return failIf(n > 0, "%d rows are owed", n)
 			})
 		})
 	}

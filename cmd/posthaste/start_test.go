@@ -34,10 +34,8 @@ func TestPostgresUnreachableAtTheStart(t *testing.T) {
 	proxy.Up()
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(relay, "leader") })
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if a, err := placeOrder(t.Context(), api.http, 5); err != nil || a.status != http.StatusCreated {
-			return fmt.Errorf("order: status %d, %w", a.status, err)
-		}
-		return nil
+		a, err := placeOrder(t.Context(), api.http, 5)
+		return failIf(err != nil || a.status != http.StatusCreated, "order: status %d, %w", a.status, err)
 	})
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	for name, out := range map[string]string{"relay": relay.output(), "serve": api.output(), "doctor": doctor.out +
@@ -174,8 +172,7 @@ func TestMissingPublication(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t)
 		w.db.Exec(t, "DROP PUBLICATION posthaste")
-		before := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 120, Tag: "before-"})
-		before.Wait()
+		before := w.wrote(testenv.LoadOptions{Total: 120, Tag: "before-"})
 		w.spawn("relay")
 		w.oracle.Check(t, before, 20*time.Second)
 		w.oracle.Others = append(w.oracle.Others, before)
@@ -208,8 +205,7 @@ func TestRedisUnreachableAtTheStart(t *testing.T) {
 	w := newWorld(t)
 	must(t, w.redis.Kill())
 	w.rdURL = "redis://default:" + secret + "@" + w.redis.Addr()
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300})
-	load.Wait()
+	load := w.wrote(testenv.LoadOptions{Total: 300})
 	r, api := w.spawn("relay"), w.spawn("serve")
 	r.waitReady(t, http.StatusServiceUnavailable, "redis")
 	api.waitReady(t, http.StatusOK, "redis")
@@ -288,14 +284,11 @@ func TestStartsThatWaitingCannotMend(t *testing.T) {
 	w.once("relay", "--admin-addr="+taken).oneLine(t, 1, "address already in use")
 	w.once("serve", "--http-addr="+taken).oneLine(t, 1, "address already in use")
 
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	w.once("relay", "--relay-name=another").oneLine(t, 1, w.db.Relay)
 	w.once("mode", "--relay-name=another").oneLine(t, 1, w.db.Relay)
 	w.delivers()
-	if code := r.stop(); code != 0 {
-		t.Errorf("exit %d after SIGTERM", code)
-	}
+	r.stops()
 
 	w.db.Exec(t, "INSERT INTO posthaste_migrations (line, version) VALUES ('outbox', 99999)")
 	for _, command := range []string{"relay", "serve", "mode", "status"} {
@@ -324,9 +317,7 @@ func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 					proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 				}
 				at := time.Now()
-				if code := r.stop(); code != 0 {
-					t.Errorf("exit %d after SIGTERM: %s", code, r.output())
-				}
+				r.stops()
 				took := time.Since(at)
 				t.Logf("stopped after %v", took.Round(time.Millisecond))
 				if took > drain+6*time.Second { // less than the default

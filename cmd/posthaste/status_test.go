@@ -41,18 +41,15 @@ func TestStatusIsAlignedAndColouredOnATerminal(t *testing.T) {
 func TestStatusWatchSurvivesPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	w.relayIn("cdc")
 	p := testenv.NewProxy(t, hostOf(t, w.db.URL))
 	w.pgURL = strings.Replace(w.db.URL, hostOf(t, w.db.URL), p.Addr(), 1)
 	human, script := w.start("status", "--watch"), w.start("status", "--watch", "--json")
 	lines := func(text string, least int) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if n := strings.Count(human.text(), text); n < least {
-				return fmt.Errorf("%q %d times, want %d: %s", text, n, least, human.text())
-			}
-			return nil
+			n := strings.Count(human.text(), text)
+			return failIf(n < least, "%q %d times, want %d: %s", text, n, least, human.text())
 		})
 	}
 	lines(" ok: events are streamed; mode=cdc", 2)
@@ -84,8 +81,7 @@ func TestStatusWatchSurvivesPostgres(t *testing.T) {
 func TestStatusSeesRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	w.relayIn("cdc")
 	must(t, w.redis.Signal(syscall.SIGSTOP))
 	if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "degraded: redis unreachable") {
 		t.Errorf("with a Redis that hangs: exit %d: %s", r.code, r.out)

@@ -21,8 +21,7 @@ func TestStreamsDrop(t *testing.T) {
 	r := w.relayIn("cdc", "--stream-maxlen=0")
 	write := func(least, settled int) int {
 		t.Helper()
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: least})
-		load.Wait()
+		load := w.wrote(testenv.LoadOptions{Total: least})
 		w.waitSettled(int64(load.Committed() + settled))
 		return load.Committed()
 	}
@@ -69,8 +68,7 @@ func TestStreamsDrop(t *testing.T) {
 	noticed(1)
 	holds(0, 0)
 	r.stop()
-	w.spawn("relay", "--stream-maxlen=0")
-	w.waitMode("cdc", 20*time.Second)
+	w.relayIn("cdc", "--stream-maxlen=0")
 	second := write(40, first)
 	holds(second, 0)
 	n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_reconcile")
@@ -92,8 +90,7 @@ func TestPhantomsAreNamed(t *testing.T) {
 		w.waitMode(mode, 20*time.Second)
 		write := func(settled int) int {
 			t.Helper()
-			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 20})
-			load.Wait()
+			load := w.wrote(testenv.LoadOptions{Total: 20})
 			w.waitSettled(int64(load.Committed() + settled))
 			return load.Committed()
 		}
@@ -102,10 +99,7 @@ func TestPhantomsAreNamed(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var n int
 			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox_history").Scan(&n)
-			if err != nil || n < kept {
-				return fmt.Errorf("the standby has %d settled events, %w", n, err)
-			}
-			return nil
+			return failIf(err != nil || n < kept, "the standby has %d settled events, %w", n, err)
 		})
 		w.link.To("127.0.0.1:1") // cuts off the standby
 		lost := write(kept)

@@ -203,8 +203,7 @@ func TestCommandsOnAStandby(t *testing.T) {
 func TestUninstallWithoutASchema(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	w.relayIn("cdc")
 	if r := w.once("uninstall", "--yes"); r.code != 0 || !strings.Contains(r.errOut, "a relay is running") {
 		t.Errorf("beside a relay: exit %d: %s%s", r.code, r.out, r.errOut)
 	}

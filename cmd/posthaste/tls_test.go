@@ -85,10 +85,8 @@ func TestRedisBehindTLS(t *testing.T) {
 			return err
 		}
 		res.Body.Close()
-		if res.StatusCode != http.StatusCreated || res.Header.Get("Idempotency-Guard") == "db" {
-			return fmt.Errorf("POST /orders: %d, headers %v\n%s", res.StatusCode, res.Header, api.output())
-		}
-		return nil
+		return failIf(res.StatusCode != http.StatusCreated || res.Header.Get("Idempotency-Guard") == "db",
+			"POST /orders: %d, headers %v\n%s", res.StatusCode, res.Header, api.output())
 	})
 	group.waitLogged("order.created")
 	for _, command := range []string{"status", "doctor", "groups list", "dead list", "credits reconcile"} {

@@ -96,10 +96,7 @@ func TestAMasterIsKilledAndItsReplicaPromoted(t *testing.T) {
 		w := newCluster(t, testenv.Cluster(t, 3, 1))
 		w.relayIn(mode, "--redis-durability=replicas=1", "--stream-maxlen=0")
 		load := w.load(400)
-		kills := 1
-		if full() {
-			kills = 6
-		}
+		kills := scale(6, 1)
 		masters := []int{0, 1, 2}
 		for i := range kills {
 			w.flows(load, 200)
@@ -181,10 +178,7 @@ func TestSlotsMoveUnderLoad(t *testing.T) {
 	load := w.load(400)
 	w.flows(load, 200)
 	was := w.epoch()
-	rounds := 2
-	if full() {
-		rounds = 20
-	}
+	rounds := scale(20, 2)
 	for i := range rounds {
 		for m := range 3 {
 			w.cluster.Move(t, w.slot(m), (m+i+1)%3)
@@ -201,8 +195,7 @@ func TestSlotsMoveUnderLoad(t *testing.T) {
 	gone := w.cluster.Master(t, w.slot(1))
 	w.cluster.Drain(t, gone, added)
 	w.flows(load, 150)
-	load.Stop()
-	w.oracle.Check(t, load, 30*time.Second)
+	w.ended(load)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 }
 
@@ -226,16 +219,14 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 		must(t, w.db.Pool.QueryRow(t.Context(), query, w.types[0]).Scan(&still, &others))
 		return still, others
 	}
-	later := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 20, Types: []string{fresh}})
-	later.Wait()
+	later := w.wrote(testenv.LoadOptions{Total: 20, Types: []string{fresh}})
 	w.oracle.Others = append(w.oracle.Others, later)
 	w.waitCommitted(load, load.Committed()+300)
 	still, before := settled()
 	testenv.Eventually(t, 30*time.Second, func() error {
-		if _, now := settled(); now < before+300 {
-			return fmt.Errorf("%d events of others are settled, and were %d when the node went down", now, before)
-		}
-		return nil
+		_, now := settled()
+		return failIf(now < before+300,
+			"%d events of others are settled, and were %d when the node went down", now, before)
 	})
 	if now, _ := settled(); now != still {
 		t.Errorf("%d events of the stream that stands still are settled, and were %d", now, still)
@@ -254,8 +245,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	w.listsTheOthers()
 	must(t, w.cluster.Nodes[0].Start(t.Context()))
 	w.flows(load, 200)
-	load.Stop()
-	w.oracle.Check(t, load, 30*time.Second)
+	w.ended(load)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 	if n := w.cluster.Client.XLen(t.Context(), "outbox."+fresh).Val(); n != int64(later.Committed()) {
 		t.Errorf("%d entries of the new type, want %d", n, later.Committed())
@@ -307,10 +297,8 @@ func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 	testenv.Eventually(t, 30*time.Second, func() error {
 		var h struct{ Reasons []string }
 		status, err := r.get("/readyz", &h)
-		if err != nil || status != 503 || !strings.Contains(strings.Join(h.Reasons, " "), "node 127.0.0.1:") {
-			return fmt.Errorf("readyz: %d %v %w", status, h.Reasons, err)
-		}
-		return nil
+		return failIf(err != nil || status != 503 || !strings.Contains(strings.Join(h.Reasons, " "), "node 127.0.0.1:"),
+			"readyz: %d %v %w", status, h.Reasons, err)
 	})
 	if full() {
 		wait(t, 20*time.Second)
@@ -318,8 +306,7 @@ func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 	w.waitCommitted(load, load.Committed()+300)
 	must(t, w.cluster.Start(t.Context()))
 	w.flows(load, 200)
-	load.Stop()
-	w.oracle.Check(t, load, 30*time.Second)
+	w.ended(load)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 }
 
@@ -353,7 +340,6 @@ func TestSentinelFailsOverTwiceUnderLoad(t *testing.T) {
 		want := load.Committed() + 200
 		w.waitCommitted(load, want)
 		w.waitSettled(int64(want))
-		load.Stop()
-		w.oracle.Check(t, load, 30*time.Second)
+		w.ended(load)
 	})
 }

@@ -281,15 +281,10 @@ func TestWithTracingOffTheContextPassesThrough(t *testing.T) {
 		t.Errorf("traceparent %q out of nothing", got)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if !consume.logged(order.id) {
-			return errors.New("the event is not printed")
-		}
-		return nil
+		return failIf(!consume.logged(order.id), "the event is not printed")
 	})
 	for _, p := range []*child{api, relay, consume} { // otherwise the remaining spans would be sent at the end
-		if code := p.stop(); code != 0 {
-			t.Errorf("exit %d: %s", code, p.output())
-		}
+		p.stops()
 	}
 	if !consume.logged("tracing is off: spans are sent as http/protobuf only") {
 		t.Error("the wrong protocol is not named")
@@ -317,10 +312,7 @@ func TestWithoutTheCollectorEverythingGoesOn(t *testing.T) {
 	}
 	for _, p := range []*child{api, relay} {
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if !p.logged("spans cannot be delivered") {
-				return fmt.Errorf("not said: %s", p.output())
-			}
-			return nil
+			return failIf(!p.logged("spans cannot be delivered"), "not said: %s", p.output())
 		})
 		began := time.Now()
 		if code := p.stop(); code != 0 || time.Since(began) > 10*time.Second {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"testing"
-	"time"
 
 	"posthaste/internal/testenv"
 )
@@ -20,8 +19,7 @@ func TestUninstallRefusesWhatWouldBeLost(t *testing.T) {
 	}
 	w.insert("order", "a", 1)
 	refused("1 events that are not published and 0 dead ones")
-	r := w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	r := w.relayIn("cdc")
 	refused("a relay leads")
 	w.waitEntries(1)
 	r.stop()

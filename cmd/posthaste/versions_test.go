@@ -3,7 +3,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -36,10 +35,8 @@ func newFollowed(t *testing.T, synchronized bool) *replicated {
 	testenv.Eventually(t, 20*time.Second, func() error {
 		var active bool
 		const query = "SELECT active FROM pg_replication_slots WHERE slot_name = 'standby'"
-		if err := w.db.Pool.QueryRow(t.Context(), query).Scan(&active); err != nil || !active {
-			return fmt.Errorf("the standby does not follow, %w", err)
-		}
-		return nil
+		err := w.db.Pool.QueryRow(t.Context(), query).Scan(&active)
+		return failIf(err != nil || !active, "the standby does not follow, %w", err)
 	})
 	return w
 }
@@ -59,10 +56,7 @@ func (r *replicated) waitCopied(other *testenv.Database) {
 		err := other.Pool.QueryRow(r.t.Context(), `SELECT count(*) FROM pg_replication_slots
 			WHERE slot_name = $1 AND synced AND NOT temporary AND invalidation_reason IS NULL`,
 			"posthaste_"+r.db.Relay).Scan(&n)
-		if err != nil || n == 0 {
-			return fmt.Errorf("the slot is not synchronized, %w", err)
-		}
-		return nil
+		return failIf(err != nil || n == 0, "the slot is not synchronized, %w", err)
 	})
 }
 
@@ -83,8 +77,7 @@ func TestVersionsFailover(t *testing.T) {
 			if c.synchronous {
 				w.beSynchronous()
 			}
-			r := w.spawn("relay")
-			w.waitMode("cdc", 20*time.Second)
+			r := w.relayIn("cdc")
 			other := w.other()
 			load := testenv.StartLoad(t, w.at(w.front.Addr()), testenv.LoadOptions{Rate: 300, Tolerant: true})
 			w.waitCommitted(load, 300)
@@ -102,10 +95,8 @@ func TestVersionsFailover(t *testing.T) {
 			w.waitCommitted(load, load.Committed()+300)
 			streams := map[bool]int{false: 2, true: 1}[c.killed]
 			testenv.Eventually(t, 60*time.Second, func() error {
-				if n := strings.Count(r.output(), `"stream opened"`); n < streams {
-					return fmt.Errorf("%d streams were opened, want %d", n, streams)
-				}
-				return nil
+				n := strings.Count(r.output(), `"stream opened"`)
+				return failIf(n < streams, "%d streams were opened, want %d", n, streams)
 			})
 			w.waitMode("cdc", 20*time.Second)
 			load.Stop()
@@ -197,10 +188,7 @@ func TestVersionsDeadStandby(t *testing.T) {
 			}
 			attempts[*at].seen, attempts[*at].to = now, entries
 		}
-		if len(attempts) < 4 {
-			return fmt.Errorf("%d attempts to move the slot", len(attempts))
-		}
-		return nil
+		return failIf(len(attempts) < 4, "%d attempts to move the slot", len(attempts))
 	})
 	for _, a := range attempts {
 		took := a.seen.Sub(a.began).Round(time.Millisecond)
@@ -211,8 +199,7 @@ func TestVersionsDeadStandby(t *testing.T) {
 	}
 	release()
 	w.waitMode("cdc", 60*time.Second)
-	load.Stop()
-	w.oracle.Check(t, load, 20*time.Second)
+	w.ended(load)
 }
 
 // pg_upgrade moves a database to another server, which may have a later version. The case with the slot simulates
@@ -225,15 +212,11 @@ func TestVersionsUpgrade(t *testing.T) {
 			server := testenv.NewServer(t)
 			w := worldOf(t, server.Database(t), testenv.Redis(t))
 			r := w.relayIn("cdc")
-			before := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Tag: "before-"})
-			before.Wait()
+			before := w.wrote(testenv.LoadOptions{Total: 300, Tag: "before-"})
 			w.oracle.Check(t, before, 20*time.Second)
-			if code := r.stop(); code != 0 {
-				t.Errorf("exit code %d after SIGTERM", code)
-			}
+			r.stops()
 			// These events are committed after the relay has stopped, so they are unsettled on the new server.
-			owed := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 60, Tag: "owed-"})
-			owed.Wait()
+			owed := w.wrote(testenv.LoadOptions{Total: 60, Tag: "owed-"})
 			name := "posthaste_" + w.db.Relay
 			version := testenv.Value[int](t, w.db, "SELECT current_setting('server_version_num')::int") / 10000
 			if version >= 17 && !slot {
