@@ -214,11 +214,6 @@ func (s *Sentinel) URL() string {
 	return u.String()
 }
 
-// Stop shuts all servers down and waits for them.
-func (s *Sentinel) Stop() error {
-	return errors.Join(all(s.Sentinels, (*Redis).Stop), all(s.Servers, (*Redis).Stop))
-}
-
 // Kill ends all servers with SIGKILL and waits for them.
 func (s *Sentinel) Kill() error {
 	return errors.Join(all(s.Sentinels, (*Redis).Kill), all(s.Servers, (*Redis).Kill))
