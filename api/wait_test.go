@@ -31,6 +31,8 @@ func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Dura
 		owner.sibling(edit...),
 	}
 	reached, goOn := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(goOn) })
+	defer release() // the servers wait for their requests
 	published := make(chan time.Time, 1)
 	owner.s.failpoint = func(_ context.Context, name string) {
 		switch name {
@@ -74,7 +76,7 @@ func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Dura
 	if polls = float64(gets(t, owner)-before) / took.Seconds(); polls > 80 {
 		t.Errorf("%.0f polls a second for %d clients of two processes", polls, n)
 	}
-	close(goOn)
+	release()
 	want(t, <-first, 201, "")
 	at := <-published
 	wg.Wait()
