@@ -524,7 +524,9 @@ func (c *claim) attempt(ctx context.Context, p *putting, out *outcome) error {
 		w.s.refused.Accepted(p.stream)
 	}
 	out.groups = append(out.groups, g)
-	out.marks = append(out.marks, outbox.Mark{Stream: p.stream, Lane: c.lane, Number: receipt.Number})
+	if receipt.Number > 0 { // not if the stream is another type's, and takes no batch
+		out.marks = append(out.marks, outbox.Mark{Stream: p.stream, Lane: c.lane, Number: receipt.Number})
+	}
 	return nil
 }
 

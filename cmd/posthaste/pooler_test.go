@@ -109,7 +109,7 @@ func TestARelayThroughATransactionPooler(t *testing.T) {
 			w := newWorld(t)
 			w.desire("poll")
 			w.pgURL = testenv.PgBouncer(t, w.db.URL, "transaction", settings...)
-			w.once("relay", "--admin-addr=").oneLine(t, 1, "a pooler in transaction mode")
+			w.once("relay", "--admin-addr=127.0.0.1:0").oneLine(t, 1, "a pooler in transaction mode")
 			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+
 				"database = (SELECT oid FROM pg_database WHERE datname = current_database())"); n != 0 {
 				t.Errorf("%d locks are left behind", n)

@@ -1,8 +1,7 @@
 -- Gives a copy an identity of its own. The timeline of another server says nothing about this one. The streams may have
 -- events that the original has published since: the adoption compares them.
 WITH compared AS (
-    INSERT INTO outbox_repair (epoch, stream, recall, back)
-    SELECT r.epoch, s.stream, true, true FROM relay_state r, outbox_stream s
+    INSERT INTO outbox_reconcile (stream, recall, back, told) SELECT s.stream, true, true, true FROM outbox_stream s
 )
 UPDATE relay_state r SET source = gen_random_uuid(), system_identifier = s.system_identifier, database_oid = d.oid,
     timeline = NULL
