@@ -42,7 +42,7 @@ type Lane struct {
 	Part int
 	// Claim is the number of the claim, higher at every claim; for the other lanes it is 0.
 	Claim int64
-	// Nonce is that of the worker that claims; for the other lanes it is the owner's.
+	// Nonce is that of the session that claims; for the other lanes it is the owner's.
 	Nonce Nonce
 }
 
@@ -216,7 +216,7 @@ type LanePublisher interface {
 	Deliver(events []*Event) Delivery
 	// Settled records that the batches up to number are settled; the next publish reports it to the gate.
 	Settled(number int64)
-	// Follows records, before the first delivery, that the worker had an earlier claim of the part, and that its
+	// Follows records, before the first delivery, that the session had an earlier claim of the part, and that its
 	// batches up to number are settled. The gate does not put their events in doubt. A gate without them is a gap.
 	Follows(claim, number int64)
 }

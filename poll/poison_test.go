@@ -1,6 +1,7 @@
 package poll_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"posthaste/internal/poison"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
+	"posthaste/poll"
 	"posthaste/sql"
 )
 
@@ -299,14 +301,7 @@ func TestBatchesAreBoundedByRows(t *testing.T) {
 func TestABlockedStreamDelaysOnlyItself(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	const bad = prefix + "stuck"
-	var cured atomic.Bool
-	r.ensure = func(stream string) error {
-		if stream == bad && !cured.Load() {
-			return &outbox.StreamError{Stream: stream, Err: errStuck}
-		}
-		return nil
-	}
+	cured := r.stuck()
 	var named atomic.Bool
 	r.failed = func(err error) { named.Store(named.Load() || errors.Is(err, errStuck)) }
 	aggregates := inPart(t, r, 3)
@@ -353,5 +348,135 @@ func TestABlockedStreamDelaysOnlyItself(t *testing.T) {
 	}
 	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_dead"); n != 0 {
 		t.Errorf("%d dead events", n)
+	}
+}
+
+// stuck makes the stream of the type "stuck" one that cannot be published to, until it is cured.
+func (r *rig) stuck() (cured *atomic.Bool) {
+	cured = &atomic.Bool{}
+	r.ensure = func(stream string) error {
+		if stream == prefix+"stuck" && !cured.Load() {
+			return &outbox.StreamError{Stream: stream, Err: errStuck}
+		}
+		return nil
+	}
+	return cured
+}
+
+// A drain ends with one mark of its pass, and the stream then publishes what is newer. So a drain must not.
+func TestADrainPublishesNothingNewer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	cured := r.stuck()
+	aggregate := inPart(t, r, 1)[0]
+	r.insert("stuck", aggregate, `{}`)
+	before := r.insert("order", aggregate, `{}`)
+	pass := r.pass()
+	r.insert("order", aggregate, `{}`)
+	var failures atomic.Int64
+	r.failed = func(error) { failures.Add(1) }
+	done := make(chan error, 1)
+	go func() { done <- poll.New(r.options(2, 10)).Drain(t.Context(), r.scope(), pass) }()
+	r.eventually(20*time.Second, "some turns", func() bool { return failures.Load() > 5 })
+	cured.Store(true)
+	r.must(<-done)
+	if got := r.entries("order"); !slices.Equal(got, []uuid.UUID{before}) {
+		t.Errorf("published %v, want only %v", got, before)
+	}
+}
+
+// With block-key, events wait for one that the same claim parks, also ahead of a blocked stream; and for one that
+// another relay has parked since the page before.
+func TestBlockKeyHoldsInEveryPage(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"ahead", "another relay"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "client-query-buffer-limit 1mb")
+			aggregate := inPart(t, r, 1)[0]
+			var want []uuid.UUID
+			if name == "ahead" {
+				r.stuck()
+				r.insert("stuck", aggregate, `{}`)
+				r.insert("order", aggregate, `"`+strings.Repeat("x", 2<<20)+`"`)
+			} else {
+				want = append(want, r.insert("order", aggregate, `{}`))
+				r.insert("order", aggregate, `{}`)
+				var once sync.Once
+				r.published = func([]*outbox.Event) { once.Do(func() { r.parkNext() }) }
+			}
+			for range 4 {
+				r.insert("order", aggregate, `{}`)
+			}
+			scope := r.scope()
+			var dead atomic.Pointer[string]
+			scope.BlockKey = true
+			scope.Claimed = func(ctx context.Context) error {
+				list, err := r.store.Parked(ctx)
+				if len(list) > 0 {
+					id := list[0].ID.String()
+					dead.Store(&id)
+				}
+				return err
+			}
+			scope.Blocked = func(e *outbox.Event) string {
+				if id := dead.Load(); id != nil && e.AggregateType == "order" {
+					return *id
+				}
+				return ""
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- poll.New(r.options(1, max(1, 3*(1-len(want))))).Run(ctx, scope) }()
+			r.eventually(20*time.Second, "five dead events", func() bool {
+				return testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_dead") == 5
+			})
+			cancel()
+			r.must(<-done)
+			if got := r.entries("order"); !slices.Equal(got, want) {
+				t.Errorf("published %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// parkNext parks the next row of part 3, as another relay does.
+func (r *rig) parkNext() {
+	r.tb.Helper()
+	ctx := r.tb.Context()
+	s, err := sql.OpenSweep(ctx, r.db.URL, "public", "test")
+	r.must(err)
+	defer s.Close()
+	if _, _, ok, err := s.Claim(ctx, []int{3}, r.owner); err != nil || !ok {
+		r.tb.Errorf("the part is not free between two pages: %v", err)
+		return
+	}
+	p, err := s.Begin(ctx, 3, nil)
+	r.must(err)
+	events, err := s.Page(ctx, p, 1, 1<<20)
+	r.must(err)
+	r.must(s.Park(ctx, p, r.owner, []sql.Refused{{Event: events[0], Err: errStuck, Class: "too_large", Attempts: 3}}))
+	r.must(s.Drop(ctx))
+}
+
+// When everything is settled, the gate has nothing in doubt, although workers take turns with a part.
+func TestNoDoubtIsLeft(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	aggregates := inPart(t, r, 3)
+	for i := range 600 {
+		r.insert("order", aggregates[i%3], `{}`)
+	}
+	run := r.run(r.options(6, 2))
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	run.stop()
+	r.must(r.end(run))
+	gates, err := r.redis.Client.Keys(t.Context(), "{"+prefix+"order}:gate:*").Result()
+	r.must(err)
+	if len(gates) != 1 {
+		t.Fatalf("gates %v", gates)
+	}
+	if n, _ := r.redis.Client.HGet(t.Context(), gates[0], "doubt").Int(); n != 0 {
+		t.Errorf("%d events are in doubt", n)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	crand "crypto/rand"
 	"errors"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -27,7 +26,7 @@ type worker struct {
 	// settled are the newest batches of each part that are settled, by stream; untold those of them that no report to
 	// the gates has yet.
 	settled [outbox.Partitions]map[string]outbox.Mark
-	untold  map[string]outbox.Mark
+	untold  []outbox.Mark
 	// sent are the numbers of events of each part that are published and not settled, because of a blocked stream.
 	sent  [outbox.Partitions]map[int64]bool
 	last  int // the part claimed last
@@ -37,10 +36,9 @@ type worker struct {
 
 func newWorker(s *Sweeper, scope outbox.Scope) *worker {
 	w := &worker{
-		s: s, scope: scope, untold: map[string]outbox.Mark{},
+		s: s, scope: scope,
 		last: rand.N(outbox.Partitions), //nolint:gosec // no secret
 	}
-	_, _ = crand.Read(w.nonce[:]) // never fails
 	for part := range w.settled {
 		w.settled[part], w.sent[part] = map[string]outbox.Mark{}, map[int64]bool{}
 	}
@@ -70,6 +68,13 @@ func (w *worker) connect(ctx context.Context) error {
 		return err
 	}
 	w.conn = conn
+	// The server may have lost the snapshot of a pass that no mark has, and numbers of claims.
+	w.passes = [outbox.Partitions]*sql.Pass{}
+	_, _ = crand.Read(w.nonce[:]) // never fails
+	for part := range w.settled {
+		clear(w.settled[part])
+		clear(w.sent[part])
+	}
 	return nil
 }
 
@@ -197,13 +202,17 @@ type claim struct {
 	lane    outbox.Lane
 	lanes   map[string]outbox.LanePublisher
 	settled map[string]outbox.Mark
-	parked  []sql.Refused
+	within  *outbox.Pass
+	// refused are the events that the claim parks; held are the first of each aggregate.
+	refused []sql.Refused
+	held    map[[2]string]*outbox.Event
 }
 
 // sweep claims the first of parts that is free, and sweeps it for a turn, with a claim for each page. Other workers may
 // sweep the part between two of its pages. A new pass covers the rows that within sees, if it is not nil. progress is
 // false if a blocked stream kept the part from being settled, and nothing was published.
 func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (claimed, progress bool, err error) {
+	defer w.tell(ctx)
 	for n, began := 0, time.Now(); n < turn && time.Since(began) < turnTime && ctx.Err() == nil; n++ {
 		part, number, ok, err := w.conn.Claim(ctx, parts, w.scope.Owner)
 		if err != nil || !ok {
@@ -214,11 +223,10 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 		c := &claim{
 			w: w, part: part, lane: outbox.Lane{Part: part, Claim: number, Nonce: w.nonce},
 			lanes: map[string]outbox.LanePublisher{}, settled: w.settled[part],
+			held: map[[2]string]*outbox.Event{}, within: within,
 		}
-		if n == 0 {
-			if err := w.scope.Claimed(ctx); err != nil {
-				return true, false, err
-			}
+		if err := w.scope.Claimed(ctx); err != nil { // another relay may have parked rows since the last page
+			return true, false, err
 		}
 		sent := len(w.sent[part])
 		more, err := c.run(ctx, within)
@@ -234,7 +242,6 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 			break
 		}
 	}
-	w.tell(ctx)
 	return claimed, progress, nil
 }
 
@@ -358,7 +365,7 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 	var order []string
 	byStream := map[string][]*outbox.Event{}
 	for _, e := range events {
-		if blocker := c.w.scope.Blocked(e); blocker != "" {
+		if blocker := c.blocker(e); blocker != "" {
 			out.parked = append(out.parked, sql.Refused{
 				Event: e, Err: errors.New(poison.WaitsFor(blocker)), Class: poison.ClassBlocked,
 			})
@@ -401,6 +408,17 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 	return stands
 }
 
+// blocker returns the parked event that e has to wait for, "" for none; Scope.Blocked does not know those of the claim.
+func (c *claim) blocker(e *outbox.Event) string {
+	if id := c.w.scope.Blocked(e); id != "" || !c.w.scope.BlockKey {
+		return id
+	}
+	if p := c.held[[2]string{e.AggregateType, e.AggregateID}]; p != nil && p.Seq < e.Seq {
+		return p.ID.String()
+	}
+	return ""
+}
+
 // putting is the part of a batch that goes to one stream.
 type putting struct {
 	stream   string
@@ -438,18 +456,22 @@ func (c *claim) ahead(ctx context.Context, out *outcome) error {
 				sent[e.Seq] = true
 			}
 		}
-		if err := c.park(ctx, out); err != nil {
-			return err
+		for _, p := range out.parked {
+			sent[p.Event.Seq] = true // it is not read again
 		}
+		c.hold(out.parked)
 		if len(sent) >= aheadRows || time.Since(began) > aheadTime || ctx.Err() != nil {
-			return nil
+			return c.park(ctx)
 		}
-		events, err := w.conn.Ahead(ctx, c.pass, blocked, sent, w.s.o.BatchRows, batchBytes)
+		events, err := w.conn.Ahead(ctx, c.pass, c.within, blocked, sent, w.s.o.BatchRows, batchBytes)
 		if sql.Unreadable(err) { // a page will show which row it is
-			return nil
+			return c.park(ctx)
 		}
-		if err != nil || len(events) == 0 {
+		if err != nil {
 			return err
+		}
+		if len(events) == 0 {
+			return c.park(ctx)
 		}
 		out = &outcome{entries: outbox.Entries{}}
 		if err := c.publish(ctx, events, out); err != nil && !outbox.Alone(err) {
@@ -459,20 +481,29 @@ func (c *claim) ahead(ctx context.Context, out *outcome) error {
 	}
 }
 
-// park makes the refused events dead when the claim commits.
-func (c *claim) park(ctx context.Context, out *outcome) error {
-	if len(out.parked) == 0 {
+// hold notes that the claim parks events.
+func (c *claim) hold(refused []sql.Refused) {
+	c.refused = append(c.refused, refused...)
+	for _, p := range refused {
+		if k := [2]string{p.Event.AggregateType, p.Event.AggregateID}; c.held[k] == nil {
+			c.held[k] = p.Event
+		}
+	}
+}
+
+// park makes the refused events dead when the claim commits. An adoption waits for that, so the claim ends right after.
+func (c *claim) park(ctx context.Context) error {
+	if len(c.refused) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	c.parked = append(c.parked, out.parked...)
-	return c.w.conn.Park(ctx, c.pass, c.w.scope.Owner, out.parked)
+	return c.w.conn.Park(ctx, c.pass, c.w.scope.Owner, c.refused)
 }
 
 // committed reports the events that the claim has parked.
 func (c *claim) committed() {
-	for _, p := range c.parked {
+	for _, p := range c.refused {
 		c.w.s.refused.Parked(c.w.stream(p.Event), p.Event.ID)
 		c.w.scope.Parked(p.Event, p.Err)
 	}
@@ -563,9 +594,6 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 	// Settle published events even if ctx has ended since.
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	if err := c.park(ctx, out); err != nil {
-		return err
-	}
 	if len(out.marks) > 0 {
 		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
 		err := w.s.o.Sink.Confirm(actx, w.scope.Owner, out.marks)
@@ -574,13 +602,18 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 			return err
 		}
 	}
+	c.hold(out.parked)
+	if err := c.park(ctx); err != nil {
+		return err
+	}
 	if err := w.conn.Settle(sctx, c.pass, w.scope.Owner, out.entries); err != nil {
 		return err
 	}
 	c.committed()
 	clear(w.sent[c.part])
 	for _, m := range out.marks {
-		c.settled[m.Stream], w.untold[m.Stream] = m, m
+		c.settled[m.Stream] = m
+		w.untold = append(w.untold, m)
 	}
 	rows := len(out.parked)
 	for _, g := range out.groups {
@@ -599,8 +632,8 @@ func (w *worker) tell(ctx context.Context) {
 	if len(w.untold) == 0 {
 		return
 	}
-	marks := slices.Collect(maps.Values(w.untold))
-	clear(w.untold)
+	marks := w.untold
+	w.untold = nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishTimeout)
 	defer cancel()
 	_ = w.s.o.Sink.Settled(ctx, w.scope.Owner, marks)

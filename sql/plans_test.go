@@ -68,6 +68,7 @@ func TestPlansUseTheIndex(t *testing.T) {
 			}{
 				"sweep_claim":   {[]any{"test", 0, make([]byte, 16), "{3,4}"}, 100},
 				"sweep_mark":    {[]any{3}, 100},
+				"sweep_ahead":   {[]any{3, "{bad}", 20_000, nil}, 100 + owed},
 				"sweep_parts":   {nil, 300},
 				"sweep_begin":   {[]any{3, snapshot, 7, 20_000}, 100 + owed},
 				"sweep_page":    {[]any{3, seqs, 4 << 20}, 500 * 7},

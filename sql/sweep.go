@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -116,7 +117,11 @@ func (s *Sweep) Claim(ctx context.Context, parts []int, o outbox.Owner) (part in
 func (s *Sweep) Drop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	if _, err := s.conn.Exec(ctx, "COMMIT"); err != nil {
+	tag, err := s.conn.Exec(ctx, "COMMIT")
+	if err == nil && tag.String() != "COMMIT" {
+		err = errors.New("it was rolled back")
+	}
+	if err != nil {
 		return fmt.Errorf("end a claim: %w", err)
 	}
 	return nil
@@ -200,16 +205,28 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 	return events, nil
 }
 
-// Ahead reads unsettled rows of a claimed part that are visible now, those of the pass and later ones: about bytes of
-// the first limit rows of streams other than blocked that sent does not have. They stay unsettled. Errors as from Page.
-func (s *Sweep) Ahead(ctx context.Context, p *Pass, blocked []string, sent map[int64]bool, limit, bytes int,
+// Ahead reads unsettled rows of a claimed part that within sees, or that are visible now: about bytes of the first
+// limit rows of streams other than blocked that sent does not have. They stay unsettled. It removes from sent what is
+// settled. Errors as from Page.
+func (s *Sweep) Ahead(ctx context.Context, p *Pass, within *outbox.Pass, blocked []string, sent map[int64]bool,
+	limit, bytes int,
 ) ([]*outbox.Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	var seqs []int64
-	if err := s.conn.QueryRow(ctx, query("sweep_ahead"), p.part, blocked, listRows).Scan(&seqs); err != nil {
+	var snapshot *string
+	if within != nil {
+		text := within.Snapshot.String()
+		snapshot = &text
+	}
+	if err := s.conn.QueryRow(ctx, query("sweep_ahead"), p.part, blocked, listRows, snapshot).Scan(&seqs); err != nil {
 		return nil, wrapPart("look ahead in", p.part, err)
 	}
+	listed := map[int64]bool{}
+	for _, seq := range seqs {
+		listed[seq] = true
+	}
+	maps.DeleteFunc(sent, func(seq int64, _ bool) bool { return !listed[seq] })
 	seqs = slices.DeleteFunc(seqs, func(seq int64) bool { return sent[seq] })
 	return s.read(ctx, p, seqs[:min(limit, len(seqs))], bytes)
 }

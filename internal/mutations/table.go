@@ -177,6 +177,20 @@ var mutations = []mutation{
 		pkg:         "./sink", test: "TestAClaimFollowsAnother",
 	},
 	{
+		safeguard: "a drain publishes nothing newer than its pass", about: "it publishes what is visible",
+		file:        "sql/queries/sweep_ahead.sql",
+		old:         "$4::pg_snapshot IS NULL OR",
+		replacement: "true OR",
+		pkg:         "./poll", test: "TestADrainPublishesNothingNewer",
+	},
+	{
+		safeguard: "block-key holds in every page of a sweep", about: "a claim does not know what it parks",
+		file:        "poll/worker.go",
+		old:         "c.held[k] == nil",
+		replacement: "false",
+		pkg:         "./poll", test: "TestBlockKeyHoldsInEveryPage",
+	},
+	{
 		safeguard: "a blocked stream delays only itself in a sweep", about: "the rows behind it wait",
 		file:        "poll/worker.go",
 		old:         "} else if outbox.Alone(err) {\n\t\tif aerr",
@@ -237,12 +251,6 @@ var mutations = []mutation{
 		safeguard: "a table that lacks what was settled is noticed", about: "it is not",
 		file: "sink/lua/look.lua", old: "and not unsettled[id] then", replacement: "and false then",
 		pkg: "./sink", test: "TestLookNoticesATableThatWentBack",
-	},
-	{
-		safeguard: "a copy is compared with the streams", about: "it is not",
-		file: "sql/queries/state_identity.sql", old: "FROM relay_state r, outbox_stream s",
-		replacement: "FROM relay_state r, outbox_stream s WHERE false",
-		pkg:         "./cmd/posthaste", test: "TestAWholeDumpIsRestored",
 	},
 	{
 		safeguard: "a retried row is more than its number", about: "it is not",
