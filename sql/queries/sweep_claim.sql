@@ -2,8 +2,8 @@
 -- relay_state. A session does not outlive its server, so one check is enough. Returns whether the caller is the owner,
 -- the part and the number; NULL if other sessions have all parts. The lock ends with the transaction, and leaves no
 -- dead row. The number fences: the gate refuses lower ones. A number that a crash or a failover takes back is used
--- again by another session, with another nonce, which the gate refuses; the next passes. No commit of a claim waits for a synchronous
--- standby, see sweep_settle.
+-- again by another session, with another nonce, which the gate refuses; the next passes. No commit of a claim waits for
+-- a synchronous standby, see sweep_settle.
 WITH owner AS MATERIALIZED (
     SELECT FROM relay_state r, pg_catalog.set_config('synchronous_commit', 'local', true)
     WHERE r.name = $1 AND outbox_owned(r, $2, $3)

@@ -172,7 +172,7 @@ CREATE TABLE relay_state (
 CREATE UNIQUE INDEX relay_state_single ON relay_state ((true));
 
 -- Streams that must be compared with the settled events before anything newer is published to them, because Redis or
--- Postgres has lost events that the other still has. An adoption inserts the rows. Stream '': Postgres has lost commits.
+-- Postgres has lost events that the other still has. An adoption inserts them. Stream '': Postgres has lost commits.
 CREATE TABLE outbox_reconcile (
     id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     noticed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
