@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +59,8 @@ func TestProve(t *testing.T) {
 func TestProveNoticesABrokenPromise(t *testing.T) {
 	t.Parallel()
 	for fault, promise := range map[string]string{
-		"sabotage-lose": "lost", "sabotage-duplicate": "duplicated", "sabotage-phantom": "phantom",
+		// An event that is missing in front of a later one of its aggregate counts as reordered.
+		"sabotage-lose": "(lost|reordered)", "sabotage-duplicate": "duplicated", "sabotage-phantom": "phantom",
 		"sabotage-history": "lost", "sabotage-effect": "effects", "sabotage-balance": "overspent",
 		"sabotage-group": "lost",
 	} {
@@ -66,7 +68,7 @@ func TestProveNoticesABrokenPromise(t *testing.T) {
 			continue // internal/prove tests the oracle for these without processes
 		}
 		r, _ := campaign(t, "--duration=2s", "--faults="+fault)
-		if r.code != 1 || !strings.Contains(r.out, "BROKEN: "+promise+": ") ||
+		if r.code != 1 || !regexp.MustCompile("BROKEN: "+promise+": ").MatchString(r.out) ||
 			!strings.Contains(r.out, "posthaste prove --seed=1 --duration=2s --faults="+fault) {
 			t.Errorf("%s: exit %d: %s\n%s", fault, r.code, r.out, r.errOut)
 		}
