@@ -394,6 +394,9 @@ type Scope struct {
 	// Claimed is called after a part was claimed and before its rows are read. It reloads the events that others have
 	// parked.
 	Claimed func(ctx context.Context) error
+	// Newer lets a drain publish events that are newer than its pass ahead of a blocked stream. One that ends with a
+	// mark of every part must not: the stream publishes them again.
+	Newer bool
 	// BlockKey makes the sweep park events after a parked one of their aggregate.
 	BlockKey bool
 	// Blocked returns which parked event blocks e, "" for none.

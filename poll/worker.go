@@ -225,6 +225,9 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 			lanes: map[string]outbox.LanePublisher{}, settled: w.settled[part],
 			held: map[[2]string]*outbox.Event{}, within: within,
 		}
+		if w.scope.Newer {
+			c.within = nil
+		}
 		if err := w.scope.Claimed(ctx); err != nil { // another relay may have parked rows since the last page
 			return true, false, err
 		}

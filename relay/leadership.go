@@ -214,7 +214,7 @@ func (l *leadership) drain(ctx context.Context, poll bool) (pass outbox.Pass, er
 		if pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {
 			return err
 		}
-		return l.sweeps.drain(ctx, l.gates, pass)
+		return l.sweeps.drain(ctx, l.gates, pass, poll)
 	})
 	return pass, err
 }

@@ -161,7 +161,7 @@ func (l *leadership) settleAll(ctx context.Context) error {
 		if pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {
 			return err
 		}
-		return l.sweeps.drain(ctx, l.gates, pass)
+		return l.sweeps.drain(ctx, l.gates, pass, false)
 	})
 	if err != nil {
 		return err

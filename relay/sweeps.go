@@ -69,9 +69,12 @@ func (s *sweeps) refresh(ctx context.Context) error {
 	return s.blocks.refresh(func() ([]outbox.Dead, error) { return s.store.Parked(ctx) })
 }
 
-// drain settles the rows that pass sees, in every part. Its success also ends a failure reported before.
-func (s *sweeps) drain(ctx context.Context, g *gates, pass outbox.Pass) error {
-	err := s.sweeper.Drain(ctx, s.scope(g), pass)
+// drain settles the rows that pass sees, in every part. newer: see Scope. Its success also ends a failure reported
+// before.
+func (s *sweeps) drain(ctx context.Context, g *gates, pass outbox.Pass, newer bool) error {
+	scope := s.scope(g)
+	scope.Newer = newer
+	err := s.sweeper.Drain(ctx, scope, pass)
 	if err == nil {
 		s.outcome(nil)
 	}

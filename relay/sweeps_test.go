@@ -23,7 +23,7 @@ func TestADrainThatReachesItsEndIsWell(t *testing.T) {
 	r := New(Options{Sweeper: stumbling{}})
 	r.health.clear(conditionPostgres)
 	g := newGates(outbox.Owner{}, outbox.Layout{Prefix: "outbox.", Shards: 1}, nil, nil)
-	if err := r.sweeps.drain(t.Context(), g, outbox.Pass{}); err != nil {
+	if err := r.sweeps.drain(t.Context(), g, outbox.Pass{}, false); err != nil {
 		t.Fatal(err)
 	}
 	if h := r.Health(); !h.Ready {
