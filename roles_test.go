@@ -345,10 +345,4 @@ func testOperator(t *testing.T, pg *testenv.Server) {
 	refused(t, c, "UPDATE credit_accounts SET balance = 2")
 }
 
-// must ends the test if err is not nil.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+var must = testenv.Must

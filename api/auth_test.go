@@ -232,7 +232,7 @@ func TestKeysFollowTheirFile(t *testing.T) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			got := status(key)
-			return failIf(got != want, "%s: %d, want %d", key, got, want)
+			return testenv.FailIf(got != want, "%s: %d, want %d", key, got, want)
 		})
 	}
 	becomes("first", 200)

@@ -93,7 +93,8 @@ func TestCredits(t *testing.T) {
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
 		r := w.do(http.MethodGet, "/balance/"+user, "")
-		return failIf(!strings.HasPrefix(r.body, `{"balance":1070,"seq":4,"synced_seq":4,"source":"cache","as_of":"`),
+		return testenv.FailIf(
+			!strings.HasPrefix(r.body, `{"balance":1070,"seq":4,"synced_seq":4,"source":"cache","as_of":"`),
 			"%s", r.body)
 	})
 	if r := w.do(http.MethodGet, "/balance/"+user+"?consistency=durable", ""); !strings.HasPrefix(r.body,

@@ -75,7 +75,7 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 	// The failed request released its key: its retry does not wait.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		r := w.post(newKey(), orderJSON(1))
-		return failIf(r.status != 201, "%s", r.String())
+		return testenv.FailIf(r.status != 201, "%s", r.String())
 	})
 }
 

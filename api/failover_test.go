@@ -34,7 +34,8 @@ func (w *world) withReplica() *failover {
 	f.replica = testenv.Redis(w.tb, "replicaof 127.0.0.1 "+port)
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		info, err := f.replica.Client.Info(context.Background(), "replication").Result()
-		return failIf(err != nil || !strings.Contains(info, "master_link_status:up"), "no replication yet: %w", err)
+		return testenv.FailIf(err != nil || !strings.Contains(info, "master_link_status:up"),
+			"no replication yet: %w", err)
 	})
 	return f
 }
@@ -84,7 +85,7 @@ func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 				return fmt.Errorf("the replica has %v: %w", keys, err)
 			}
 			v := f.replica.Client.Get(context.Background(), keys[0]).Val()
-			return failIf(!strings.HasPrefix(v, "C|"), "the replica has a pending record")
+			return testenv.FailIf(!strings.HasPrefix(v, "C|"), "the replica has a pending record")
 		})
 		// From here on the link transmits nothing, and both ends keep their connection.
 		f.link.Toxic(`{"name":"frozen","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)

@@ -58,7 +58,7 @@ func (w *world) placed() {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		n := w.rows()
-		return failIf(n != 1, "%d orders", n)
+		return testenv.FailIf(n != 1, "%d orders", n)
 	})
 }
 
@@ -113,7 +113,7 @@ func TestALostCommitIsDoneAgain(t *testing.T) {
 	}
 	h.Release()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(h.Late() != 0, "not carried out yet")
+		return testenv.FailIf(h.Late() != 0, "not carried out yet")
 	})
 	if r := w.sibling().post(key, orderJSON(1)); r.body != first.body {
 		t.Errorf("%v, want %v", r, first)
@@ -210,7 +210,8 @@ func TestALeaseThatIsLostBeforeTheOrderIsSent(t *testing.T) {
 func (w *world) leaseIsLost(reg *prometheus.Registry) {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 4*time.Second, func() error {
-		return failIf(metric(w.tb, reg, "idem_lease_lost_total").GetCounter().GetValue() == 0, "the lease is not lost")
+		return testenv.FailIf(metric(w.tb, reg, "idem_lease_lost_total").GetCounter().GetValue() == 0,
+			"the lease is not lost")
 	})
 }
 

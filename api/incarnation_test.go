@@ -195,7 +195,7 @@ func TestAGuardOutlivesAPromotionOfAStandbyThatIsBehind(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var n int
 			err := d.Pool.QueryRow(t.Context(), "SELECT count(*) FROM orders").Scan(&n)
-			return failIf(err != nil || n != 1, "the standby has %d orders, %w", n, err)
+			return testenv.FailIf(err != nil || n != 1, "the standby has %d orders, %w", n, err)
 		})
 		l.To("127.0.0.1:1")
 		return func() *testenv.Server {
@@ -234,7 +234,7 @@ func TestAnOrderOfAServerThatWasReplaced(t *testing.T) {
 	want(t, w.post(key, orderJSON(1)), 201, "")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		keys := w.redis.Client.Keys(t.Context(), "i:*").Val()
-		return failIf(len(keys) > 0, "a record is left")
+		return testenv.FailIf(len(keys) > 0, "a record is left")
 	})
 	other := &world{tb: t, db: there, redis: w.redis}
 	other.start(there.URL, w.redis.URL())

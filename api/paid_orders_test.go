@@ -60,7 +60,8 @@ func (w *world) checkPaid(api *world, user string, funded, orders int) {
 			return fmt.Errorf("got %+v, want %+v", r, want)
 		}
 		b := api.do(http.MethodGet, "/balance/"+user, "")
-		return failIf(!strings.HasPrefix(b.body, fmt.Sprintf(`{"balance":%d,`, funded-r.spent)), "%s", b.String())
+		return testenv.FailIf(!strings.HasPrefix(b.body, fmt.Sprintf(`{"balance":%d,`, funded-r.spent)),
+			"%s", b.String())
 	})
 }
 
@@ -154,7 +155,7 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 			user := uuid.NewString()
 			w.fund(user, 50)
 			testenv.Eventually(t, 20*time.Second, func() error {
-				return failIf(testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0,
+				return testenv.FailIf(testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0,
 					"not in the ledger yet")
 			})
 			stopSync()

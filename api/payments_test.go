@@ -48,7 +48,7 @@ func (w *world) settled() {
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		w.hasten()
 		n := testenv.Value[int](w.tb, w.db, "SELECT count(*) FROM order_payments")
-		return failIf(n > 0, "%d payments are noted", n)
+		return testenv.FailIf(n > 0, "%d payments are noted", n)
 	})
 }
 
@@ -149,7 +149,7 @@ func TestADeductionThatCannotBeGivenBack(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error {
 		w.db.Exec(t, "UPDATE order_payments SET due = clock_timestamp() WHERE due > clock_timestamp()")
 		n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NULL")
-		return failIf(n != 1, "%d payments wait for a human, want 1", n)
+		return testenv.FailIf(n != 1, "%d payments wait for a human, want 1", n)
 	})
 	want(t, w.post(key, paidJSON(user, 30)), 409, "payment_refunded")
 }
@@ -167,7 +167,7 @@ func TestOldRefusalsArePurged(t *testing.T) {
 	w.relay()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders")
-		return failIf(n != 1, "%d refusals, want 1", n)
+		return testenv.FailIf(n != 1, "%d refusals, want 1", n)
 	})
 }
 
@@ -183,7 +183,7 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 			user := uuid.NewString()
 			w.fund(user, 100)
 			testenv.Eventually(t, 20*time.Second, func() error {
-				return failIf(testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0,
+				return testenv.FailIf(testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0,
 					"not in the ledger yet")
 			})
 			stopSync()
@@ -209,7 +209,7 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 				w.hasten()
 				c()
 				n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NULL")
-				return failIf(n != 1, "not given up yet")
+				return testenv.FailIf(n != 1, "not given up yet")
 			})
 			stopSync()
 		})

@@ -121,7 +121,7 @@ func (w *world) until(within time.Duration, key, body string) reply {
 	var r reply
 	testenv.Eventually(w.tb, within, func() error {
 		r = w.post(key, body, "Prefer", "wait=1")
-		return failIf(r.status != 201, "%s", r.String())
+		return testenv.FailIf(r.status != 201, "%s", r.String())
 	})
 	return r
 }
@@ -197,7 +197,7 @@ func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
 			}()
 			testenv.Eventually(t, 20*time.Second, func() error {
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", zombie.cmd.Process.Pid))
-				return failIf(err != nil || !strings.Contains(string(stat), ") T "), "not stopped: %w", err)
+				return testenv.FailIf(err != nil || !strings.Contains(string(stat), ") T "), "not stopped: %w", err)
 			})
 			winner := other.until(15*time.Second, key, orderJSON(1))
 			if c.forget {
@@ -307,7 +307,7 @@ func TestRedisTroubleUnderLoad(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			mu.Lock()
 			defer mu.Unlock()
-			return failIf(n < from+50, "no progress")
+			return testenv.FailIf(n < from+50, "no progress")
 		})
 	}
 	ctx := context.Background()

@@ -146,7 +146,7 @@ func TestRunWatchesRedis(t *testing.T) {
 	go func() { done <- w.s.Run(ctx) }()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		policy := w.s.eviction.Load()
-		return failIf(policy == nil || *policy != "allkeys-lru", "not yet")
+		return testenv.FailIf(policy == nil || *policy != "allkeys-lru", "not yet")
 	})
 	cancel()
 	if err := <-done; err != nil {

@@ -407,7 +407,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 		return r.status
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(tokens.keys.failing.Load(), "the first keys have not been read")
+		return testenv.FailIf(tokens.keys.failing.Load(), "the first keys have not been read")
 	})
 	var ended atomic.Bool
 	var done atomic.Int64
@@ -430,7 +430,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 		at := done.Load()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			got := done.Load()
-			return failIf(got < at+50, "%d requests with key %d", got-at, n)
+			return testenv.FailIf(got < at+50, "%d requests with key %d", got-at, n)
 		})
 		old = token
 		rotate(n + 1)
@@ -440,7 +440,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 	// A removed key may be a new one until a refresh that began later lacks it.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		gone, known := w.do("GET", "/orders", "", "Authorization", "Bearer "+old), ask()
-		return failIf(gone.status != 401 || known != 200, "the old key: %v, the new one: %d", gone, known)
+		return testenv.FailIf(gone.status != 401 || known != 200, "the old key: %v, the new one: %d", gone, known)
 	})
 }
 

@@ -58,7 +58,7 @@ func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Dura
 	}
 	testenv.Eventually(t, 8*time.Second, func() error { // every client has tried to acquire
 		got := acquisitions(t, owner)
-		return failIf(got < n+1, "%d of %d are there", got, n)
+		return testenv.FailIf(got < n+1, "%d of %d are there", got, n)
 	})
 	// A request that does not want to wait gets its answer at once, among the waiters.
 	for _, o := range others {
@@ -70,7 +70,7 @@ func manyWaiters(t *testing.T, n int, edit ...func(*Options)) (slowest time.Dura
 	}
 	before, start := gets(t, owner), time.Now()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(time.Since(start) < 500*time.Millisecond, "polls are being counted")
+		return testenv.FailIf(time.Since(start) < 500*time.Millisecond, "polls are being counted")
 	})
 	took := time.Since(start)
 	if polls = float64(gets(t, owner)-before) / took.Seconds(); polls > 80 {

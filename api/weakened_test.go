@@ -146,7 +146,7 @@ func crashBeforePublish(w *world) (first, again reply) {
 	// The reply may be incomplete: the process is killed while sending it.
 	first, _ = send(context.Background(), "POST", dying.url+"/orders", orderJSON(1), idem.KeyHeader, key)
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
-		return failIf(w.rows() == 0, "not committed yet")
+		return testenv.FailIf(w.rows() == 0, "not committed yet")
 	})
 	// It queries Postgres only after its lease has ended, because Postgres has the order.
 	quick := w.sibling(w.weaken("if tonumber(b)>ms then", "if false then"))
@@ -174,7 +174,7 @@ func expiresAfter(w *world) (first, again reply) {
 	first = short.post(key, orderJSON(1))
 	testenv.Eventually(w.tb, 20*time.Second, func() error {
 		n, err := w.redis.Client.DBSize(context.Background()).Result()
-		return failIf(n != 0 || err != nil, "%d keys: %w", n, err)
+		return testenv.FailIf(n != 0 || err != nil, "%d keys: %w", n, err)
 	})
 	return first, w.post(key, orderJSON(1))
 }

@@ -20,6 +20,7 @@ import (
 
 	"posthaste/consumer"
 	"posthaste/consumer/inbox"
+	"posthaste/internal/testenv"
 )
 
 // childEnv makes the test binary a consumer process instead of a test run; its value is a childConfig.
@@ -98,7 +99,7 @@ func effect(pool *pgxpool.Pool, cfg childConfig) consumer.Handler {
 			if _, err := tx.Exec(ctx, "INSERT INTO effect (id) VALUES ($1)", ev.ID); err != nil {
 				return err
 			}
-			return failIf(cfg.FailEvery > 0 && body.N%cfg.FailEvery == 0 && ev.Attempt < 3, "fails twice")
+			return testenv.FailIf(cfg.FailEvery > 0 && body.N%cfg.FailEvery == 0 && ev.Attempt < 3, "fails twice")
 		})
 	})
 }

@@ -85,7 +85,7 @@ func TestPrefixFindsNewStreamsAndSkipsOthers(t *testing.T) {
 	add(t, r.Client, "outbox.user", event{"b", "s", 1})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := len(rec.list())
-		return failIf(n != 2, "%d events", n)
+		return testenv.FailIf(n != 2, "%d events", n)
 	})
 	allOnce(t, []string{"a", "b"}, rec.times())
 }
@@ -103,7 +103,7 @@ func TestWrongTypeStopsNobodyElse(t *testing.T) {
 	add(t, r.Client, "bad", event{"b", "s", 1})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := len(rec.list())
-		return failIf(n != 2, "%d events", n)
+		return testenv.FailIf(n != 2, "%d events", n)
 	})
 }
 
@@ -130,7 +130,7 @@ func (b *syncBuffer) wait(tb testing.TB, text string) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
 		all := strings.Join(b.lines(), "\n")
-		return failIf(!strings.Contains(all, text), "nothing is logged of %q: %s", text, all)
+		return testenv.FailIf(!strings.Contains(all, text), "nothing is logged of %q: %s", text, all)
 	})
 }
 

@@ -46,7 +46,7 @@ func TestKillUnderLoadPrintsEverything(t *testing.T) {
 				before := alive[i].printed()
 				testenv.Eventually(t, 30*time.Second, func() error {
 					got := alive[i].printed()
-					return failIf(got < before+scale(2000, 50), "process %d has printed %d", i, got)
+					return testenv.FailIf(got < before+scale(2000, 50), "process %d has printed %d", i, got)
 				})
 				alive[i].kill()
 				p := spawn(t, cfg)
@@ -96,7 +96,7 @@ func TestEffectExactlyOnce(t *testing.T) {
 	reached := func(share float64) {
 		testenv.Eventually(t, time.Duration(scale(600, 60))*time.Second, func() error {
 			c := testenv.Value[int](t, d, "SELECT count(*) FROM effect")
-			return failIf(float64(c) < share*float64(n), "%d of %d effects", c, n)
+			return testenv.FailIf(float64(c) < share*float64(n), "%d of %d effects", c, n)
 		})
 	}
 	for i := range 3 {
@@ -182,7 +182,7 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 	for i := range 2 {
 		testenv.Eventually(t, 60*time.Second, func() error {
 			got := r.Client.LLen(t.Context(), "journal").Val()
-			return failIf(got < int64(n*(i+1)/4), "%d events", got)
+			return testenv.FailIf(got < int64(n*(i+1)/4), "%d events", got)
 		})
 		var holder *process
 		testenv.Eventually(t, 20*time.Second, func() error {
@@ -213,7 +213,7 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	owner := func() string { return r.Client.Get(t.Context(), "{outbox.order}:lease:g").Val() }
 	holder := spawn(t, cfg)
 	testenv.Eventually(t, 60*time.Second, func() error {
-		return failIf(r.Client.LLen(t.Context(), "journal").Val() == 0, "nothing has run")
+		return testenv.FailIf(r.Client.LLen(t.Context(), "journal").Val() == 0, "nothing has run")
 	})
 	first := owner()
 	// It is stopped while all it does waits for Redis: between the look at the lease and the question that follows it
@@ -230,14 +230,14 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 			waiting, same = n, 0
 		}
 		same++
-		return failIf(same < 20, "%s calls wait, for %d looks", waiting, same)
+		return testenv.FailIf(same < 20, "%s calls wait, for %d looks", waiting, same)
 	})
 	must(t, holder.cmd.Process.Signal(syscall.SIGSTOP))
 	must(t, client.Do(t.Context(), "CLIENT", "UNPAUSE").Err())
 	spawn(t, cfg)
 	testenv.Eventually(t, 60*time.Second, func() error {
 		now := owner()
-		return failIf(now == first || now == "", "the lease is held by %q", now)
+		return testenv.FailIf(now == first || now == "", "the lease is held by %q", now)
 	})
 	must(t, holder.cmd.Process.Signal(syscall.SIGCONT))
 	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
@@ -261,7 +261,7 @@ func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 		before := ran()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			got := ran()
-			return failIf(got < min(before+100, int64(n)), "%d events, %d before", got, before)
+			return testenv.FailIf(got < min(before+100, int64(n)), "%d events, %d before", got, before)
 		})
 		must(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		least := cfg.ClaimIdle/3 - time.Duration(i%10)*cfg.ClaimIdle/20
@@ -306,7 +306,7 @@ func TestEventThatKillsTheProcess(t *testing.T) {
 	defer close(stop)
 	testenv.Eventually(t, 60*time.Second, func() error {
 		got := r.Client.XLen(t.Context(), "dead.outbox.order").Val()
-		return failIf(got == 0, "no dead event")
+		return testenv.FailIf(got == 0, "no dead event")
 	})
 	settled(t, r.Client, 30*time.Second, "g", "outbox.order")
 	dead := r.Client.XRange(t.Context(), "dead.outbox.order", "-", "+").Val()

@@ -79,7 +79,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 	}
 	testenv.Eventually(t, 20*time.Second, func() error { // counted when the reply of Redis is there
 		got := sample(t, reg, "outbox_consumer_dead_total")
-		return failIf(got != 2, "outbox_consumer_dead_total = %v, want 2", got)
+		return testenv.FailIf(got != 2, "outbox_consumer_dead_total = %v, want 2", got)
 	})
 
 	// A retry only reaches the group of the dead event.
@@ -89,7 +89,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 		t.Errorf("second retry: %v, want ErrDeadGone", err)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(f.times()["bad"] != 1, "ran %v", f.times())
+		return testenv.FailIf(f.times()["bad"] != 1, "ran %v", f.times())
 	})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 
@@ -98,7 +98,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 	must(t, r.Client.XTrimMaxLen(t.Context(), "outbox.order", 0).Err())
 	must(t, consumer.Retry(t.Context(), r.Client, byID["worse"]))
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(f.times()["worse"] != 1, "ran %v", f.times())
+		return testenv.FailIf(f.times()["worse"] != 1, "ran %v", f.times())
 	})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	settled(t, r.Client, 20*time.Second, "other", "outbox.order")
@@ -114,7 +114,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 	add(t, r.Client, "outbox.order", event{"third", "s3", 1})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := len(dead(t, r.Client))
-		return failIf(n != 1, "%d dead", n)
+		return testenv.FailIf(n != 1, "%d dead", n)
 	})
 	third := dead(t, r.Client)[0]
 	must(t, consumer.Drop(t.Context(), r.Client, third))
@@ -143,7 +143,7 @@ func TestUnavailableIsNoAttempt(t *testing.T) {
 			if ev.Attempt != 1 {
 				t.Errorf("attempt %d", ev.Attempt)
 			}
-			return failIf(tries.Add(1) < 20, "mail: %w", consumer.Unavailable(errBoom))
+			return testenv.FailIf(tries.Add(1) < 20, "mail: %w", consumer.Unavailable(errBoom))
 		},
 	})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")

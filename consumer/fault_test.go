@@ -21,7 +21,7 @@ func eventuallyRan(tb testing.TB, rec *record, within time.Duration, want int) {
 	tb.Helper()
 	testenv.Eventually(tb, within, func() error {
 		got := len(rec.times())
-		return failIf(got != want, "%d of %d events ran", got, want)
+		return testenv.FailIf(got != want, "%d of %d events ran", got, want)
 	})
 }
 
@@ -38,12 +38,12 @@ func TestRedisGoneAndBack(t *testing.T) {
 		Logger: slog.New(slog.NewTextHandler(logs, nil)),
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(!strings.Contains(strings.Join(logs.lines(), "\n"), "redis call fails"),
+		return testenv.FailIf(!strings.Contains(strings.Join(logs.lines(), "\n"), "redis call fails"),
 			"the outage is not noticed")
 	})
 	must(t, r.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(len(rec.times()) == 0, "nothing ran")
+		return testenv.FailIf(len(rec.times()) == 0, "nothing ran")
 	})
 	must(t, r.Kill())
 	must(t, r.Start(t.Context()))
@@ -93,13 +93,13 @@ func TestAPartitionIsSurvived(t *testing.T) {
 	one <- struct{}{}
 	since := time.Now()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(len(rec.list()) == 0 || time.Since(since) < tick/5,
+		return testenv.FailIf(len(rec.list()) == 0 || time.Since(since) < tick/5,
 			"the first acknowledgement is not under way alone")
 	})
 	close(all)
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := len(rec.list())
-		return failIf(n < window-1, "%d events ran", n)
+		return testenv.FailIf(n < window-1, "%d events ran", n)
 	})
 	h.Release()
 	eventuallyRan(t, &rec, 20*time.Second, len(ids))
@@ -119,7 +119,7 @@ func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
 	consumer.StallAfter(c, time.Second)
 	run(t, c)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(c.Stalled() == "", "all is well")
+		return testenv.FailIf(c.Stalled() == "", "all is well")
 	})
 }
 
@@ -148,7 +148,7 @@ func TestAStandstillIsSaid(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			gauge := sample(t, reg, "outbox_consumer_stalled")
 			why := c.Stalled()
-			return failIf((why != "") != want || (gauge == 1) != want, "stalled: %q, gauge %v", why, gauge)
+			return testenv.FailIf((why != "") != want || (gauge == 1) != want, "stalled: %q, gauge %v", why, gauge)
 		})
 	}
 	stalled(false)
@@ -204,7 +204,7 @@ func TestLostRepliesKeepOrder(t *testing.T) {
 		total += 100
 		testenv.Eventually(t, 20*time.Second, func() error { // the cut has hit a read
 			st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g")
-			return failIf(err != nil || st.Lag == 100, "%+v, %w", st, err)
+			return testenv.FailIf(err != nil || st.Lag == 100, "%+v, %w", st, err)
 		})
 		p.Remove("cut")
 		eventuallyRan(t, &rec, 20*time.Second, total)
@@ -275,7 +275,7 @@ func TestDeadConsumersAreRemoved(t *testing.T) {
 	})
 	testenv.Eventually(t, 15*time.Second, func() error {
 		list := r.Client.XInfoConsumers(ctx, "outbox.order", "g").Val()
-		return failIf(len(list) != 1 || list[0].Name != c.Name(), "consumers %v", list)
+		return testenv.FailIf(len(list) != 1 || list[0].Name != c.Name(), "consumers %v", list)
 	})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	got := rec.times()

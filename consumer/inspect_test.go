@@ -96,7 +96,7 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	for _, reg := range regs { // one of them may be slow to begin
 		testenv.Eventually(t, 20*time.Second, func() error {
 			_, found := find(t, reg, "outbox_trim_lost_total")
-			return failIf(!found, "the stream is not known yet")
+			return testenv.FailIf(!found, "the stream is not known yet")
 		})
 	}
 	lost := func() float64 {
@@ -105,7 +105,7 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		got := lost()
-		return failIf(got != 7, "%v entries counted as lost, want 3 unread and 4 pending", got)
+		return testenv.FailIf(got != 7, "%v entries counted as lost, want 3 unread and 4 pending", got)
 	})
 	if got := len(rec.times()); got != 3 {
 		t.Errorf("%d events ran, want the 3 that are left", got)

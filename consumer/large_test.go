@@ -104,13 +104,13 @@ func TestAnEventThatCannotBeDeliveredIsNamed(t *testing.T) {
 	logs.wait(t, "client-output-buffer-limit")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		why := c.Stalled()
-		return failIf(!strings.Contains(why, "client-output-buffer-limit"), "stalled: %q", why)
+		return testenv.FailIf(!strings.Contains(why, "client-output-buffer-limit"), "stalled: %q", why)
 	})
 	must(t, r.Client.ConfigSet(t.Context(), "client-output-buffer-limit", "normal 0 0 0").Err())
 	eventuallyRan(t, &rec, 20*time.Second, 1)
 	testenv.Eventually(t, 20*time.Second, func() error {
 		why := c.Stalled()
-		return failIf(why != "", "%s", why)
+		return testenv.FailIf(why != "", "%s", why)
 	})
 }
 

@@ -39,7 +39,7 @@ func waitPending(tb testing.TB, client *redis.Client, least int64) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
 		p := client.XPending(tb.Context(), "outbox.order", "g").Val()
-		return failIf(p == nil || p.Count < least, "pending %+v, want at least %d", p, least)
+		return testenv.FailIf(p == nil || p.Count < least, "pending %+v, want at least %d", p, least)
 	})
 }
 
@@ -81,7 +81,7 @@ func TestALateReadKeepsTheOrder(t *testing.T) {
 	h.Release()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := h.Late()
-		return failIf(n > 0, "%d connections are left over", n)
+		return testenv.FailIf(n > 0, "%d connections are left over", n)
 	})
 	close(rec.open)
 	eventuallyRan(t, &rec.record, 20*time.Second, len(ids))
@@ -118,7 +118,7 @@ func TestALateReadDoesNotPassTheLease(t *testing.T) {
 	h.Release()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := h.Late()
-		return failIf(n > 0, "%d connections are left over", n)
+		return testenv.FailIf(n > 0, "%d connections are left over", n)
 	})
 	close(rec.open)
 	eventuallyRan(t, &rec.record, 20*time.Second, len(ids))

@@ -208,18 +208,4 @@ var errBoom = errors.New("boom")
 
 func goexit() { runtime.Goexit() }
 
-// must ends the test if err is not nil.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
-// failIf returns an error if bad is true.
-func failIf(bad bool, format string, a ...any) error {
-	if bad {
-		return fmt.Errorf(format, a...)
-	}
-	return nil
-}
+var must = testenv.Must

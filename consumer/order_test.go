@@ -100,7 +100,7 @@ func TestPoisonSubjectIsolatesItself(t *testing.T) {
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		got := len(rec.list())
-		return failIf(got != good, "%d of %d good events", got, good)
+		return testenv.FailIf(got != good, "%d of %d good events", got, good)
 	})
 	if got := tries.Load(); got != 1 {
 		t.Errorf("%d attempts of the poison subject while its first event waits, want 1", got)
@@ -108,7 +108,7 @@ func TestPoisonSubjectIsolatesItself(t *testing.T) {
 	// Everything that is not poison is acknowledged; every poison event still pending, none of them passed over.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		p := r.Client.XPending(t.Context(), "outbox.order", "g").Val()
-		return failIf(p.Count != bad, "%d pending, want %d", p.Count, bad)
+		return testenv.FailIf(p.Count != bad, "%d pending, want %d", p.Count, bad)
 	})
 	close(release)
 }
@@ -142,7 +142,7 @@ func TestParkedEventsRunInOrder(t *testing.T) {
 	// The first event of the one subject occupies one worker; 64 are the window; yet the others all run.
 	testenv.Eventually(t, 20*time.Second, func() error {
 		got := len(others.list())
-		return failIf(got != 300, "%d of 300", got)
+		return testenv.FailIf(got != 300, "%d of 300", got)
 	})
 	close(gate)
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
@@ -198,7 +198,7 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error {
 		// Not what Redis says: the entries have to have arrived, too.
 		n := sample(t, reg, "outbox_consumer_claimed_total")
-		return failIf(n < 2, "%v entries are taken over", n)
+		return testenv.FailIf(n < 2, "%v entries are taken over", n)
 	})
 	close(first)
 	settled(t, r.Client, 20*time.Second, "g", "s")
@@ -242,13 +242,13 @@ func TestHalfAWindowIsEnough(t *testing.T) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			got := ran.Load()
-			return failIf(got != n, "it ran %d times", got)
+			return testenv.FailIf(got != n, "it ran %d times", got)
 		})
 	}
 	times(1)
 	testenv.Eventually(t, 20*time.Second, func() error { // when it is acknowledged
 		n := r.Client.XPending(t.Context(), "outbox.order", "g").Val().Count
-		return failIf(n != waiting, "%d entries wait", n)
+		return testenv.FailIf(n != waiting, "%d entries wait", n)
 	})
 	left := []any{"XCLAIM", "outbox.order", "g", "dead", 0, id, "IDLE", time.Hour.Milliseconds(), "FORCE", "JUSTID"}
 	must(t, r.Client.Do(t.Context(), left...).Err())

@@ -33,7 +33,7 @@ func (d *database) outage(tb testing.TB, n int64) {
 	n += d.tries.Load()
 	testenv.Eventually(tb, 20*time.Second, func() error {
 		got := d.tries.Load()
-		return failIf(got < n, "%d of %d runs", got, n)
+		return testenv.FailIf(got < n, "%d of %d runs", got, n)
 	})
 }
 

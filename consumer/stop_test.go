@@ -32,7 +32,7 @@ func TestOrderlyStop(t *testing.T) {
 	<-begun
 	c.cancel()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(!strings.Contains(strings.Join(logs.lines(), "\n"), "consumer stopping"), "not stopping")
+		return testenv.FailIf(!strings.Contains(strings.Join(logs.lines(), "\n"), "consumer stopping"), "not stopping")
 	})
 	close(end)
 	must(t, c.stop())

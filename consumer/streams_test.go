@@ -30,7 +30,7 @@ func TestShardsOfANamedStream(t *testing.T) {
 	must(t, r.Client.Set(t.Context(), "outbox.order#sharded", 1, 0).Err())
 	testenv.Eventually(t, 30*time.Second, func() error {
 		n := len(f.times())
-		return failIf(n < len(streams), "%d events, want %d", n, len(streams))
+		return testenv.FailIf(n < len(streams), "%d events, want %d", n, len(streams))
 	})
 	settled(t, r.Client, 20*time.Second, "g", streams...)
 	if f.times()["another type"] > 0 {

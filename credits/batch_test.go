@@ -31,7 +31,7 @@ func (l *lane) under(tb testing.TB, pipelines, calls int) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
 		p, c := l.queue.State()
-		return failIf(p != pipelines || c != calls,
+		return testenv.FailIf(p != pipelines || c != calls,
 			"%d pipelines are under way and %d calls wait, want %d and %d", p, c, pipelines, calls)
 	})
 }

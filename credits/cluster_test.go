@@ -211,7 +211,7 @@ func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.Redis
 	more := func() {
 		from := done.Load()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			return failIf(done.Load() < from+20, "no progress")
+			return testenv.FailIf(done.Load() < from+20, "no progress")
 		})
 	}
 	more()
@@ -306,7 +306,7 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 				t.Helper()
 				testenv.Eventually(t, time.Minute, func() error {
 					a := w.ledger(users[i])
-					return failIf(a.LastSeq != seq,
+					return testenv.FailIf(a.LastSeq != seq,
 						"the ledger has %d operations of node %d, want %d", a.LastSeq, i, seq)
 				})
 			}
@@ -340,7 +340,7 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 			})
 			testenv.Eventually(t, time.Minute, func() error {
 				a := w.ledger(users[down])
-				return failIf(a.LastSeq < 2, "the ledger has %d operations of the node that is back", a.LastSeq)
+				return testenv.FailIf(a.LastSeq < 2, "the ledger has %d operations of the node that is back", a.LastSeq)
 			})
 			wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 0)
 		})

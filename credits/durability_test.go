@@ -21,7 +21,7 @@ func TestDurabilityReplicas(t *testing.T) {
 	testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1", "repl-timeout 60")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := infoField(w.redis.Client.Info(t.Context(), "replication").Val(), "connected_slaves")
-		return failIf(n != "1", "no replica")
+		return testenv.FailIf(n != "1", "no replica")
 	})
 	b := w.newBank(func(o *Options) { o.Durability = Durability{Replicas: 1} })
 	user := w.funded(100)

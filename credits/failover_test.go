@@ -36,7 +36,8 @@ func newPair(t *testing.T) *pair {
 	p.replica = testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1",
 		"repl-timeout 60")
 	testenv.Eventually(t, time.Minute, func() error { // the primary waits five seconds before it sends anything
-		return failIf(infoField(p.replica.Client.Info(t.Context(), "replication").Val(), "master_link_status") != "up",
+		return testenv.FailIf(
+			infoField(p.replica.Client.Info(t.Context(), "replication").Val(), "master_link_status") != "up",
 			"no replica")
 	})
 	a := p.redis.Addr()
@@ -71,7 +72,7 @@ func (p *pair) caughtUp() {
 	testenv.Eventually(p.tb, 20*time.Second, func() error {
 		a := infoField(p.redis.Client.Info(p.tb.Context(), "replication").Val(), "master_repl_offset")
 		b := infoField(p.replica.Client.Info(p.tb.Context(), "replication").Val(), "slave_repl_offset")
-		return failIf(a != b, "the replica is at %s of %s", b, a)
+		return testenv.FailIf(a != b, "the replica is at %s of %s", b, a)
 	})
 }
 
@@ -335,7 +336,7 @@ func TestANewServerWithoutPostgres(t *testing.T) {
 	var down atomic.Bool
 	config := w.db.Pool.Config()
 	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
-		return failIf(down.Load(), "postgres is gone")
+		return testenv.FailIf(down.Load(), "postgres is gone")
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	must(t, err)

@@ -162,12 +162,12 @@ func TestAnOldSnapshotIsRestored(t *testing.T) {
 	}
 	must(t, w.redis.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(refused.Load() == 0, "nothing was refused yet")
+		return testenv.FailIf(refused.Load() == 0, "nothing was refused yet")
 	})
 	wantEqual(t, "operations on the old balance", ok.Load(), 0)
 	w.run()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(ok.Load() == 0, "the bucket is still closed")
+		return testenv.FailIf(ok.Load() == 0, "the bucket is still closed")
 	})
 	close(stop)
 	load.Wait()

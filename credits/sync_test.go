@@ -313,7 +313,7 @@ func TestTheLagRisesWithoutPostgres(t *testing.T) {
 			return errors.New("a round without Postgres is not a failure")
 		}
 		waiting, lag := gauge(w.sync.metrics.pending), gauge(w.sync.metrics.lag)
-		return failIf(waiting != 1 || lag < 1,
+		return testenv.FailIf(waiting != 1 || lag < 1,
 			"%d operations wait for %d s; want 1, and more than a second", waiting, lag)
 	})
 }

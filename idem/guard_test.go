@@ -55,7 +55,7 @@ func TestAbortFreesTheKeyOnlyForItsOwner(t *testing.T) {
 	var third Decision
 	testenv.Eventually(t, 20*time.Second, func() error {
 		third = begin(t, g, request("k", "a"))
-		return failIf(third.Outcome != Proceed, "outcome %d", third.Outcome)
+		return testenv.FailIf(third.Outcome != Proceed, "outcome %d", third.Outcome)
 	})
 	if third.Ticket.Token() <= second.Ticket.Token() {
 		t.Errorf("token %d does not follow %d", third.Ticket.Token(), second.Ticket.Token())
@@ -88,7 +88,7 @@ func TestKeepRenewsTheLeaseAndNoticesItsLoss(t *testing.T) {
 	defer stop()
 	record := rawRecord(t, r.Client, d.Ticket.key)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(rawRecord(t, r.Client, d.Ticket.key) == record, "no heartbeat")
+		return testenv.FailIf(rawRecord(t, r.Client, d.Ticket.key) == record, "no heartbeat")
 	})
 	// Another attempt's record replaces it.
 	r.Client.Set(t.Context(), d.Ticket.key.String(), "P|"+d.Ticket.fp.text()+"|99|other|99999999999999", 0)
@@ -236,7 +236,8 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 			i := 0
 			testenv.Eventually(t, 30*time.Second, func() error {
 				i++
-				return failIf(begin(t, g, request(fmt.Sprint("up", i), "a")).Ticket.Degraded(), "still degraded")
+				return testenv.FailIf(begin(t, g, request(fmt.Sprint("up", i), "a")).Ticket.Degraded(),
+					"still degraded")
 			})
 		})
 	}

@@ -2,7 +2,6 @@ package idem
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -99,18 +98,4 @@ func calls(tb testing.TB, r *testenv.RedisServer, command string) int {
 	return n
 }
 
-// must ends the test if err is not nil.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
-// failIf returns an error if bad is true.
-func failIf(bad bool, format string, a ...any) error {
-	if bad {
-		return fmt.Errorf(format, a...)
-	}
-	return nil
-}
+var must = testenv.Must

@@ -35,6 +35,6 @@ func TestManyPublicationsAtOnce(t *testing.T) {
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
 		flying, waiting := g.node("").publications.State()
-		return failIf(flying+waiting != 0, "the queue is not at rest")
+		return testenv.FailIf(flying+waiting != 0, "the queue is not at rest")
 	})
 }

@@ -49,12 +49,12 @@ func manyWaiters(t *testing.T, n int) (slowest time.Duration) {
 		})
 	}
 	testenv.Eventually(t, 15*time.Second, func() error {
-		return failIf(waiting(g, d.Ticket.key) < n, "not all wait yet")
+		return testenv.FailIf(waiting(g, d.Ticket.key) < n, "not all wait yet")
 	})
 	before := calls(t, r, "get")
 	start := time.Now()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(time.Since(start) < 700*time.Millisecond || asked.Load() == 0,
+		return testenv.FailIf(time.Since(start) < 700*time.Millisecond || asked.Load() == 0,
 			"polls are being counted, and the database is asked")
 	})
 	// One poller for all of them: at least every 100 to 200 ms at the end, a few more at the start.
@@ -92,7 +92,7 @@ func TestWaitersOfTheSameProcessAreWokenAtOnce(t *testing.T) {
 		done <- begin(t, g, req)
 	}()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(waiting(g, d.Ticket.key) == 0, "nobody waits")
+		return testenv.FailIf(waiting(g, d.Ticket.key) == 0, "nobody waits")
 	})
 	d.Ticket.Abort(t.Context())
 	select {
@@ -132,7 +132,7 @@ func TestWaitEndsWithTheClient(t *testing.T) {
 		done <- err
 	}()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(waiting(g, k) == 0, "nobody waits")
+		return testenv.FailIf(waiting(g, k) == 0, "nobody waits")
 	})
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {

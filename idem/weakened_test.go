@@ -71,7 +71,7 @@ func unhealed(t *testing.T, weak bool) bool {
 	r := testenv.Redis(t, "appendonly no")
 	g := guardOn(t, r.URL())
 	g.client.AddHook(commandHook(func(args []any) error {
-		return failIf(weak && args[0] == "eval", "not sent")
+		return testenv.FailIf(weak && args[0] == "eval", "not sent")
 	}))
 	return begin(t, g, request("k", "a")).Ticket.Degraded()
 }
@@ -257,11 +257,11 @@ func alone(t *testing.T, weak bool) bool {
 				n += waiting(g, owner.key)
 			}
 		}
-		return failIf(n < waiters, "not all wait yet")
+		return testenv.FailIf(n < waiters, "not all wait yet")
 	})
 	before, start := calls(t, r, "get"), time.Now()
 	testenv.Eventually(t, 20*time.Second, func() error { // the leader's pauses, or every waiter's
-		return failIf(time.Since(start) < 400*time.Millisecond, "polls are being counted")
+		return testenv.FailIf(time.Since(start) < 400*time.Millisecond, "polls are being counted")
 	})
 	polls, took := calls(t, r, "get")-before, time.Since(start)
 	owner.Commit(t.Context(), result)

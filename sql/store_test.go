@@ -56,12 +56,7 @@ func layout(tb testing.TB, s outbox.Store) outbox.Layout {
 	return st.Layout
 }
 
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+var must = testenv.Must
 
 func nonce() (n outbox.Nonce) {
 	_, _ = rand.Read(n[:]) // never fails

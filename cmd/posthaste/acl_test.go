@@ -203,7 +203,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var h readiness
 			status, err := c.get("/readyz", &h)
-			return failIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
+			return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
 				"readyz: %d %+v, %w", status, h, err)
 		})
 	}

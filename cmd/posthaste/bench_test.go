@@ -71,7 +71,7 @@ func TestBenchRemovesItsTracesWhenInterrupted(t *testing.T) {
 			must(t, cmd.Start())
 			testenv.Eventually(t, 30*time.Second, func() error {
 				n := len(w.redis.Client.Keys(t.Context(), key).Val())
-				return failIf(n == 0, "it has written nothing yet")
+				return testenv.FailIf(n == 0, "it has written nothing yet")
 			})
 			must(t, cmd.Process.Signal(os.Interrupt))
 			_ = cmd.Wait()

@@ -22,7 +22,7 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 	w.oracle.Check(t, load, 20*time.Second)
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := strings.Count(c.text(), "\n")
-		return failIf(n < load.Committed(), "%d lines", n)
+		return testenv.FailIf(n < load.Committed(), "%d lines", n)
 	})
 	entries := map[string]testenv.Entry{}
 	for _, e := range w.oracle.Entries(t, "order", "invoice") {
@@ -87,7 +87,7 @@ func TestConsumersKilledUnderLoad(t *testing.T) {
 			printedBy(c, printed)
 		}
 		n := load.Committed()
-		return failIf(len(printed) < n, "%d of %d events are printed", len(printed), n)
+		return testenv.FailIf(len(printed) < n, "%d of %d events are printed", len(printed), n)
 	})
 }
 

@@ -84,7 +84,7 @@ func TestCreditsEndToEnd(t *testing.T) {
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := w.redis.Client.XLen(t.Context(), "outbox.credits").Val()
-		return failIf(n != 101, "%d events", n)
+		return testenv.FailIf(n != 101, "%d events", n)
 	})
 	var report credits.Report
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -97,7 +97,7 @@ func TestCreditsEndToEnd(t *testing.T) {
 		if err := json.Unmarshal(out.Bytes(), &report); err != nil {
 			return err
 		}
-		return failIf(report.Pending > 0, "the ledger is behind")
+		return testenv.FailIf(report.Pending > 0, "the ledger is behind")
 	})
 	if report.Accounts != 1 || report.Total != 0 || len(report.Differences) != 0 {
 		t.Errorf("reconciliation: %+v", report)
@@ -134,7 +134,8 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 			}
 			defer res.Body.Close()
 			answer, err := io.ReadAll(res.Body)
-			return failIf(err != nil || res.StatusCode != want, "%s: %d %s, %w", path, res.StatusCode, answer, err)
+			return testenv.FailIf(err != nil || res.StatusCode != want,
+				"%s: %d %s, %w", path, res.StatusCode, answer, err)
 		})
 	}
 	newKey := func() uuid.UUID { return uuid.Must(uuid.NewV7()) }
@@ -160,7 +161,7 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 			}
 			var owed int
 			err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox_backlog").Scan(&owed)
-			return failIf(err != nil || owed > 0, "%d events wait, %w", owed, err)
+			return testenv.FailIf(err != nil || owed > 0, "%d events wait, %w", owed, err)
 		})
 		w.lostNothing()
 	}
@@ -181,7 +182,7 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 	testenv.Eventually(t, 60*time.Second, func() error { // Postgres has kept the records of the payments
 		var open int
 		err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM order_payments WHERE due IS NOT NULL").Scan(&open)
-		return failIf(err != nil || open > 0, "%d payments are open, %w", open, err)
+		return testenv.FailIf(err != nil || open > 0, "%d payments are open, %w", open, err)
 	})
 	agree(11, 923)
 	if n := testenv.Value[int](t, w.db, "SELECT sum(restored)::int FROM outbox_reconcile"); n != 2*21 {

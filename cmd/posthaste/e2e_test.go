@@ -175,7 +175,7 @@ func (c *child) logged(text string) bool { return strings.Contains(c.output(), t
 func (c *child) waitLogged(text string) {
 	c.t.Helper()
 	testenv.Eventually(c.t, 20*time.Second, func() error {
-		return failIf(!c.logged(text), "nothing is logged of %q: %s", text, c.output())
+		return testenv.FailIf(!c.logged(text), "nothing is logged of %q: %s", text, c.output())
 	})
 }
 
@@ -258,7 +258,7 @@ func (w *world) waitMode(mode string, within time.Duration) {
 		if err != nil {
 			return err
 		}
-		return failIf(active != mode, "mode is %s, want %s", active, mode)
+		return testenv.FailIf(active != mode, "mode is %s, want %s", active, mode)
 	})
 }
 
@@ -291,18 +291,4 @@ func TestTogglesUnderLoad(t *testing.T) {
 	w.ended(load)
 }
 
-// must ends the test if err is not nil.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
-// failIf returns an error if bad is true.
-func failIf(bad bool, format string, a ...any) error {
-	if bad {
-		return fmt.Errorf(format, a...)
-	}
-	return nil
-}
+var must = testenv.Must

@@ -25,7 +25,7 @@ func TestRelayKilledUnderLoad(t *testing.T) {
 		want := load.Committed() + 300
 		testenv.Eventually(t, 20*time.Second, func() error {
 			n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
-			return failIf(err != nil || int(n) < want, "%d of %d events, %w", n, want, err)
+			return testenv.FailIf(err != nil || int(n) < want, "%d of %d events, %w", n, want, err)
 		})
 		if i%2 == 0 {
 			w.waitMode("cdc", 20*time.Second)
@@ -58,7 +58,7 @@ func (w *world) waitCommitted(load *testenv.Load, want int) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 30*time.Second, func() error {
 		n := load.Committed()
-		return failIf(n < want, "%d of %d committed", n, want)
+		return testenv.FailIf(n < want, "%d of %d committed", n, want)
 	})
 }
 
@@ -69,7 +69,7 @@ func ready(c *child, role string) error {
 		Reasons []string
 	}
 	status, err := c.get("/readyz", &h)
-	return failIf(err != nil || status != 200 || h.Role != role, "readyz: %d %+v %w", status, h, err)
+	return testenv.FailIf(err != nil || status != 200 || h.Role != role, "readyz: %d %+v %w", status, h, err)
 }
 
 func TestTwoRelaysSweepTogether(t *testing.T) {
@@ -134,7 +134,7 @@ func TestRedisDownForAWhile(t *testing.T) {
 	down := scale(10*time.Second, 3*time.Second)
 	testenv.Eventually(t, 20*time.Second, func() error {
 		status, err := r.get("/readyz", nil)
-		return failIf(err != nil || status != 503, "readyz is %d without Redis, %w", status, err)
+		return testenv.FailIf(err != nil || status != 503, "readyz is %d without Redis, %w", status, err)
 	})
 	wait(t, down)
 	must(t, w.redis.Start(t.Context()))
@@ -166,7 +166,7 @@ func TestPostgresStoppedImmediate(t *testing.T) {
 		must(t, server.Stop("immediate"))
 		testenv.Eventually(t, 20*time.Second, func() error {
 			status, err := r.get("/readyz", nil)
-			return failIf(err != nil || status != 503, "readyz is %d without Postgres, %w", status, err)
+			return testenv.FailIf(err != nil || status != 503, "readyz is %d without Postgres, %w", status, err)
 		})
 		must(t, server.Start(t.Context()))
 		testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
@@ -199,7 +199,7 @@ func TestTheDiskOfTheWALIsFull(t *testing.T) {
 			if err != nil {
 				crashes++
 			}
-			return failIf(crashes == 0 || status != http.StatusServiceUnavailable,
+			return testenv.FailIf(crashes == 0 || status != http.StatusServiceUnavailable,
 				"readyz is %d, %w; Postgres: %w", status, rerr, err)
 		})
 		must(t, os.Remove(filler))
@@ -224,12 +224,12 @@ func TestSlotDropped(t *testing.T) {
 	// While the relay runs.
 	w.dropSlot()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(!r.logged("the stream ended"), "the loss of the slot was not noticed")
+		return testenv.FailIf(!r.logged("the stream ended"), "the loss of the slot was not noticed")
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		// pg_replication_slots does not show this: a slot that is still being created is also active, and disappears
 		// with its session.
-		return failIf(strings.Count(r.output(), `"stream opened"`) < 2, "the slot is not streamed again")
+		return testenv.FailIf(strings.Count(r.output(), `"stream opened"`) < 2, "the slot is not streamed again")
 	})
 	present(t, r, `outbox_slot_created_total{reason="new"} 1`, `outbox_slot_created_total{reason="missing"} 1`)
 	// While the relay is down.
@@ -266,7 +266,8 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			text, err := r.metrics()
 			n, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
-			return failIf(err != nil || n != wanted, "%v streams were missed at the start, want %v, %w", n, wanted, err)
+			return testenv.FailIf(err != nil || n != wanted,
+				"%v streams were missed at the start, want %v, %w", n, wanted, err)
 		})
 		if testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_history") == 0 {
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
@@ -311,7 +312,7 @@ func TestFlushallInMidStream(t *testing.T) {
 				return fmt.Errorf("%d entries, %w", n, err)
 			}
 			now := gaps()
-			return failIf(now <= before, "%v gaps after the flush, %v before", now, before)
+			return testenv.FailIf(now <= before, "%v gaps after the flush, %v before", now, before)
 		})
 	}
 	w.ended(load)

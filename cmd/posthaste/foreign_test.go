@@ -38,7 +38,7 @@ func (w *world) refused(r *child, load *testenv.Load) {
 	what, remedy, _ := strings.Cut(text, "; remedy: ")
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		first, _, _ := strings.Cut(w.once("status").out, "\n")
-		return failIf(!strings.Contains(first, text), "status: %s; want %s", first, text)
+		return testenv.FailIf(!strings.Contains(first, text), "status: %s; want %s", first, text)
 	})
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		var state struct {
@@ -186,7 +186,7 @@ func TestACopyOnTheSameServer(t *testing.T) {
 	c.waitMode("poll", 30*time.Second)
 	testenv.Eventually(t, 30*time.Second, func() error {
 		n := testenv.Value[int](t, &d, "SELECT count(*) FROM outbox_backlog")
-		return failIf(n > 0, "%d rows are owed", n)
+		return testenv.FailIf(n > 0, "%d rows are owed", n)
 	})
 	// The original has published them since it was copied.
 	since := w.oracle.Others[len(w.oracle.Others)-1].Committed()
@@ -255,7 +255,7 @@ func TestTableDroppedFromThePublication(t *testing.T) {
 	testenv.Eventually(t, 40*time.Second, func() error {
 		// The change of the table is announced to a session that has not yet decoded it. Otherwise, the audit detects
 		// the missed rows.
-		return failIf(!r.logged(`"reason":"missed"`) && !r.logged(`"reason":"publication"`), "nobody noticed")
+		return testenv.FailIf(!r.logged(`"reason":"missed"`) && !r.logged(`"reason":"publication"`), "nobody noticed")
 	})
 	t.Logf("noticed after %v", time.Since(at).Round(100*time.Millisecond))
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -308,7 +308,7 @@ func TestAPublicationThatIsWholeAgain(t *testing.T) {
 			t.Fatalf("%s: got %q, want %q", way[0], got, want)
 		}
 		testenv.Eventually(t, 20*time.Second, func() error {
-			return failIf(strings.Count(r.output(), `"to":"cdc"`) == streams, "it does not stream again")
+			return testenv.FailIf(strings.Count(r.output(), `"to":"cdc"`) == streams, "it does not stream again")
 		})
 	}
 	if !r.logged(`"reason":"publication"`) || r.logged(`"reason":"missed"`) {
@@ -349,7 +349,8 @@ func TestSomebodyElseAdvancesTheSlot(t *testing.T) {
 			return err
 		})
 		testenv.Eventually(t, 30*time.Second, func() error {
-			return failIf(strings.Count(r.output(), `"to":"cdc"`) == switches, "the relay is not back, round %d", i)
+			return testenv.FailIf(strings.Count(r.output(), `"to":"cdc"`) == switches,
+				"the relay is not back, round %d", i)
 		})
 	}
 	w.ended(load)
@@ -387,7 +388,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 			w.waitMode("poll", 20*time.Second)
 			r.setMode("auto")
 			testenv.Eventually(t, 20*time.Second, func() error {
-				return failIf(strings.Count(r.output(), `"to":"handover"`) < 2, "no hand-over yet")
+				return testenv.FailIf(strings.Count(r.output(), `"to":"handover"`) < 2, "no hand-over yet")
 			})
 		case "hand-over":
 			r = w.spawn("relay")
@@ -411,7 +412,7 @@ func (w *world) entriesAtLeast(n int) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		have, err := w.redis.Client.XLen(w.t.Context(), "outbox.order").Result()
-		return failIf(err != nil || int(have) < n, "%d entries, want %d, %w", have, n, err)
+		return testenv.FailIf(err != nil || int(have) < n, "%d entries, want %d, %w", have, n, err)
 	})
 }
 

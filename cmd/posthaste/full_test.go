@@ -77,7 +77,7 @@ func TestFullAMillionEventsAreRestored(t *testing.T) {
 	whole := func() {
 		t.Helper()
 		testenv.Eventually(t, 10*time.Minute, func() error {
-			return failIf(!r.logged("the stream is whole again"), "the stream is not whole yet")
+			return testenv.FailIf(!r.logged("the stream is whole again"), "the stream is not whole yet")
 		})
 	}
 	began := time.Now()

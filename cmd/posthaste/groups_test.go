@@ -142,7 +142,7 @@ func TestGroupsListAndDrop(t *testing.T) {
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n, err := client.XLen(ctx, "outbox.order").Result()
-		return failIf(err != nil || n > 110, "%d entries (%w), want about 100", n, err)
+		return testenv.FailIf(err != nil || n > 110, "%d entries (%w), want about 100", n, err)
 	})
 	if left := w.listGroups(); len(left) != 0 {
 		t.Errorf("groups that were dropped: %v", left)

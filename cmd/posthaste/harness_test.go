@@ -95,7 +95,7 @@ func (p *program) waitText(t *testing.T, text string) {
 	t.Helper()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		out := p.text()
-		return failIf(!strings.Contains(out, text), "the program says %q, want %q", out, text)
+		return testenv.FailIf(!strings.Contains(out, text), "the program says %q, want %q", out, text)
 	})
 }
 
@@ -237,7 +237,7 @@ func (w *world) held(o testenv.LoadOptions) *testenv.Load {
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		n := testenv.Value[int](w.t, w.db,
 			"SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = $1", w.db.Name)
-		return failIf(n < 6, "%d commits are held back", n)
+		return testenv.FailIf(n < 6, "%d commits are held back", n)
 	})
 	return load
 }

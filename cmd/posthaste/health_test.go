@@ -14,7 +14,8 @@ func waitReady(t *testing.T, c *child, want int, within time.Duration) {
 	testenv.Eventually(t, within, func() error {
 		var h struct{ Reasons []string }
 		status, err := c.get("/readyz", &h)
-		return failIf(err != nil || status != want, "readyz is %d %v, want %d, %w", status, h.Reasons, want, err)
+		return testenv.FailIf(err != nil || status != want,
+			"readyz is %d %v, want %d, %w", status, h.Reasons, want, err)
 	})
 }
 
@@ -39,7 +40,7 @@ func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
-			return failIf(err != nil || n != want, "%d entries, want %d, %w", n, want, err)
+			return testenv.FailIf(err != nil || n != want, "%d entries, want %d, %w", n, want, err)
 		})
 	}
 	entries(12)
@@ -101,7 +102,7 @@ func TestStreamThatCannotStartIsSaid(t *testing.T) {
 	degraded := func() error {
 		var h struct{ Degraded []string }
 		status, err := r.get("/readyz", &h)
-		return failIf(err != nil || status != 200 || len(h.Degraded) == 0, "readyz: %d %+v %w", status, h, err)
+		return testenv.FailIf(err != nil || status != 200 || len(h.Degraded) == 0, "readyz: %d %+v %w", status, h, err)
 	}
 	testenv.Eventually(t, 20*time.Second, degraded)
 	r.setMode("cdc")
@@ -124,7 +125,7 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	for _, r := range relays {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			status, err := r.get("/readyz", nil)
-			return failIf(err != nil || status != 503, "readyz is %d without Redis, %w", status, err)
+			return testenv.FailIf(err != nil || status != 503, "readyz is %d without Redis, %w", status, err)
 		})
 	}
 	must(t, w.redis.Start(t.Context()))
@@ -140,7 +141,7 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 	w := newWorld(t)
 	r := w.relayIn("cdc")
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(!r.logged("the table is audited"),
+		return testenv.FailIf(!r.logged("the table is audited"),
 			"not audited yet: a first audit without an answer would end the stream")
 	})
 	w.fix(`ALTER VIEW outbox_settled RENAME TO elsewhere`)
@@ -170,7 +171,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 			if status, err := r.get("/readyz", &h); err != nil || status != 503 {
 				t.Fatalf("readyz is %d %+v while Postgres does not answer, %v", status, h, err)
 			}
-			return failIf(strings.Count(r.output(), ended) == before, "no session was tried yet")
+			return testenv.FailIf(strings.Count(r.output(), ended) == before, "no session was tried yet")
 		})
 	}
 	lost()
@@ -182,7 +183,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 
 	lost()
 	testenv.Eventually(t, 30*time.Second, func() error {
-		return failIf(!r.logged("the lock session is gone"), "the session is still there")
+		return testenv.FailIf(!r.logged("the lock session is gone"), "the session is still there")
 	})
 	unready(r)
 	proxy.Remove("lost")

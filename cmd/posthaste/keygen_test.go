@@ -48,7 +48,7 @@ func TestKeygenMakesKeysThatARunningAPITakes(t *testing.T) {
 				return err
 			}
 			_ = resp.Body.Close()
-			return failIf(resp.StatusCode != http.StatusOK, "status %d", resp.StatusCode)
+			return testenv.FailIf(resp.StatusCode != http.StatusOK, "status %d", resp.StatusCode)
 		})
 	}
 	takes(first)

@@ -30,7 +30,7 @@ func TestALateParkParksNothing(t *testing.T) {
 	h.HoldFrom(class)
 	second := w.insert("bad", "b", 1)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(h.Held(class) == 0, "nothing is parked")
+		return testenv.FailIf(h.Held(class) == 0, "nothing is parked")
 	})
 	h.Hold(true)
 	must(t, w.redis.Client.Del(t.Context(), "outbox.bad").Err())
@@ -53,7 +53,7 @@ func TestALateParkParksNothing(t *testing.T) {
 	h.Release()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n := h.Late()
-		return failIf(n > 0, "%d connections are left over", n)
+		return testenv.FailIf(n > 0, "%d connections are left over", n)
 	})
 	leader.kill() // otherwise it would lead again, and settle nothing
 	successor.kill()

@@ -69,7 +69,7 @@ func (w *world) bulkWhilePaused(r *child, events int) float64 {
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		text, err := r.metrics()
 		n, ok := sample(text, "outbox_inflight_events")
-		return failIf(n == 0 || !ok, "no event is in flight, %w", err)
+		return testenv.FailIf(n == 0 || !ok, "no event is in flight, %w", err)
 	})
 	wait(w.t, 300*time.Millisecond)
 	n := peak()
@@ -223,7 +223,7 @@ func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration, boun
 	began := time.Now()
 	testenv.Eventually(t, lasting+2*time.Minute, func() error {
 		n := written.Load()
-		return failIf(n < 60<<20 || time.Since(began) < lasting, "%d bytes are written", n)
+		return testenv.FailIf(n < 60<<20 || time.Since(began) < lasting, "%d bytes are written", n)
 	})
 	held := peak()
 	t.Logf("%s: retained at most %.1f MiB while other tables wrote %.1f MiB in %v", mode, float64(held)/(1<<20),
@@ -258,13 +258,13 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 	written := churn(t, other.URL, 4<<20)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
 	testenv.Eventually(t, time.Minute, func() error {
-		return failIf(!r.logged("dropping it"), "the slot was not dropped")
+		return testenv.FailIf(!r.logged("dropping it"), "the slot was not dropped")
 	})
 	// Events are published without the slot.
 	want := load.Committed() + 200
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
-		return failIf(err != nil || int(n) < want, "%d of %d events, %w", n, want, err)
+		return testenv.FailIf(err != nil || int(n) < want, "%d of %d events, %w", n, want, err)
 	})
 	held := peak()
 	t.Logf("retained at most %.1f MiB beside an open transaction and %.1f MiB of other WAL", float64(held)/(1<<20),

@@ -76,7 +76,7 @@ func (w *world) waitSettled(n int64) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 60*time.Second, func() error {
 		have := w.settled()
-		return failIf(have < n, "%d events are settled, want %d", have, n)
+		return testenv.FailIf(have < n, "%d events are settled, want %d", have, n)
 	})
 }
 
@@ -85,7 +85,7 @@ func (w *world) waitWhole() {
 	w.t.Helper()
 	testenv.Eventually(w.t, 30*time.Second, func() error {
 		n := w.missing()
-		return failIf(n > 0, "%d events are missing", n)
+		return testenv.FailIf(n > 0, "%d events are missing", n)
 	})
 }
 
@@ -94,7 +94,7 @@ func (w *world) waitEntries(n int64) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 60*time.Second, func() error {
 		have := w.redis.Client.XLen(w.t.Context(), "outbox.order").Val()
-		return failIf(have < n, "%d entries, want %d", have, n)
+		return testenv.FailIf(have < n, "%d entries, want %d", have, n)
 	})
 }
 
@@ -463,12 +463,12 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 				r = w.spawn("relay", "--stream-maxlen=0")
 				testenv.Eventually(t, 15*time.Second, func() error {
 					// A statement that a killed relay had sent may have ended the repair since.
-					return failIf(!r.logged("comparing a stream") && (n == 0 || w.unrepaired() > 0),
+					return testenv.FailIf(!r.logged("comparing a stream") && (n == 0 || w.unrepaired() > 0),
 						"the relay compares no stream")
 				})
 				testenv.Eventually(t, 20*time.Second, func() error {
 					now := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
-					return failIf(now < there+100*n && w.unrepaired() > 0, "%d entries, from %d on", now, there)
+					return testenv.FailIf(now < there+100*n && w.unrepaired() > 0, "%d entries, from %d on", now, there)
 				})
 				r.kill()
 				if w.unrepaired() == 0 {

@@ -250,7 +250,7 @@ func (s *scraper) ask(path string, form url.Values, data any) error {
 	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
 		return err
 	}
-	return failIf(answer.Status != "success", "%s: %s", answer.Status, answer.Error)
+	return testenv.FailIf(answer.Status != "success", "%s: %s", answer.Status, answer.Error)
 }
 
 // answers returns an error unless a query has a value now.
@@ -314,5 +314,5 @@ func (s *scraper) rules() error {
 			}
 		}
 	}
-	return failIf(n < 20, "%d rules; want all of grafana/prometheus/rules", n)
+	return testenv.FailIf(n < 20, "%d rules; want all of grafana/prometheus/rules", n)
 }

@@ -29,7 +29,7 @@ func (w *world) dead(n int, within time.Duration) (list []deadEvent) {
 	w.t.Helper()
 	testenv.Eventually(w.t, within, func() error {
 		have := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_dead")
-		return failIf(have != n, "%d events are parked, want %d", have, n)
+		return testenv.FailIf(have != n, "%d events are parked, want %d", have, n)
 	})
 	r := w.once("dead", "list", "--json")
 	if err := json.Unmarshal([]byte(r.out), &list); err != nil || r.code != 0 || len(list) != n {
@@ -58,7 +58,8 @@ func (w *world) waitIDs(stream string, ids ...string) {
 				have = append(have, m["id"])
 			}
 		}
-		return failIf(strings.Join(have, " ") != strings.Join(ids, " "), "%s has %v, want %v", stream, have, ids)
+		return testenv.FailIf(strings.Join(have, " ") != strings.Join(ids, " "),
+			"%s has %v, want %v", stream, have, ids)
 	})
 }
 
@@ -150,12 +151,12 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 		total := 120 + int64(load.Committed()) // also later events
 		testenv.Eventually(t, 20*time.Second, func() error {
 			n := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
-			return failIf(n != total, "%d events of the other stream are published, want %d", n, total)
+			return testenv.FailIf(n != total, "%d events of the other stream are published, want %d", n, total)
 		})
 		setID(w.redis.Client.XRange(t.Context(), "outbox.full", "-", "+").Val()[0].ID)
 		testenv.Eventually(t, 20*time.Second, func() error {
 			n := len(rawEntries(t, w, "outbox.full"))
-			return failIf(n != len(ids), "%d events of the mended stream are published, want %d", n, len(ids))
+			return testenv.FailIf(n != len(ids), "%d events of the mended stream are published, want %d", n, len(ids))
 		})
 		if mode == "cdc" { // in this mode the order is that of the table
 			w.waitIDs("outbox.full", ids...)

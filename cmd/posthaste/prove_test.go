@@ -114,7 +114,7 @@ func TestProveExternal(t *testing.T) {
 	must(t, cmd.Start())
 	testenv.Eventually(t, time.Minute, func() error {
 		text := p.text()
-		return failIf(!strings.Contains(text, "recovered in"), "no round yet: %s", text)
+		return testenv.FailIf(!strings.Contains(text, "recovered in"), "no round yet: %s", text)
 	})
 	must(t, cmd.Process.Signal(os.Interrupt))
 	err = cmd.Wait()

@@ -112,7 +112,7 @@ func (w *world) worksWith(settings ...string) {
 		for _, command := range commands {
 			testenv.Eventually(t, 10*time.Second, func() error { // on a busy machine, connecting may take a second
 				r := w.once(append(strings.Fields(command), settings...)...)
-				return failIf(r.code != 0, "posthaste %s: exit %d: %s%s", command, r.code, r.out, r.errOut)
+				return testenv.FailIf(r.code != 0, "posthaste %s: exit %d: %s%s", command, r.code, r.out, r.errOut)
 			})
 		}
 	}
@@ -135,7 +135,7 @@ func (w *world) worksWith(settings ...string) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var h readiness
 			status, err := c.get("/readyz", &h)
-			return failIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
+			return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
 				"readyz: %d %+v, %w", status, h, err)
 		})
 	}
@@ -245,7 +245,8 @@ func TestSentinel(t *testing.T) {
 	w.worksWith(files...)
 	testenv.Eventually(t, 20*time.Second, func() error { // on a busy machine, loading the certificate may take longer
 		r := w.once("doctor", "--redis-cert="+cert, "--redis-key="+key)
-		return failIf(r.code != 1 || !strings.Contains(r.out, "check the certificates"), "with an unknown CA: %+v", r)
+		return testenv.FailIf(r.code != 1 || !strings.Contains(r.out, "check the certificates"),
+			"with an unknown CA: %+v", r)
 	})
 
 	relay, api := w.spawn("relay", files...), w.spawn("serve", append(files, "--guard-redis-url="+w.rdURL)...)
@@ -340,12 +341,13 @@ func TestSlotsMoveUnderEverything(t *testing.T) {
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
 		r := w.once("credits", "balance", user, "--json")
-		return failIf(!strings.Contains(strings.ReplaceAll(r.out, " ", ""), fmt.Sprintf(`"redis":%d,`, 1000-spent)),
+		return testenv.FailIf(
+			!strings.Contains(strings.ReplaceAll(r.out, " ", ""), fmt.Sprintf(`"redis":%d,`, 1000-spent)),
 			"%d spent of 1000: %s%s", spent, r.out, r.errOut)
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		r := w.once("credits", "reconcile")
-		return failIf(r.code != 0 || !strings.Contains(r.out, "0 differences"), "%s%s", r.out, r.errOut)
+		return testenv.FailIf(r.code != 0 || !strings.Contains(r.out, "0 differences"), "%s%s", r.out, r.errOut)
 	})
 	group.waitLogged("b.changed")
 	if relay.logged("adopting again") && relay.logged("has lost streams") {

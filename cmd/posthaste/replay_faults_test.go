@@ -17,7 +17,7 @@ func (w *world) waitLen(stream string, n int64) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		have, err := w.redis.Client.XLen(w.t.Context(), stream).Result()
-		return failIf(err != nil || have < n, "%d entries (%w), want %d", have, err, n)
+		return testenv.FailIf(err != nil || have < n, "%d entries (%w), want %d", have, err, n)
 	})
 }
 
@@ -134,7 +134,7 @@ func TestReplayThroughTrouble(t *testing.T) {
 		goesOn++
 		testenv.Eventually(t, 30*time.Second, func() error {
 			n := strings.Count(p.text(), "going on\n")
-			return failIf(n < goesOn, "it goes on %d times, want %d: %s", n, goesOn, p.text())
+			return testenv.FailIf(n < goesOn, "it goes on %d times, want %d: %s", n, goesOn, p.text())
 		})
 		w.waitLen("outbox.order", before+1)
 	}

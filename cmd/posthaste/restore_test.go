@@ -37,7 +37,7 @@ func TestWhatIsRestoredMayBeTrimmed(t *testing.T) {
 	}
 	testenv.Eventually(t, 30*time.Second, func() error {
 		n, length := added()
-		return failIf(n < length+1000, "it is not trimmed yet")
+		return testenv.FailIf(n < length+1000, "it is not trimmed yet")
 	})
 	r.kill()
 	r = w.spawn("relay", "--stream-maxlen=500")
@@ -293,7 +293,7 @@ func TestTraceOfARestoredEvent(t *testing.T) {
 				w.waitWhole()
 				testenv.Eventually(t, 20*time.Second, func() error {
 					n := w.unrepaired()
-					return failIf(n > 0, "%d repairs are not done", n)
+					return testenv.FailIf(n > 0, "%d repairs are not done", n)
 				})
 			}
 		}
@@ -310,7 +310,7 @@ func (w *world) waitGroups(stream string, want ...string) {
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		const noted = "SELECT groups FROM outbox_stream WHERE stream = $1"
 		got := testenv.Value[[]string](w.t, w.db, noted, stream)
-		return failIf(!slices.Equal(got, want), "noted are %q, want %q", got, want)
+		return testenv.FailIf(!slices.Equal(got, want), "noted are %q, want %q", got, want)
 	})
 }
 
@@ -347,7 +347,7 @@ func TestGroupsComeBackWithWhatIsRestored(t *testing.T) {
 			do(t, client, c.lose...)
 			if c.killed {
 				testenv.Eventually(t, 30*time.Second, func() error {
-					return failIf(client.XLen(ctx, stream).Val() < 1000, "nothing is restored yet")
+					return testenv.FailIf(client.XLen(ctx, stream).Val() < 1000, "nothing is restored yet")
 				})
 				r.kill()
 				do(t, client, c.lose...)
@@ -359,7 +359,8 @@ func TestGroupsComeBackWithWhatIsRestored(t *testing.T) {
 				SELECT 'zz', 'a', 'zz.made', '{}' FROM generate_series(1, 1000)`)
 			testenv.Eventually(t, 30*time.Second, func() error {
 				info := client.XInfoStream(ctx, "outbox.zz").Val()
-				return failIf(info == nil || info.EntriesAdded < 1000 || info.Length > 500, "it is not trimmed yet")
+				return testenv.FailIf(info == nil || info.EntriesAdded < 1000 || info.Length > 500,
+					"it is not trimmed yet")
 			})
 			client.XGroupCreate(ctx, stream, "away", "0") // as a reconnecting consumer does
 			read := map[any]bool{}

@@ -55,7 +55,7 @@ func TestScrapesNeverWait(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: a scrape waits for its servers: %v", c.process, err)
 			}
-			return failIf(!c.noticed(text), "%s", c.process+" has not noticed that its servers are gone")
+			return testenv.FailIf(!c.noticed(text), "%s", c.process+" has not noticed that its servers are gone")
 		})
 	}
 	for _, c := range []*child{relay, api, consume} {
@@ -113,6 +113,6 @@ func present(t *testing.T, c *child, series ...string) {
 				missing = append(missing, s)
 			}
 		}
-		return failIf(len(missing) > 0, "no series %s", strings.Join(missing, ", "))
+		return testenv.FailIf(len(missing) > 0, "no series %s", strings.Join(missing, ", "))
 	})
 }

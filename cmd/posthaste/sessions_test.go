@@ -83,7 +83,7 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
 		now := testenv.Value[string](t, w.db, position)
-		return failIf(now == before && !r.logged("the slot follows when"), "the slot is not to follow")
+		return testenv.FailIf(now == before && !r.logged("the slot follows when"), "the slot is not to follow")
 	})
 	r.kill()
 	w.desire("auto")
@@ -133,7 +133,8 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 			w.desire("auto")
 			r = w.spawn("relay", budget)
 			testenv.Eventually(t, 30*time.Second, func() error {
-				return failIf(!r.logged("transaction_held") && !r.logged(`"stream opened"`), "no hand-over is tried")
+				return testenv.FailIf(!r.logged("transaction_held") && !r.logged(`"stream opened"`),
+					"no hand-over is tried")
 			})
 			w.db.Standby(t, "")
 			load.Wait()
@@ -174,7 +175,7 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	}
 	streams := strings.Count(r.output(), `"stream opened"`)
 	testenv.Eventually(t, 30*time.Second, func() error {
-		return failIf(!r.logged("transaction_held") && strings.Count(r.output(), `"stream opened"`) == streams,
+		return testenv.FailIf(!r.logged("transaction_held") && strings.Count(r.output(), `"stream opened"`) == streams,
 			"no hand-over is tried")
 	})
 	w.db.Standby(t, "")
@@ -316,7 +317,7 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error {
 		var h readiness
 		status, err := r.get("/readyz", &h)
-		return failIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
+		return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
 			"readyz: %d %+v, %w", status, h, err)
 	})
 }
@@ -340,7 +341,7 @@ func TestBudgetBeforeTheFirstAdoption(t *testing.T) {
 		"END LOOP; END $$")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		now := testenv.Value[string](t, w.db, position)
-		return failIf(now == before, "the slot has not moved")
+		return testenv.FailIf(now == before, "the slot has not moved")
 	})
 	must(t, w.redis.Start(t.Context()))
 	w.waitMode("cdc", 30*time.Second)

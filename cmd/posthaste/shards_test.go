@@ -66,7 +66,7 @@ func (r *reader) all(n int) {
 	testenv.Eventually(r.t, 60*time.Second, func() error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return failIf(len(r.seen) != n, "group %s has handled %d events, want %d", r.name, len(r.seen), n)
+		return testenv.FailIf(len(r.seen) != n, "group %s has handled %d events, want %d", r.name, len(r.seen), n)
 	})
 }
 
@@ -143,7 +143,7 @@ func TestStreamsPerTypeUnderLoad(t *testing.T) {
 			// The command is killed while it waits. If no group is behind, it does not wait.
 			testenv.Eventually(t, 20*time.Second, func() error {
 				out := p.text()
-				return failIf(!strings.Contains(out, "waiting: ") && !strings.Contains(out, "streams for each"),
+				return testenv.FailIf(!strings.Contains(out, "waiting: ") && !strings.Contains(out, "streams for each"),
 					"streams spread says %q", out)
 			})
 			_ = p.cmd.Process.Kill()
@@ -202,7 +202,7 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 			}
 		}
 		n := w.unrepaired()
-		return failIf(n > 0, "%d repairs are not done", n)
+		return testenv.FailIf(n > 0, "%d repairs are not done", n)
 	})
 	loads = append(loads, phase("c-"))
 	for i, load := range loads {
@@ -244,7 +244,8 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	load := w.wrote(testenv.LoadOptions{Total: 120, Tag: "held-"})
 	testenv.Eventually(t, 30*time.Second, func() error {
 		out := w.once("status").out
-		return failIf(!strings.Contains(out, "forgotten") || !strings.Contains(out, "groups drop"), "status: %s", out)
+		return testenv.FailIf(!strings.Contains(out, "forgotten") || !strings.Contains(out, "groups drop"),
+			"status: %s", out)
 	})
 	if now := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); now != n {
 		t.Errorf("%d entries, and %d when the change began", now, n)

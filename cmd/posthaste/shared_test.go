@@ -219,7 +219,7 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 		before := epoch()
 		testenv.Eventually(t, 30*time.Second, func() error {
 			now := epoch()
-			return failIf(now <= before && i%3 < 2, "epoch %d", now)
+			return testenv.FailIf(now <= before && i%3 < 2, "epoch %d", now)
 		})
 		if i%3 == 1 {
 			testenv.Eventually(t, 30*time.Second, func() error { return ready(r, "leader") })

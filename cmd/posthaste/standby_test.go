@@ -62,7 +62,7 @@ func (r *replicated) beSynchronous() {
 	testenv.Eventually(r.t, 20*time.Second, func() error {
 		var state string
 		err := r.db.Pool.QueryRow(r.t.Context(), "SELECT sync_state FROM pg_stat_replication").Scan(&state)
-		return failIf(err != nil || state != "sync", "the standby is %q, %w", state, err)
+		return testenv.FailIf(err != nil || state != "sync", "the standby is %q, %w", state, err)
 	})
 }
 
@@ -99,19 +99,19 @@ func TestASynchronousStandbyIsPromoted(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var n int
 			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n)
-			return failIf(err != nil || n < 2*events, "the standby has %d rows, %w", n, err)
+			return testenv.FailIf(err != nil || n < 2*events, "the standby has %d rows, %w", n, err)
 		})
 		w.link.To("127.0.0.1:1")
 		r.signal(syscall.SIGCONT)
 		testenv.Eventually(t, 20*time.Second, func() error {
 			n := len(w.oracle.Entries(t, "order"))
-			return failIf(n == events, "%d entries", n)
+			return testenv.FailIf(n == events, "%d entries", n)
 		})
 		testenv.Eventually(t, 20*time.Second, func() error { // a mark is written, and its commit is not acknowledged
 			waits := testenv.Value[bool](t, w.db,
 				"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')")
 			n := w.settled()
-			return failIf(n <= events || !waits,
+			return testenv.FailIf(n <= events || !waits,
 				"%d events are settled, somebody waits for the standby is %t", n, waits)
 		})
 		r.kill()
@@ -142,7 +142,7 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var n int
 			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n)
-			return failIf(err != nil || n < events, "the standby has %d rows, %w", n, err)
+			return testenv.FailIf(err != nil || n < events, "the standby has %d rows, %w", n, err)
 		})
 		w.link.To("127.0.0.1:1") // cuts off the standby
 		r := w.spawn("relay")
@@ -244,7 +244,7 @@ func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 					return err
 				}
 			}
-			return failIf(counted != len(named), "%d phantoms are counted, want %d", counted, len(named))
+			return testenv.FailIf(counted != len(named), "%d phantoms are counted, want %d", counted, len(named))
 		})
 		t.Logf("%d events, %d phantoms", len(seen), len(named))
 	})
@@ -291,7 +291,7 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 			want := testenv.Value[string](t, blue, states)
 			testenv.Eventually(t, 20*time.Second, func() error {
 				have := testenv.Value[string](t, green, states)
-				return failIf(have != want, "%s on green, %s on blue", have, want)
+				return testenv.FailIf(have != want, "%s on green, %s on blue", have, want)
 			})
 			green.Exec(t, "ALTER SUBSCRIPTION green DISABLE")
 			green.Exec(t, "ALTER SUBSCRIPTION green SET (slot_name = NONE)")
@@ -386,7 +386,7 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 			r.kill() // or the copy continues where the original has ended
 			testenv.Eventually(t, 90*time.Second, func() error {
 				n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog")
-				return failIf(n > 0, "%d rows are owed", n)
+				return testenv.FailIf(n > 0, "%d rows are owed", n)
 			})
 		})
 	}

@@ -35,7 +35,7 @@ func TestPostgresUnreachableAtTheStart(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(relay, "leader") })
 	testenv.Eventually(t, 20*time.Second, func() error {
 		a, err := placeOrder(t.Context(), api.http, 5)
-		return failIf(err != nil || a.status != http.StatusCreated, "order: status %d, %w", a.status, err)
+		return testenv.FailIf(err != nil || a.status != http.StatusCreated, "order: status %d, %w", a.status, err)
 	})
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	for name, out := range map[string]string{"relay": relay.output(), "serve": api.output(), "doctor": doctor.out +

@@ -49,7 +49,7 @@ func TestStatusWatchSurvivesPostgres(t *testing.T) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			n := strings.Count(human.text(), text)
-			return failIf(n < least, "%q %d times, want %d: %s", text, n, least, human.text())
+			return testenv.FailIf(n < least, "%q %d times, want %d: %s", text, n, least, human.text())
 		})
 	}
 	lines(" ok: events are streamed; mode=cdc", 2)

@@ -646,7 +646,7 @@ func (w *stepWorld) waitWorks(next *child) {
 		var owed int
 		err := w.db.Pool.QueryRow(w.t.Context(), "SELECT count(*) FROM outbox_backlog WHERE created_at < $1",
 			before).Scan(&owed)
-		return failIf(err != nil || owed > 0, "%d events wait, %w", owed, err)
+		return testenv.FailIf(err != nil || owed > 0, "%d events wait, %w", owed, err)
 	})
 }
 

@@ -99,7 +99,7 @@ func TestPhantomsAreNamed(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			var n int
 			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox_history").Scan(&n)
-			return failIf(err != nil || n < kept, "the standby has %d settled events, %w", n, err)
+			return testenv.FailIf(err != nil || n < kept, "the standby has %d settled events, %w", n, err)
 		})
 		w.link.To("127.0.0.1:1") // cuts off the standby
 		lost := write(kept)

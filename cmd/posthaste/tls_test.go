@@ -85,7 +85,7 @@ func TestRedisBehindTLS(t *testing.T) {
 			return err
 		}
 		res.Body.Close()
-		return failIf(res.StatusCode != http.StatusCreated || res.Header.Get("Idempotency-Guard") == "db",
+		return testenv.FailIf(res.StatusCode != http.StatusCreated || res.Header.Get("Idempotency-Guard") == "db",
 			"POST /orders: %d, headers %v\n%s", res.StatusCode, res.Header, api.output())
 	})
 	group.waitLogged("order.created")

@@ -225,7 +225,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	still, before := settled()
 	testenv.Eventually(t, 30*time.Second, func() error {
 		_, now := settled()
-		return failIf(now < before+300,
+		return testenv.FailIf(now < before+300,
 			"%d events of others are settled, and were %d when the node went down", now, before)
 	})
 	if now, _ := settled(); now != still {
@@ -297,7 +297,8 @@ func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 	testenv.Eventually(t, 30*time.Second, func() error {
 		var h struct{ Reasons []string }
 		status, err := r.get("/readyz", &h)
-		return failIf(err != nil || status != 503 || !strings.Contains(strings.Join(h.Reasons, " "), "node 127.0.0.1:"),
+		return testenv.FailIf(
+			err != nil || status != 503 || !strings.Contains(strings.Join(h.Reasons, " "), "node 127.0.0.1:"),
 			"readyz: %d %v %w", status, h.Reasons, err)
 	})
 	if full() {

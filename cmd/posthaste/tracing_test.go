@@ -281,7 +281,7 @@ func TestWithTracingOffTheContextPassesThrough(t *testing.T) {
 		t.Errorf("traceparent %q out of nothing", got)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
-		return failIf(!consume.logged(order.id), "the event is not printed")
+		return testenv.FailIf(!consume.logged(order.id), "the event is not printed")
 	})
 	for _, p := range []*child{api, relay, consume} { // otherwise the remaining spans would be sent at the end
 		p.stops()
@@ -312,7 +312,7 @@ func TestWithoutTheCollectorEverythingGoesOn(t *testing.T) {
 	}
 	for _, p := range []*child{api, relay} {
 		testenv.Eventually(t, 20*time.Second, func() error {
-			return failIf(!p.logged("spans cannot be delivered"), "not said: %s", p.output())
+			return testenv.FailIf(!p.logged("spans cannot be delivered"), "not said: %s", p.output())
 		})
 		began := time.Now()
 		if code := p.stop(); code != 0 || time.Since(began) > 10*time.Second {

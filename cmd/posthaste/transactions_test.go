@@ -25,7 +25,7 @@ func (w *world) written(typ string) {
 			have[e.ID]++
 		}
 		backlog := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_backlog")
-		return failIf(!maps.Equal(have, want) || backlog > 0,
+		return testenv.FailIf(!maps.Equal(have, want) || backlog > 0,
 			"%d events in the stream of %s, %d in the outbox, %d in the backlog", len(have), typ, len(want), backlog)
 	})
 }
@@ -89,7 +89,7 @@ func TestASubscriptionWritesIntoTheOutbox(t *testing.T) {
 			var failed, arrived int
 			err := w.db.Pool.QueryRow(t.Context(), `SELECT sync_error_count, (SELECT count(*) FROM outbox
 				WHERE aggregate_type = 'far') FROM pg_stat_subscription_stats`).Scan(&failed, &arrived)
-			return failIf(err != nil || failed+arrived == 0, "the subscription is not refused, %w", err)
+			return testenv.FailIf(err != nil || failed+arrived == 0, "the subscription is not refused, %w", err)
 		})
 		w.written("far")
 		source.Exec(t, `ALTER PUBLICATION far SET TABLE outbox (id, aggregate_type, aggregate_id, event_type, payload,

@@ -36,7 +36,7 @@ func newFollowed(t *testing.T, synchronized bool) *replicated {
 		var active bool
 		const query = "SELECT active FROM pg_replication_slots WHERE slot_name = 'standby'"
 		err := w.db.Pool.QueryRow(t.Context(), query).Scan(&active)
-		return failIf(err != nil || !active, "the standby does not follow, %w", err)
+		return testenv.FailIf(err != nil || !active, "the standby does not follow, %w", err)
 	})
 	return w
 }
@@ -56,7 +56,7 @@ func (r *replicated) waitCopied(other *testenv.Database) {
 		err := other.Pool.QueryRow(r.t.Context(), `SELECT count(*) FROM pg_replication_slots
 			WHERE slot_name = $1 AND synced AND NOT temporary AND invalidation_reason IS NULL`,
 			"posthaste_"+r.db.Relay).Scan(&n)
-		return failIf(err != nil || n == 0, "the slot is not synchronized, %w", err)
+		return testenv.FailIf(err != nil || n == 0, "the slot is not synchronized, %w", err)
 	})
 }
 
@@ -96,7 +96,7 @@ func TestVersionsFailover(t *testing.T) {
 			streams := map[bool]int{false: 2, true: 1}[c.killed]
 			testenv.Eventually(t, 60*time.Second, func() error {
 				n := strings.Count(r.output(), `"stream opened"`)
-				return failIf(n < streams, "%d streams were opened, want %d", n, streams)
+				return testenv.FailIf(n < streams, "%d streams were opened, want %d", n, streams)
 			})
 			w.waitMode("cdc", 20*time.Second)
 			load.Stop()
@@ -188,7 +188,7 @@ func TestVersionsDeadStandby(t *testing.T) {
 			}
 			attempts[*at].seen, attempts[*at].to = now, entries
 		}
-		return failIf(len(attempts) < 4, "%d attempts to move the slot", len(attempts))
+		return testenv.FailIf(len(attempts) < 4, "%d attempts to move the slot", len(attempts))
 	})
 	for _, a := range attempts {
 		took := a.seen.Sub(a.began).Round(time.Millisecond)

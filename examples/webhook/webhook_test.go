@@ -208,10 +208,4 @@ func TestReceiverRefusesWhatIsNotSigned(t *testing.T) {
 	}
 }
 
-// must ends the test if err is not nil.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+var must = testenv.Must

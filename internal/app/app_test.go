@@ -243,10 +243,4 @@ func get(t *testing.T, url string) int {
 	return resp.StatusCode
 }
 
-// must ends the test if err is not nil.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+var must = testenv.Must

@@ -530,6 +530,22 @@ func redisWith(tb testing.TB, bin string, client *tls.Config, config ...string) 
 	return s
 }
 
+// Must ends the test if err is not nil.
+func Must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// FailIf returns an error if bad is true. It is for the conditions of Eventually.
+func FailIf(bad bool, format string, a ...any) error {
+	if bad {
+		return fmt.Errorf(format, a...)
+	}
+	return nil
+}
+
 // patience is the factor for slow machines: some are slow for hours, which must not fail a test. A test that hangs
 // fails anyway.
 const patience = 3

@@ -170,10 +170,4 @@ func (v *viewer) until(t *testing.T, what string, cond func(console.State) bool)
 	return console.State{}
 }
 
-// must ends the test if err is not nil.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+var must = testenv.Must
