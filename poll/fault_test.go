@@ -3,6 +3,7 @@ package poll_test
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -140,6 +141,7 @@ func TestTheAnswerToAMarkIsLost(t *testing.T) {
 	o := r.options(1, 5)
 	o.URL = testenv.Through(r.db.URL, pg.Addr())
 	var lost, marks atomic.Int64
+	marks.Store(math.MaxInt64)
 	count := func() int64 { return testenv.Value[int64](t, r.db, "SELECT count(*) FROM outbox_mark WHERE part >= 0") }
 	o.Sink = hooked{r.sink, func() {
 		if n := lost.Add(1); n == 3 {
