@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"posthaste/internal/pause"
 	"posthaste/internal/poison"
 	"posthaste/outbox"
 )
@@ -69,7 +70,7 @@ type Sweeper struct {
 // blockade is a stream that cannot be published to, and the time of the next attempt.
 type blockade struct {
 	err  error
-	wait time.Duration
+	wait pause.Backoff
 	next time.Time
 }
 
@@ -81,8 +82,12 @@ func (s *Sweeper) block(stream string, err error) {
 		delete(s.blocked, stream)
 		return
 	}
-	wait := min(max(2*s.blocked[stream].wait, blockedFirst), blockedMost)
-	s.blocked[stream] = blockade{err, wait, time.Now().Add(wait)}
+	b, ok := s.blocked[stream]
+	if !ok {
+		b.wait = pause.Backoff{First: blockedFirst, Most: blockedMost}
+	}
+	b.err, b.next = err, time.Now().Add(b.wait.Next())
+	s.blocked[stream] = b
 }
 
 // rank orders streams for publishing: the blocked ones first.

@@ -30,14 +30,15 @@ type worker struct {
 	// sent are the numbers of events of each part that are published and not settled, because of a blocked stream.
 	sent  [outbox.Partitions]map[int64]bool
 	last  int // the part claimed last
-	idle  time.Duration
-	fails time.Duration
+	idle  pause.Backoff
+	fails pause.Backoff
 }
 
 func newWorker(s *Sweeper, scope outbox.Scope) *worker {
 	w := &worker{
-		s: s, scope: scope,
-		last: rand.N(outbox.Partitions), //nolint:gosec // no secret
+		s: s, scope: scope, idle: pause.Backoff{First: idleFirst, Most: idleMost},
+		fails: pause.Backoff{First: failFirst, Most: failMost},
+		last:  rand.N(outbox.Partitions), //nolint:gosec // no secret
 	}
 	for part := range w.settled {
 		w.settled[part], w.sent[part] = map[string]outbox.Mark{}, map[int64]bool{}
@@ -90,8 +91,7 @@ func (w *worker) failed(ctx context.Context, err error) error {
 	w.s.metrics.errors.Inc()
 	w.s.log.Debug("sweep is repeated", "err", err)
 	w.close()
-	w.fails = min(max(w.fails*2, failFirst), failMost)
-	pause.About(ctx, w.fails)
+	w.fails.Wait(ctx)
 	return nil
 }
 
@@ -141,7 +141,7 @@ func (w *worker) round(ctx context.Context) error {
 			return w.failed(ctx, err)
 		}
 		if progress {
-			w.idle, w.fails = 0, 0
+			w.idle.Reset()
 			return nil
 		}
 		if !claimed {
@@ -149,8 +149,7 @@ func (w *worker) round(ctx context.Context) error {
 		}
 		parts = parts[1+slices.Index(parts, w.last):]
 	}
-	w.idle = min(max(w.idle*2, idleFirst), idleMost)
-	pause.About(ctx, w.idle)
+	w.idle.Wait(ctx)
 	return nil
 }
 
@@ -170,10 +169,9 @@ func (w *worker) drain(ctx context.Context, q *queue, pass outbox.Pass) error {
 		if err != nil {
 			err = w.failed(ctx, err)
 		} else if progress || done {
-			w.idle = 0
+			w.idle.Reset()
 		} else {
-			w.idle = min(max(w.idle*2, idleFirst), idleMost)
-			pause.About(ctx, w.idle)
+			w.idle.Wait(ctx)
 		}
 		if err != nil {
 			return err
@@ -240,7 +238,7 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 			return true, false, err
 		}
 		progress = progress || err == nil || len(w.sent[part]) > sent
-		w.fails = 0
+		w.fails.Reset()
 		if !more {
 			break
 		}

@@ -145,7 +145,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 
 // adopted reads the state that an adoption has written, repeating it until Postgres answers.
 func (l *leadership) adopted(ctx context.Context, o outbox.Owner) (outbox.State, error) {
-	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		st, err := l.activity.state(ctx)
 		l.answered(ctx, err)
@@ -155,7 +155,7 @@ func (l *leadership) adopted(ctx context.Context, o outbox.Owner) (outbox.State,
 		if err == nil || errors.Is(err, outbox.ErrSuperseded) || ctx.Err() != nil {
 			return st, err
 		}
-		bo.wait(ctx)
+		bo.Wait(ctx)
 	}
 }
 
@@ -190,7 +190,7 @@ type found struct {
 // bind chooses the server to publish to. It checks whether the server is the one of the last adoption and has the
 // events that were published there. It retries temporary failures.
 func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err error) {
-	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	var seen twin
 	for {
 		f, err = l.tryBind(ctx, st, &seen)
@@ -198,7 +198,7 @@ func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err er
 			return f, err
 		}
 		l.refused(ctx, st.Owner.Epoch, err)
-		bo.wait(ctx)
+		bo.Wait(ctx)
 		now, err := l.activity.state(ctx)
 		l.answered(ctx, err)
 		if err == nil && now.Owner != st.Owner {
@@ -309,7 +309,7 @@ func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, sta
 
 // raiseGates raises the gate of every known stream and retries temporary failures.
 func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) error {
-	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		err := l.tryGates(ctx, intact)
 		var fenced *outbox.FencedError
@@ -323,7 +323,7 @@ func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) err
 			return err
 		}
 		l.refused(ctx, l.gates.owner.Epoch, err)
-		bo.wait(ctx)
+		bo.Wait(ctx)
 		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
 			return err
 		}

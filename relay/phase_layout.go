@@ -110,7 +110,7 @@ func (l *leadership) refuseLayout(err error) (transition, error) {
 
 // awaitLayout retries temporary failures, as the raising of gates does.
 func (l *leadership) awaitLayout(ctx context.Context) error {
-	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		err := l.store.AwaitLayout(ctx)
 		if err == nil || ctx.Err() != nil {
@@ -118,7 +118,7 @@ func (l *leadership) awaitLayout(ctx context.Context) error {
 			return err
 		}
 		l.health.fail(conditionAdopt, err.Error())
-		bo.wait(ctx)
+		bo.Wait(ctx)
 		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
 			return err
 		}

@@ -96,7 +96,7 @@ func (l *leadership) sweep(ctx context.Context) (transition, error) {
 			_ = <-answers // it must not run beside the next one
 		}
 	}()
-	bo := backoff{first: time.Second, most: 5 * time.Second}
+	bo := pause.Backoff{First: time.Second, Most: 5 * time.Second}
 	due := time.Now().Add(l.delay())
 	usable := false
 	err := l.sweeps.while(ctx, l.gates, func(ctx context.Context) (bool, error) {
@@ -109,8 +109,7 @@ func (l *leadership) sweep(ctx context.Context) (transition, error) {
 				return false, nil
 			}
 			l.unusable(ctx, err)
-			bo.next = min(max(bo.next*2, bo.first), bo.most)
-			due = time.Now().Add(pause.Jitter(bo.next))
+			due = time.Now().Add(pause.Jitter(bo.Next()))
 		default:
 		}
 		if !asking && time.Now().After(due) {

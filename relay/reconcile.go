@@ -42,7 +42,7 @@ const RestoreAll = time.Duration(math.MaxInt64)
 // run makes all pending repairs. It retries failures, and returns errors that end the ownership. It calls owned about
 // once a second.
 func (r *reconciler) run(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
-	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		err := r.all(ctx, o, owned)
 		if err == nil {
@@ -55,7 +55,7 @@ func (r *reconciler) run(ctx context.Context, o outbox.Owner, owned func(ctx con
 		if r.health.fail(conditionRestore, err.Error()) {
 			r.log.Warn("cannot reconcile the streams with the outbox; retrying", "err", err)
 		}
-		bo.wait(ctx)
+		bo.Wait(ctx)
 		if err := owned(ctx); errors.Is(err, outbox.ErrSuperseded) {
 			return err
 		}
@@ -257,7 +257,7 @@ func (c *comparison) publish(ctx context.Context, events []*outbox.Event) error 
 
 // retry repeats a call of the sink for as long as this is the owner.
 func (c *comparison) retry(ctx context.Context, timeout time.Duration, call func(ctx context.Context) error) error {
-	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		actx, cancel := context.WithTimeout(ctx, timeout)
 		err := call(actx)
@@ -266,7 +266,7 @@ func (c *comparison) retry(ctx context.Context, timeout time.Duration, call func
 			return err
 		}
 		c.health.fail(conditionRestore, fmt.Sprintf("%s: %v", c.job.Stream, err))
-		bo.wait(ctx)
+		bo.Wait(ctx)
 		if err := c.still(ctx); err != nil {
 			return err
 		}

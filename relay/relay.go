@@ -13,6 +13,13 @@ import (
 	"posthaste/outbox"
 )
 
+const (
+	// publishTimeout bounds one attempt to publish a batch, or one other call of the sink.
+	publishTimeout = 5 * time.Second
+	// patience is how long something may fail before readiness reports it.
+	patience = 5 * time.Second
+)
+
 // Options are the options of a Relay. A field is required unless its comment gives a default or allows nil.
 type Options struct {
 	// Name is the relay's name, for logs. The store is configured with the same name.

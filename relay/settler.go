@@ -213,7 +213,7 @@ func (s *settler) probe(sp span, marks []outbox.Mark, err error) {
 		answered := sync.OnceFunc(answers.Done)
 		s.beside.Go(func() {
 			defer answered()
-			bo := backoff{first: probeWait, most: probeWait}
+			bo := pause.Backoff{First: probeWait, Most: probeWait}
 			for {
 				s.probes <- struct{}{}
 				err := s.confirmed(sp.work, []outbox.Mark{m})
@@ -228,7 +228,7 @@ func (s *settler) probe(sp span, marks []outbox.Mark, err error) {
 				s.stuck[m.Stream] = err
 				s.mu.Unlock()
 				answered()
-				bo.wait(sp.work)
+				bo.Wait(sp.work)
 			}
 		})
 	}

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/internal/poison"
 	"posthaste/outbox"
 )
@@ -162,20 +163,20 @@ type delivery struct {
 
 // ready makes the stream ready for its first publish.
 func (w *worker) ready(intake context.Context) error {
-	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		began := time.Now()
 		actx, cancel := context.WithTimeout(intake, publishTimeout)
 		err := w.gates.ensure(actx, w.stream)
 		cancel()
-		if err == nil && bo.next > 0 {
+		if err == nil && bo.Waited() {
 			w.blocked.note(w.reporter, w.stream, began, nil)
 		}
 		if err == nil || finished(err) || errors.Is(err, outbox.ErrSuperseded) {
 			return err
 		}
 		w.blocked.note(w.reporter, w.stream, began, err)
-		bo.wait(intake)
+		bo.Wait(intake)
 		if intake.Err() != nil {
 			return context.Cause(intake)
 		}
@@ -191,7 +192,7 @@ func (w *worker) deliver(sp span, d *delivery) (outbox.Receipt, error) {
 		w.told.Store(n)
 	}
 	d.Delivery = w.lane.Deliver(d.events)
-	bo := backoff{first: 50 * time.Millisecond, most: 2 * time.Second}
+	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		began := time.Now()
 		actx, cancel := context.WithTimeout(sp.work, publishTimeout)
@@ -214,11 +215,11 @@ func (w *worker) deliver(sp span, d *delivery) (outbox.Receipt, error) {
 					return receipt, err
 				}
 				w.refused.Parked(w.stream, refused.ID)
-				bo.reset()
+				bo.Reset()
 				continue
 			}
 		}
-		bo.wait(sp.intake)
+		bo.Wait(sp.intake)
 		if sp.intake.Err() != nil || sp.work.Err() != nil {
 			return receipt, context.Cause(sp.intake)
 		}
@@ -259,7 +260,7 @@ func (w *worker) giveUp(ctx context.Context, d *delivery, refused *outbox.Poison
 // park moves a row to outbox_dead, and waits until the row is visible for that. cause is nil for a row that only waits
 // for another.
 func (w *worker) park(ctx context.Context, r *outbox.Row, class, reason string, attempts int, cause error) error {
-	bo := backoff{first: 10 * time.Millisecond, most: 500 * time.Millisecond}
+	bo := pause.Backoff{First: 10 * time.Millisecond, Most: 500 * time.Millisecond}
 	began, failing := time.Now(), false
 	defer func() {
 		if failing && w.parking.Add(-1) == 0 {
@@ -285,7 +286,7 @@ func (w *worker) park(ctx context.Context, r *outbox.Row, class, reason string, 
 			w.parked(&r.Event, cause)
 			return nil
 		}
-		bo.wait(ctx)
+		bo.Wait(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

@@ -49,3 +49,24 @@ func About(ctx context.Context, d time.Duration) error { return For(ctx, Jitter(
 func Jitter(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.75 + rand.Float64()/2)) //nolint:gosec // spreads pauses, no secret
 }
+
+// Backoff is the wait between attempts that fail: it doubles from First to Most.
+type Backoff struct {
+	First, Most time.Duration
+	next        time.Duration
+}
+
+// Next returns the wait before the next attempt.
+func (b *Backoff) Next() time.Duration {
+	b.next = min(max(b.next*2, b.First), b.Most)
+	return b.next
+}
+
+// Wait waits for about that long, or until ctx ends.
+func (b *Backoff) Wait(ctx context.Context) { _ = About(ctx, b.Next()) }
+
+// Waited reports whether there was a wait since the last Reset.
+func (b *Backoff) Waited() bool { return b.next > 0 }
+
+// Reset lets the waits begin at First again.
+func (b *Backoff) Reset() { b.next = 0 }

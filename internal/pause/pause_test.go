@@ -61,3 +61,19 @@ func TestTick(t *testing.T) {
 		}
 	})
 }
+
+func TestBackoff(t *testing.T) {
+	t.Parallel()
+	b := pause.Backoff{First: time.Second, Most: 5 * time.Second}
+	for range 2 {
+		if b.Waited() {
+			t.Error("there was a wait")
+		}
+		for _, want := range []time.Duration{1, 2, 4, 5, 5} {
+			if got := b.Next(); got != want*time.Second || !b.Waited() {
+				t.Errorf("the wait is %v, want %v s", got, want)
+			}
+		}
+		b.Reset()
+	}
+}
