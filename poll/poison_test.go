@@ -363,6 +363,41 @@ func (r *rig) stuck() (cured *atomic.Bool) {
 	return cured
 }
 
+// A stream that is blocked for a moment, while the sweep is ahead of the mark, gets its events in order.
+func TestAStreamIsBlockedForAMoment(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	cured := r.stuck()
+	stuck, failed := r.ensure, false
+	r.ensure = func(stream string) error {
+		if stream == prefix+"slow" {
+			time.Sleep(150 * time.Millisecond) // the stream may be tried again in a later page
+		}
+		if stream == prefix+"order" && !failed {
+			failed = true
+			return &outbox.StreamError{Stream: stream, Err: errStuck}
+		}
+		return stuck(stream)
+	}
+	aggregate := inPart(t, r, 1)[0]
+	r.insert("stuck", aggregate, `{}`)
+	for range 9 { // the rest of the page
+		r.insert("slow", aggregate, `{}`)
+	}
+	var want []uuid.UUID
+	for range 25 {
+		r.insert("slow", aggregate, `{}`)
+		want = append(want, r.insert("order", aggregate, `{}`))
+	}
+	r.run(r.options(1, 10))
+	r.eventually(20*time.Second, "all events", func() bool { return len(r.entries("order")) == len(want) })
+	cured.Store(true)
+	r.oracle().WaitEmpty(t, 20*time.Second)
+	if got := r.entries("order"); !slices.Equal(got, want) {
+		t.Errorf("published %v, want %v", got, want)
+	}
+}
+
 // A drain ends with one mark of its pass, and the stream then publishes what is newer. So a drain must not.
 func TestADrainPublishesNothingNewer(t *testing.T) {
 	t.Parallel()

@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
-	"posthaste/internal/pause"
 	"posthaste/internal/poison"
 	"posthaste/outbox"
 )
@@ -60,54 +59,8 @@ type Sweeper struct {
 	// refused counts, across batches, the attempts to publish the events that the sink refuses.
 	refused poison.Refusals
 	// rows is the number of rows in the next batch of each part. It is reduced after a failed batch.
-	rows [outbox.Partitions]atomic.Int64
-
-	mu sync.Mutex
-	// blocked are the streams that cannot be published to.
-	blocked map[string]blockade
-}
-
-// blockade is a stream that cannot be published to, and the time of the next attempt.
-type blockade struct {
-	err  error
-	wait pause.Backoff
-	next time.Time
-}
-
-// block records the result of an attempt.
-func (s *Sweeper) block(stream string, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !outbox.Alone(err) {
-		delete(s.blocked, stream)
-		return
-	}
-	b, ok := s.blocked[stream]
-	if !ok {
-		b.wait = pause.Backoff{First: blockedFirst, Most: blockedMost}
-	}
-	b.err, b.next = err, time.Now().Add(b.wait.Next())
-	s.blocked[stream] = b
-}
-
-// rank orders streams for publishing: the blocked ones first.
-func (s *Sweeper) rank(stream string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, ok := s.blocked[stream]; ok {
-		return 0
-	}
-	return 1
-}
-
-// isBlocked returns why a stream cannot be published to, nil if it is time for an attempt.
-func (s *Sweeper) isBlocked(stream string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if b, ok := s.blocked[stream]; ok && time.Now().Before(b.next) {
-		return b.err
-	}
-	return nil
+	rows    [outbox.Partitions]atomic.Int64
+	blocked blockades
 }
 
 var _ outbox.Sweeper = (*Sweeper)(nil)
@@ -125,7 +78,7 @@ func New(o Options) *Sweeper {
 	}
 	s := &Sweeper{
 		o: o, log: o.Logger.With("component", "poll"), metrics: newMetrics(o.Registerer),
-		blocked: map[string]blockade{},
+		blocked: blockades{streams: map[string]blockade{}},
 	}
 	for part := range s.rows {
 		s.rows[part].Store(int64(o.BatchRows))

@@ -159,6 +159,9 @@ func (p *Pass) Over() bool { return p.over }
 // Listed reports whether rows are left to read. If not, and the pass is not over, Begin continues it.
 func (p *Pass) Listed() bool { return len(p.seqs) > 0 }
 
+// Next leaves the rows of the last page behind.
+func (p *Pass) Next() { p.seqs, p.page = p.seqs[p.page:], 0 }
+
 // Begin resumes the unfinished pass of a claimed part, whichever worker began it, or begins one over the snapshot
 // within. If within is nil, or the part's mark sees more than within, the pass covers what is visible now.
 func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*Pass, error) {
@@ -193,50 +196,10 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 	if p.page == 0 {
 		return nil, nil
 	}
-	events, err := s.read(ctx, p, p.seqs[:p.page], bytes)
-	if err != nil {
-		return nil, err
-	}
-	if n := len(events); n > 0 {
-		// Rows after the last one may have exceeded the limit of bytes.
-		p.page, _ = slices.BinarySearch(p.seqs, events[n-1].Seq)
-		p.page++
-	}
-	return events, nil
-}
-
-// Ahead reads unsettled rows of a claimed part that within sees, or that are visible now: about bytes of the first
-// limit rows of streams other than blocked that sent does not have. They stay unsettled. It removes from sent what is
-// settled. Errors as from Page.
-func (s *Sweep) Ahead(ctx context.Context, p *Pass, within *outbox.Pass, blocked []string, sent map[int64]bool,
-	limit, bytes int,
-) ([]*outbox.Event, error) {
-	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
-	defer cancel()
-	var seqs []int64
-	var snapshot *string
-	if within != nil {
-		text := within.Snapshot.String()
-		snapshot = &text
-	}
-	if err := s.conn.QueryRow(ctx, query("sweep_ahead"), p.part, blocked, listRows, snapshot).Scan(&seqs); err != nil {
-		return nil, wrapPart("look ahead in", p.part, err)
-	}
-	listed := map[int64]bool{}
-	for _, seq := range seqs {
-		listed[seq] = true
-	}
-	maps.DeleteFunc(sent, func(seq int64, _ bool) bool { return !listed[seq] })
-	seqs = slices.DeleteFunc(seqs, func(seq int64) bool { return sent[seq] })
-	return s.read(ctx, p, seqs[:min(limit, len(seqs))], bytes)
-}
-
-// read reads rows of the pass's part.
-func (s *Sweep) read(ctx context.Context, p *Pass, seqs []int64, bytes int) ([]*outbox.Event, error) {
 	b := &pgx.Batch{}
 	b.Queue("SAVEPOINT page")
 	b.Queue(query("sweep_mark"), p.part)
-	b.Queue(query("sweep_page"), p.part, seqs, bytes)
+	b.Queue(query("sweep_page"), p.part, p.seqs[:p.page], bytes)
 	b.Queue("RELEASE page") // ends the statement before it, whose snapshot the server would keep
 	results := s.conn.SendBatch(ctx, b)
 	events, err := readPage(results, p.mark, bytes)
@@ -246,7 +209,38 @@ func (s *Sweep) read(ctx context.Context, p *Pass, seqs []int64, bytes int) ([]*
 	if err != nil {
 		return nil, s.back(ctx, wrapPart("sweep", p.part, err))
 	}
+	if n := len(events); n > 0 {
+		// Rows after the last one may have exceeded the limit of bytes.
+		p.page, _ = slices.BinarySearch(p.seqs, events[n-1].Seq)
+		p.page++
+	}
 	return events, nil
+}
+
+// Ahead lists unsettled rows of a claimed part that within sees, or that are visible now: those of streams other than
+// blocked that sent does not have. They are read with Page, left behind with Next, and stay unsettled. Ahead removes
+// from sent what is settled.
+func (s *Sweep) Ahead(ctx context.Context, p *Pass, within *outbox.Pass, blocked []string, sent map[int64]bool,
+) (*Pass, error) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	var snapshot *string
+	if within != nil {
+		text := within.Snapshot.String()
+		snapshot = &text
+	}
+	var seqs []int64
+	err := s.conn.QueryRow(ctx, query("sweep_ahead"), p.part, blocked, listRows, snapshot).Scan(&seqs)
+	if err != nil {
+		return nil, wrapPart("look ahead in", p.part, err)
+	}
+	listed := map[int64]bool{}
+	for _, seq := range seqs {
+		listed[seq] = true
+	}
+	maps.DeleteFunc(sent, func(seq int64, _ bool) bool { return !listed[seq] })
+	seqs = slices.DeleteFunc(seqs, func(seq int64) bool { return sent[seq] })
+	return &Pass{part: p.part, mark: p.mark, seqs: seqs}, nil
 }
 
 // back undoes the batch of the savepoint if err is about the data of a row, and returns err.
@@ -330,7 +324,7 @@ func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries out
 		return wrapPart("settle a page of", p.part, err)
 	}
 	p.mark, p.settled, p.hi, p.underWay, p.over = *mark, settled, hi, !over, over
-	p.seqs, p.page = p.seqs[p.page:], 0
+	p.Next()
 	return nil
 }
 

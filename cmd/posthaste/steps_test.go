@@ -44,12 +44,14 @@ var noIO = map[string]string{
 	"Sweep.Close":           "ends a connection", "Sweep.Closed": "looks at a field", "Sweeper.Run": "poll's own steps",
 	"Sweeper.Drain": "poll's own steps", "Source.Run": "the reader's own steps",
 	"Pass.Idle": "looks at a field", "Pass.Listed": "looks at a field", "Pass.Over": "looks at a field",
+	"Pass.Next": "changes memory only",
 }
 
 // elsewhere are call sites that the story does not reach, or reaches only by chance, and the reasons. TestCrashPoints
 // reaches them in memory.
 var elsewhere = map[string]string{
 	"claim.ahead Ahead":                   "needs a stream that is blocked",
+	"claim.ahead Page":                    "needs a stream that is blocked",
 	"claim.unreadable ParkRow":            "needs a row with broken data",
 	"claim.unreadable Drop":               "needs a row with broken data",
 	"comparison.progress Restoring":       "needs a repair that takes longer than five seconds",

@@ -185,14 +185,14 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "block-key holds in every page of a sweep", about: "a claim does not know what it parks",
-		file:        "poll/worker.go",
+		file:        "poll/claim.go",
 		old:         "c.held[k] == nil",
 		replacement: "false",
 		pkg:         "./poll", test: "TestBlockKeyHoldsInEveryPage",
 	},
 	{
 		safeguard: "a blocked stream delays only itself in a sweep", about: "the rows behind it wait",
-		file:        "poll/worker.go",
+		file:        "poll/claim.go",
 		old:         "} else if outbox.Alone(err) {\n\t\tif aerr",
 		replacement: "} else if false {\n\t\tif aerr",
 		pkg:         "./poll", test: "TestABlockedStreamDelaysOnlyItself",

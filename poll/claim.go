@@ -1,0 +1,420 @@
+package poll
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"posthaste/internal/pause"
+	"posthaste/internal/poison"
+	"posthaste/outbox"
+	"posthaste/sql"
+)
+
+// claim is one claim of a part: a transaction, for one page.
+type claim struct {
+	w       *worker
+	part    int
+	pass    *sql.Pass
+	lane    outbox.Lane
+	lanes   map[string]outbox.LanePublisher
+	settled map[string]outbox.Mark
+	within  *outbox.Pass
+	// refused are the events that the claim parks; held are the first of each aggregate.
+	refused []sql.Refused
+	held    map[[2]string]*outbox.Event
+}
+
+// run sweeps a page, and ends the claim. The next claim continues an unfinished pass. It is correct to continue after
+// the last number because the pass keeps its snapshot: rows that become visible later belong to the next pass, whatever
+// their number. more is whether there may be another page.
+func (c *claim) run(ctx context.Context) (more bool, err error) {
+	w := c.w
+	c.pass, w.passes[c.part] = w.passes[c.part], nil
+	for {
+		if c.pass == nil || !c.pass.Listed() {
+			if c.pass, err = w.conn.Begin(ctx, c.part, c.within); err != nil {
+				return false, err
+			}
+		}
+		if c.pass.Idle() {
+			return false, w.conn.Drop(ctx)
+		}
+		err := c.batch(ctx)
+		switch {
+		case errors.Is(err, sql.ErrPassed):
+			c.pass = nil
+		case errors.Is(err, errSmaller):
+		case errors.Is(err, errParked):
+			w.passes[c.part] = c.pass
+			return true, nil
+		case outbox.Alone(err):
+			if end := w.conn.Drop(ctx); end != nil {
+				return false, end
+			}
+			c.committed()
+			return false, err
+		case err != nil:
+			return false, err
+		default:
+			if !c.pass.Over() {
+				w.passes[c.part] = c.pass
+			}
+			return !c.pass.Over(), nil
+		}
+	}
+}
+
+// batch publishes one page, parks the refused events and then writes a mark, which ends the claim. If any step before
+// the mark fails, the rows stay unsettled, and the gate keeps the events that were published.
+func (c *claim) batch(ctx context.Context) error {
+	w := c.w
+	rows := int(w.s.rows[c.part].Load())
+	events, err := w.conn.Page(ctx, c.pass, rows, batchBytes)
+	if sql.Unreadable(err) {
+		return c.unreadable(ctx, rows, err)
+	}
+	if err != nil {
+		return err
+	}
+	out := &outcome{entries: outbox.Entries{}}
+	if err = c.publish(ctx, events, out); err == nil {
+		err = c.settle(ctx, out)
+	} else if outbox.Alone(err) {
+		if aerr := c.ahead(ctx, out); aerr != nil {
+			err = aerr
+		}
+	}
+	if err != nil {
+		if poison := (*outbox.PoisonError)(nil); !errors.As(err, &poison) && !outbox.Alone(err) {
+			w.s.shrink(c.part, len(events))
+		}
+		return err
+	}
+	w.s.grow(c.part)
+	return nil
+}
+
+// errSmaller makes run read the page again, in smaller pieces. errParked means that the first row is parked.
+var errSmaller, errParked = errors.New("the page is read again"), errors.New("a row is parked")
+
+// unreadable gets past a row whose data cannot be read. It reduces the batch size, and finally parks the row on the
+// server.
+func (c *claim) unreadable(ctx context.Context, rows int, cause error) error {
+	w := c.w
+	if rows > 1 {
+		w.s.shrink(c.part, rows)
+		return errSmaller
+	}
+	if sql.OutOfMemory(cause) {
+		return cause // the row is not to blame
+	}
+	e, err := w.conn.ParkRow(ctx, c.pass, w.scope.Owner, cause)
+	if err == nil {
+		err = w.conn.Drop(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if e != nil {
+		w.scope.Parked(e, cause)
+	}
+	return errParked
+}
+
+// outcome is the result of publishing a batch.
+type outcome struct {
+	entries outbox.Entries
+	marks   []outbox.Mark
+	groups  []group
+	parked  []sql.Refused
+	blocked []string
+}
+
+type group struct {
+	stream     string
+	events     []*outbox.Event
+	suppressed int
+}
+
+// publish puts the events into their streams in order, with one bounded attempt per stream. If a stream refuses an
+// event, its next attempt follows the attempts of the other streams. A blocked stream does not keep the others from
+// getting their attempts, except for events that are sent. If no stream is blocked, sent events are published again:
+// the gate has them in doubt, and drops them.
+func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcome) error {
+	var order []string
+	byStream := map[string][]*outbox.Event{}
+	for _, e := range events {
+		if blocker := c.blocker(e); blocker != "" {
+			out.parked = append(out.parked, sql.Refused{
+				Event: e, Err: errors.New(poison.WaitsFor(blocker)), Class: poison.ClassBlocked,
+			})
+			continue
+		}
+		name := c.w.stream(e)
+		if byStream[name] == nil {
+			order = append(order, name)
+		}
+		byStream[name] = append(byStream[name], e)
+	}
+	slices.SortStableFunc(order, c.w.s.blocked.order)
+	begun := map[string]*putting{}
+	for _, name := range order {
+		begun[name] = &putting{stream: name, events: byStream[name], skipped: map[int]bool{}}
+	}
+	var stands error
+	for n := 1; len(order) > 0; n++ {
+		var again []string
+		for _, name := range order {
+			if stands != nil && !c.unsent(begun[name]) {
+				continue
+			}
+			err := c.publishTo(ctx, begun[name], out)
+			refused := (*outbox.PoisonError)(nil)
+			switch {
+			case errors.As(err, &refused) && n < poison.Attempts:
+				again = append(again, name)
+			case outbox.Alone(err):
+				stands = err
+				out.blocked = append(out.blocked, name)
+			case err != nil:
+				return err
+			}
+		}
+		if order = again; len(order) > 0 {
+			pause.About(ctx, failFirst)
+		}
+	}
+	return stands
+}
+
+// blocker returns the parked event that e has to wait for, "" for none; Scope.Blocked does not know those of the claim.
+func (c *claim) blocker(e *outbox.Event) string {
+	if id := c.w.scope.Blocked(e); id != "" || !c.w.scope.BlockKey {
+		return id
+	}
+	if p := c.held[[2]string{e.AggregateType, e.AggregateID}]; p != nil && p.Seq < e.Seq {
+		return p.ID.String()
+	}
+	return ""
+}
+
+// putting is the part of a batch that goes to one stream.
+type putting struct {
+	stream   string
+	events   []*outbox.Event
+	delivery outbox.Delivery
+	skipped  map[int]bool
+}
+
+// publishTo makes one attempt, unless the stream was blocked a moment ago.
+func (c *claim) publishTo(ctx context.Context, p *putting, out *outcome) error {
+	err := c.w.s.blocked.why(p.stream)
+	if err == nil {
+		if err = c.attempt(ctx, p, out); err == nil || outbox.Alone(err) {
+			c.w.s.blocked.note(p.stream, err)
+		}
+	}
+	return err
+}
+
+// unsent drops the events that are sent, and reports whether there are others.
+func (c *claim) unsent(p *putting) bool {
+	if p.delivery == nil {
+		p.events = slices.DeleteFunc(p.events, func(e *outbox.Event) bool { return c.w.sent[c.part][e.Seq] })
+	}
+	return len(p.events) > 0
+}
+
+// ahead publishes events of the part behind those of the blocked streams of out, as far as it may, and parks what is
+// refused. It writes no mark: the first event of a blocked stream is in front of them.
+func (c *claim) ahead(ctx context.Context, out *outcome) error {
+	w, sent, blocked, within := c.w, c.w.sent[c.part], out.blocked, c.within
+	if w.scope.Newer {
+		within = nil
+	}
+	c.passed(out)
+	rows, err := w.conn.Ahead(ctx, c.pass, within, blocked, sent)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	for rows.Listed() && len(sent) < aheadRows && time.Since(began) < aheadTime && ctx.Err() == nil {
+		events, err := w.conn.Page(ctx, rows, w.s.o.BatchRows, batchBytes)
+		if sql.Unreadable(err) { // a page of the pass will show which row it is
+			break
+		}
+		if err != nil {
+			return err
+		}
+		// A stream that is blocked since is left out, even if it takes events again: earlier ones of it wait.
+		events = slices.DeleteFunc(events, func(e *outbox.Event) bool { return slices.Contains(blocked, w.stream(e)) })
+		out := &outcome{entries: outbox.Entries{}}
+		if err := c.publish(ctx, events, out); err != nil && !outbox.Alone(err) {
+			return err
+		}
+		c.passed(out)
+		blocked = append(blocked, out.blocked...)
+		rows.Next()
+	}
+	return c.park(ctx)
+}
+
+// passed notes what the claim has published ahead of a mark, and what it parks.
+func (c *claim) passed(out *outcome) {
+	for _, g := range out.groups {
+		for _, e := range g.events {
+			c.w.sent[c.part][e.Seq] = true
+		}
+	}
+	for _, p := range out.parked {
+		c.w.sent[c.part][p.Event.Seq] = true
+	}
+	c.hold(out.parked)
+}
+
+// hold notes that the claim parks events.
+func (c *claim) hold(refused []sql.Refused) {
+	c.refused = append(c.refused, refused...)
+	for _, p := range refused {
+		if k := [2]string{p.Event.AggregateType, p.Event.AggregateID}; c.held[k] == nil {
+			c.held[k] = p.Event
+		}
+	}
+}
+
+// park makes the refused events dead when the claim commits. An adoption waits for that, so the claim ends right after.
+func (c *claim) park(ctx context.Context) error {
+	if len(c.refused) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	return c.w.conn.Park(ctx, c.pass, c.w.scope.Owner, c.refused)
+}
+
+// committed reports the events that the claim has parked.
+func (c *claim) committed() {
+	for _, p := range c.refused {
+		c.w.s.refused.Parked(c.w.stream(p.Event), p.Event.ID)
+		c.w.scope.Parked(p.Event, p.Err)
+	}
+}
+
+func (c *claim) attempt(ctx context.Context, p *putting, out *outcome) error {
+	w := c.w
+	actx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	if p.delivery == nil {
+		lane, err := c.open(actx, p.stream)
+		if err != nil {
+			return err
+		}
+		p.delivery = lane.Deliver(p.events)
+	}
+	var receipt outbox.Receipt
+	for {
+		var err error
+		receipt, err = attempt(actx, p.delivery)
+		if err == nil {
+			break
+		}
+		var refused *outbox.PoisonError
+		if !errors.As(err, &refused) {
+			return err
+		}
+		tries, park := w.s.refused.Refused(p.stream, refused)
+		if !park {
+			return err
+		}
+		e := p.events[refused.Index]
+		out.parked = append(out.parked, sql.Refused{Event: e, Err: refused.Err, Class: refused.Class, Attempts: tries})
+		p.skipped[refused.Index] = true
+		also, class, why := poison.Behind(refused, e, w.scope.BlockKey)
+		for _, i := range p.delivery.Skip(also) {
+			out.parked = append(out.parked, sql.Refused{Event: p.events[i], Err: why, Class: class})
+			p.skipped[i] = true
+		}
+	}
+	g := group{stream: p.stream, suppressed: receipt.Suppressed}
+	for i, e := range p.events {
+		if !p.skipped[i] {
+			g.events = append(g.events, e)
+		}
+	}
+	out.entries.Raise(p.stream, receipt.Last)
+	if len(p.skipped) == 0 {
+		w.s.refused.Accepted(p.stream)
+	}
+	out.groups = append(out.groups, g)
+	if receipt.Number > 0 { // not if the stream is another type's, and takes no batch
+		out.marks = append(out.marks, outbox.Mark{Stream: p.stream, Lane: c.lane, Number: receipt.Number})
+	}
+	return nil
+}
+
+// open returns the claim's lane into a stream, after ensuring that the stream's gate is raised.
+func (c *claim) open(ctx context.Context, stream string) (outbox.LanePublisher, error) {
+	if err := c.w.scope.Ensure(ctx, stream); err != nil {
+		return nil, err
+	}
+	lane := c.lanes[stream]
+	if lane == nil {
+		lane = c.w.scope.Lane(stream, c.lane)
+		if m, ok := c.settled[stream]; ok {
+			lane.Follows(m.Lane.Claim, m.Number)
+		}
+		c.lanes[stream] = lane
+	}
+	return lane, nil
+}
+
+// attempt publishes, and repeats a failed call once at once. A connection that was idle during a restart of Redis fails
+// only the first time. If an event itself breaks connections, the second attempt shows it.
+func attempt(ctx context.Context, d outbox.Delivery) (outbox.Receipt, error) {
+	r, err := d.Publish(ctx)
+	if poison := (*outbox.PoisonError)(nil); err == nil || errors.As(err, &poison) || ctx.Err() != nil {
+		return r, err
+	}
+	return d.Publish(ctx)
+}
+
+// settle waits for the configured durability, parks the refused events and writes the mark. If it is unknown whether
+// the mark was written, settle returns an error; the next claim of the part reads the mark that is there.
+func (c *claim) settle(ctx context.Context, out *outcome) error {
+	w := c.w
+	// Settle published events even if ctx has ended since.
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	if len(out.marks) > 0 {
+		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
+		err := w.s.o.Sink.Confirm(actx, w.scope.Owner, out.marks)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	c.hold(out.parked)
+	if err := c.park(ctx); err != nil {
+		return err
+	}
+	if err := w.conn.Settle(sctx, c.pass, w.scope.Owner, out.entries); err != nil {
+		return err
+	}
+	c.committed()
+	clear(w.sent[c.part])
+	for _, m := range out.marks {
+		c.settled[m.Stream] = m
+		w.untold = append(w.untold, m)
+	}
+	rows := len(out.parked)
+	for _, g := range out.groups {
+		rows += len(g.events)
+		w.scope.Published(g.stream, g.events, g.suppressed)
+	}
+	w.s.metrics.batches.Inc()
+	w.s.metrics.rows.Add(float64(rows))
+	w.scope.Outcome(nil)
+	return nil
+}
