@@ -135,6 +135,10 @@ func TestDocsNames(t *testing.T) {
 			variables[v] = true
 		}
 	})
+	// The settings' variables follow from their flags; make check compares this page with the flags.
+	for _, v := range variablePattern.FindAllString(read(t, "docs/configuration.md"), -1) {
+		variables[v] = true
+	}
 	for _, p := range pages(t) {
 		for _, n := range p.testNames() {
 			if !tests[n] {

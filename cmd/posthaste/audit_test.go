@@ -19,8 +19,9 @@ import (
 // silent are the commands that change nothing that needs an audit entry.
 var silent = []string{
 	"migrate", "serve", "relay", "consume", "status", "dead list", "audit", "groups list", "trace",
-	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "version", "bench drain",
-	"bench latency", "bench orders", "bench idle", "bench growth", "demo", "prove", "prove-consumer", "gen-docs",
+	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "settings", "version", "help",
+	"bench drain", "bench latency", "bench orders", "bench idle", "bench growth", "demo", "prove",
+	"prove-consumer", "gen-docs",
 }
 
 // Every command that changes something writes one attempt with its outcome to the table, and one line to the log.

@@ -12,5 +12,7 @@ type env struct {
 	cli.IO
 
 	config app.Config
-	model  *kong.Application
+	// settings is the text that config was parsed from, and model the parser's.
+	settings app.Settings
+	model    *kong.Application
 }

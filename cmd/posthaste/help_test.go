@@ -1,33 +1,111 @@
 package main
 
 import (
+	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
+
+	"posthaste/internal/app"
+	"posthaste/internal/testenv"
 )
 
-// A command's help explains the command's own flags. The settings, which all commands accept, would fill pages.
+// A command's help explains its own flags and the settings that it uses. All other settings would fill pages.
 func TestHelpIsAboutTheCommand(t *testing.T) {
 	t.Parallel()
-	const explained, named = "--window-bytes=", "--window-bytes"
-	for args, own := range map[string]string{
-		"": "  doctor ", "bench": "  bench drain ", "bench drain": "--transaction=1", "doctor": "--json",
+	for args, want := range map[string]struct{ own, settings string }{
+		"bench drain": {"--transaction=1", "Servers"},
+		"dead list":   {"--json", "Servers, Names"},
+		"demo":        {"--once", "Process"},
+		"relay":       {"--migrate", "Servers, Names, Relay, Admin listener, Process"},
+		"serve":       {"--http-addr=", "Servers, Names, API, Admin listener, Process"},
+		"version":     {"--json", ""},
 	} {
 		page := runToEnd(t, append(strings.Fields(args), "--help")...)
-		settings := strings.Index(page.out, "posthaste relay --help")
-		if page.code != 0 || strings.Contains(page.out, explained) || settings < 0 ||
-			settings < strings.Index(page.out, own) || !slices.Contains(strings.Fields(page.out[settings:]), named) {
-			t.Errorf("%s --help: exit %d, want %q, and then names:\n%s", args, page.code, own, page.out)
+		if page.code != 0 || !strings.Contains(page.out, want.own) {
+			t.Errorf("%s --help: exit %d, want %q:\n%s", args, page.code, want.own, page.out)
 		}
+		var groups []string
 		for line := range strings.Lines(page.out) {
 			if len(line) > 81 {
 				t.Errorf("%s --help: a line of %d characters: %s", args, len(line), line)
 			}
+			switch line = strings.TrimSpace(line); line {
+			case "Servers", "Names", "Relay", "API", "Admin listener", "Process":
+				groups = append(groups, line)
+			}
+		}
+		if got := strings.Join(groups, ", "); got != want.settings {
+			t.Errorf("%s --help: settings %q, want %q:\n%s", args, got, want.settings, page.out)
 		}
 	}
-	for _, command := range []string{"relay", "serve"} {
-		if page := runToEnd(t, command, "--help"); page.code != 0 || !strings.Contains(page.out, explained) {
-			t.Errorf("%s --help: exit %d:\n%s", command, page.code, page.out)
+}
+
+// Users try these before they have read anything.
+func TestWaysToAskForHelp(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"": "Try and measure", "help": "Try and measure", "help dead": "retry", "help dead list": "parked by the relay",
+		"--version": "posthaste devel (go", "version": "posthaste devel (go",
+	} {
+		if page := runToEnd(t, strings.Fields(args)...); page.code != 0 || !strings.Contains(page.out, want) {
+			t.Errorf("posthaste %s: exit %d, want %q:\n%s%s", args, page.code, want, page.out, page.errOut)
 		}
+	}
+	for _, args := range []string{"nonsense", "help nonsense", "dead", "--nonsense"} {
+		if page := runToEnd(t, strings.Fields(args)...); page.code != exitBadUsage ||
+			!strings.Contains(page.errOut, "--help") || strings.Count(page.errOut, "\n") != 1 {
+			t.Errorf("posthaste %s: exit %d: %s", args, page.code, page.errOut)
+		}
+	}
+}
+
+// The settings of every origin are printed without secrets. A variable that is no setting is named.
+func TestSettings(t *testing.T) {
+	file := testenv.WriteFile(t, t.TempDir(), "redis", []byte("redis://user:hunter2@redis.example:6379/0\n"))
+	for name, value := range map[string]string{
+		"POSTHASTE_POSTGRES_URL":            "postgres://me:hunter2@db.example/shop?sslmode=require",
+		"POSTHASTE_REDIS_URL_FILE":          file,
+		"POSTHASTE_ADMIN_TOKEN":             "hunter2",
+		"POSTHASTE_HISTORY":                 "2w",
+		"POSTHASTE_WALL_BUDGET":             "hunter2",
+		"POSTHASTE_RELAY_SERVICE_HOST":      "10.0.0.1",
+		"POSTHASTE_SERVE_PORT_8080_TCP":     "tcp://10.0.0.1:8080",
+		"POSTHASTE_GUARD_REDIS_URL":         "redis://guard.example",
+		"POSTHASTE_HEALTHCHECK_CERT":        "",
+		"POSTHASTE_TEST_SETTINGS_ARE_TESTS": "1",
+	} {
+		t.Setenv(name, value)
+	}
+	page := runToEnd(t, "settings", "--json", "--schema=events")
+	if page.code != 0 || strings.Contains(page.out+page.errOut, "hunter2") {
+		t.Fatalf("exit %d: %s%s", page.code, page.out, page.errOut)
+	}
+	if strings.Count(page.errOut, "not a setting") != 1 || !strings.Contains(page.errOut, "POSTHASTE_WALL_BUDGET") {
+		t.Errorf("variables that are no settings: %s", page.errOut)
+	}
+	var list []app.Setting
+	must(t, json.Unmarshal([]byte(page.out), &list))
+	got := map[string][2]string{}
+	for _, s := range list {
+		got[s.Flag] = [2]string{s.Value, s.From}
+	}
+	want := map[string][2]string{
+		"--postgres-url":    {"postgres://me:***@db.example/shop?sslmode=require", "environment"},
+		"--redis-url":       {"***", "file"},
+		"--guard-redis-url": {"redis://guard.example", "environment"},
+		"--admin-token":     {"***", "environment"},
+		"--history":         {"2w", "environment"},
+		"--schema":          {"events", "flag"},
+		"--relay-name":      {"default", "default"},
+	}
+	for _, flag := range slices.Sorted(maps.Keys(want)) {
+		if got[flag] != want[flag] {
+			t.Errorf("%s: %q, want %q", flag, got[flag], want[flag])
+		}
+	}
+	if text := runToEnd(t, "settings").out; !strings.Contains(text, "\nRelay\n") || strings.Contains(text, "hunter2") {
+		t.Errorf("for people:\n%s", text)
 	}
 }

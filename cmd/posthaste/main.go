@@ -8,7 +8,9 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"reflect"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/redis/go-redis/v9"
@@ -28,29 +30,33 @@ const (
 type commandLine struct {
 	app.Settings
 
-	Migrate     migrateCmd     `cmd:"" help:"Apply the embedded migrations; safe to run from many places at once."`
-	Serve       serveCmd       `cmd:"" help:"Run the API."`
-	Relay       relayCmd       `cmd:"" help:"Run the relay."`
-	Consume     consumeCmd     `cmd:"" help:"Print one JSON line per event, as a member of a consumer group."`
-	Mode        modeCmd        `cmd:"" help:"Show or set the desired mode: auto, cdc or poll."`
-	Status      statusCmd      `cmd:"" help:"Show mode, leader, backlog, slot, parked events, and what was lost or restored."`
-	Dead        deadCmd        `cmd:"" help:"List, retry or drop parked events."`
-	Replay      replayCmd      `cmd:"" help:"Publish history again, marked as replayed; continues where the same command stopped."`
-	Streams     streamsCmd     `cmd:"" help:"Delete a stream on purpose."`
-	Phantoms    phantomsCmd    `cmd:"" help:"List events that are in streams and not in Postgres since a failover or a restore (the commit is lost, or the row was deleted), or acknowledge them."`
-	Audit       auditCmd       `cmd:"" help:"List changes and refused attempts, with the user of each."`
-	Groups      groupsCmd      `cmd:"" help:"List or drop consumer groups; an abandoned one keeps streams from being trimmed."`
-	Trace       traceCmd       `cmd:"" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`
-	Doctor      doctorCmd      `cmd:"" help:"Check Postgres and Redis before the relay does; every finding names its remedy."`
-	Adopt       adoptCmd       `cmd:"" help:"Take over streams last written by another database."`
-	Credits     creditsCmd     `cmd:"" help:"Inspect and repair the ledger of credits."`
-	Uninstall   uninstallCmd   `cmd:"" help:"Drop the slot and the publication; an abandoned slot fills a disk."`
-	Keygen      keygenCmd      `cmd:"" help:"Make an API key and its line for the file of keys: the line goes to standard output, the key to standard error."`
-	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running process whether it is healthy; for containers."`
-	Version     versionCmd     `cmd:"" help:"Print the version."`
-	Bench       benchCmd       `cmd:"" help:"Measure throughput and latency, and compare them with limits measured in the same run."`
-	Demo        demoCmd        `cmd:"" help:"Run everything on its own servers and show events arriving."`
-	Prove       proveCmd       `cmd:"" help:"Inject faults into the whole product, on its own servers, and verify that every promise is kept."`
+	VersionFlag kong.VersionFlag `name:"version" help:"Print the version."`
+
+	Migrate     migrateCmd     `cmd:"" group:"Run" help:"Apply the embedded migrations; safe to run from many places at once."`
+	Serve       serveCmd       `cmd:"" group:"Run" settings:"Servers,Names,API,Admin listener,Process" help:"Run the API."`
+	Relay       relayCmd       `cmd:"" group:"Run" settings:"Servers,Names,Relay,Admin listener,Process" help:"Run the relay."`
+	Consume     consumeCmd     `cmd:"" group:"Run" help:"Print one JSON line per event, as a member of a consumer group."`
+	Healthcheck healthcheckCmd `cmd:"" group:"Run" settings:"API,Admin listener" help:"Ask a running process whether it is healthy; for containers."`
+	Mode        modeCmd        `cmd:"" group:"Operate" help:"Show or set the desired mode: auto, cdc or poll."`
+	Status      statusCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay" help:"Show mode, leader, backlog, slot, parked events, and what was lost or restored."`
+	Dead        deadCmd        `cmd:"" group:"Operate" help:"List, retry or drop parked events."`
+	Replay      replayCmd      `cmd:"" group:"Operate" help:"Publish history again, marked as replayed; continues where the same command stopped."`
+	Streams     streamsCmd     `cmd:"" group:"Operate" help:"Delete a stream on purpose."`
+	Phantoms    phantomsCmd    `cmd:"" group:"Operate" help:"List events that are in streams and not in Postgres since a failover or a restore (the commit is lost, or the row was deleted), or acknowledge them."`
+	Audit       auditCmd       `cmd:"" group:"Operate" help:"List changes and refused attempts, with the user of each."`
+	Groups      groupsCmd      `cmd:"" group:"Operate" help:"List or drop consumer groups; an abandoned one keeps streams from being trimmed."`
+	Trace       traceCmd       `cmd:"" group:"Operate" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`
+	Doctor      doctorCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay" help:"Check Postgres and Redis before the relay does; every finding names its remedy."`
+	Adopt       adoptCmd       `cmd:"" group:"Operate" help:"Take over streams last written by another database."`
+	Credits     creditsCmd     `cmd:"" group:"Operate" help:"Inspect and repair the ledger of credits."`
+	Keygen      keygenCmd      `cmd:"" group:"Operate" settings:"none" help:"Make an API key and its line for the file of keys: the line goes to standard output, the key to standard error."`
+	Uninstall   uninstallCmd   `cmd:"" group:"Operate" help:"Drop the slot and the publication; an abandoned slot fills a disk."`
+	Demo        demoCmd        `cmd:"" group:"Try and measure" settings:"Process" help:"Run everything on its own servers and show events arriving."`
+	Bench       benchCmd       `cmd:"" group:"Try and measure" settings:"Servers" help:"Measure throughput and latency, and compare them with limits measured in the same run."`
+	Prove       proveCmd       `cmd:"" group:"Try and measure" settings:"Process" help:"Inject faults into the whole product, on its own servers, and verify that every promise is kept."`
+	Shown       settingsCmd    `cmd:"" name:"settings" group:"About" settings:"Servers,Names,Relay,API,Admin listener,Process" help:"Print the effective settings, and where each comes from."`
+	Version     versionCmd     `cmd:"" group:"About" settings:"none" help:"Print the version."`
+	HelpOn      helpCmd        `cmd:"" group:"About" settings:"none" name:"help" help:"Print the help of a command."`
 	GenDocs     genDocsCmd     `cmd:"" hidden:"" help:"Write the reference of the settings."`
 
 	ProveConsumer proveConsumerCmd `cmd:"" hidden:"" help:"Consume for a campaign of posthaste prove."`
@@ -77,17 +83,19 @@ func main() {
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	var line commandLine
 	exited := -1
-	parser, err := kong.New(&line, kong.Name("posthaste"), kong.UsageOnError(),
+	parser, err := kong.New(&line, kong.Name("posthaste"), app.Variables(), kong.Vars{"version": versionLine()},
 		kong.Description("A transactional outbox: Postgres to Redis Streams, by the write-ahead log or by sweeping."),
 		kong.Writers(stdout, stderr), kong.Exit(func(code int) { exited = code }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}), kong.Help(help))
+		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(parseDuration)),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}), kong.Help(help),
+		kong.ValueFormatter(meaning))
 	if err != nil {
 		fmt.Fprintln(stderr, "posthaste:", err)
 		return exitFailure
 	}
-	kctx, err := parser.Parse(args)
+	kctx, err := parser.Parse(helpArgs(args))
 	if exited >= 0 {
-		return exited // --help
+		return exited // --help or --version
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "posthaste: %v (see posthaste --help)\n", err)
@@ -107,21 +115,29 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	config.Version = version
 	line.WarnOfSecrets(config.Logger())
-	e := &env{IO: cli.IO{Stdin: stdin, Stdout: stdout, Stderr: stderr}, config: config, model: parser.Model}
+	line.WarnOfUnknown(parser.Model, config.Logger())
+	e := &env{
+		IO:     cli.IO{Stdin: stdin, Stdout: stdout, Stderr: stderr},
+		config: config, settings: line.Settings, model: parser.Model,
+	}
 	kctx.BindTo(ctx, (*context.Context)(nil))
 	err = kctx.Run(e)
-	switch {
-	case err == nil:
+	if err == nil {
 		return 0
-	case errors.Is(err, cli.ErrSaid):
-		return exitFailure
 	}
-	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-		err = errors.New("interrupted")
+	if !errors.Is(err, cli.ErrSaid) {
+		text := ops.Printable(err.Error()) + cli.Remedy(err)
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			text = "interrupted"
+		}
+		fmt.Fprintln(stderr, "posthaste:", text)
 	}
-	fmt.Fprintln(stderr, "posthaste:", ops.Printable(err.Error())+cli.Remedy(err))
 	var usage *cli.UsageError
-	if errors.As(err, &usage) {
+	var exit *cli.ExitError
+	switch {
+	case errors.As(err, &exit):
+		return exit.Code
+	case errors.As(err, &usage):
 		return exitBadUsage
 	}
 	return exitFailure

@@ -23,6 +23,7 @@ import (
 type statusCmd struct {
 	JSON  bool `name:"json" help:"Print JSON, as GET /relay answers; with --watch one line each time."`
 	Watch bool `help:"Refresh every second until interrupted, even while Postgres is unavailable."`
+	Check bool `help:"Exit with 0 if all is well, 1 if it is degraded, and 2 if it is broken or cannot be read."`
 }
 
 // Run shows the status.
@@ -30,9 +31,9 @@ func (c statusCmd) Run(ctx context.Context, e *env) error {
 	if c.Watch {
 		return c.watch(ctx, e)
 	}
-	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
-		v, err := e.readStatus(ctx, pool)
-		if err != nil {
+	var v view
+	err := e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
+		if v, err = e.readStatus(ctx, pool); err != nil {
 			return err
 		}
 		if c.JSON {
@@ -40,6 +41,17 @@ func (c statusCmd) Run(ctx context.Context, e *env) error {
 		}
 		return v.print(e.Stdout, e.config.RelayName, cli.Colours(e.Stdout))
 	})
+	switch {
+	case !c.Check:
+		return err
+	case err != nil:
+		return &cli.ExitError{Code: 2, Err: err}
+	case v.Verdict.Word == ops.Broken.Word():
+		return &cli.ExitError{Code: 2, Err: cli.ErrSaid}
+	case v.Verdict.Word != ops.OK.Word():
+		return &cli.ExitError{Code: 1, Err: cli.ErrSaid}
+	}
+	return nil
 }
 
 // view is the status and its assessment.

@@ -82,7 +82,15 @@ func TestStatusSeesRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.relayIn("cdc")
+	check := func(code int) {
+		t.Helper()
+		if r := w.once("status", "--check"); r.code != code {
+			t.Errorf("status --check: exit %d, want %d: %s%s", r.code, code, r.out, r.errOut)
+		}
+	}
+	check(0)
 	must(t, w.redis.Signal(syscall.SIGSTOP))
+	check(1)
 	if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "degraded: redis unreachable") {
 		t.Errorf("with a Redis that hangs: exit %d: %s", r.code, r.out)
 	}
@@ -95,6 +103,10 @@ func TestStatusSeesRedis(t *testing.T) {
 		}
 		return nil
 	})
+	check(2)
+	if r := w.once("status", "--check", "--postgres-url=postgres://127.0.0.1:1/none"); r.code != 2 || r.errOut == "" {
+		t.Errorf("without Postgres: exit %d: %s", r.code, r.errOut)
+	}
 }
 
 // Commands with output for scripts print it as JSON.

@@ -20,7 +20,11 @@ func (c versionCmd) Run(e *env) error {
 			"arch": runtime.GOARCH,
 		})
 	}
-	_, err := fmt.Fprintf(e.Stdout, "posthaste %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS,
-		runtime.GOARCH)
+	_, err := fmt.Fprintln(e.Stdout, versionLine())
 	return err
+}
+
+// versionLine is the version for people.
+func versionLine() string {
+	return fmt.Sprintf("posthaste %s (%s, %s/%s)", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

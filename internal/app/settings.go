@@ -34,61 +34,90 @@ const defaultPostgresURL = "postgres://localhost:5432/postgres"
 // Settings are all settings. They are text until Parse has checked all of them, so that it names every fault at once.
 // docs/configuration.md is generated from the struct.
 type Settings struct {
-	PostgresURL     string `help:"Connection to Postgres. A relay needs a direct one, or in mode poll one through a pooler in session mode. libpq variables (PGHOST and so on) are honoured when it is not set." env:"POSTHASTE_POSTGRES_URL" placeholder:"postgres://localhost:5432/postgres"`
-	RedisURL        string `help:"Redis: redis://, rediss:// or unix://; a cluster with addr=host:port, sentinels with master_name." env:"POSTHASTE_REDIS_URL" default:"redis://localhost:6379/0"`
-	GuardRedisURL   string `help:"Redis of the idempotency guard, if it has one of its own." env:"POSTHASTE_GUARD_REDIS_URL" placeholder:"redis://localhost:6380/0"`
-	RedisCA         string `name:"redis-ca" help:"PEM file with the CAs that the certificates of Redis have to be signed by; needs rediss://. Default: those of the system." env:"POSTHASTE_REDIS_CA"`
-	RedisCert       string `help:"PEM file with the certificate to show to Redis; needs rediss://." env:"POSTHASTE_REDIS_CERT"`
-	RedisKey        string `help:"PEM file with its key." env:"POSTHASTE_REDIS_KEY"`
-	RedisSkipVerify string `help:"Do not verify the certificate of Redis: insecure. on or off; needs rediss://." env:"POSTHASTE_REDIS_SKIP_VERIFY" default:"off"`
-	HTTPAddr        string `name:"http-addr" help:"Public API." env:"POSTHASTE_HTTP_ADDR" default:"127.0.0.1:8080"`
-	AdminAddr       string `help:"Metrics, health, status and mode. Default: serve 127.0.0.1:9090, relay 127.0.0.1:9091, others none." env:"POSTHASTE_ADMIN_ADDR" placeholder:"127.0.0.1:9090"`
-	AdminToken      string `help:"Bearer token that everything on the admin listener requires but health and metrics." env:"POSTHASTE_ADMIN_TOKEN"`
-	AdminReadToken  string `help:"Bearer token that may read on the admin listener, and change nothing; needs an admin token." env:"POSTHASTE_ADMIN_READ_TOKEN"`
-	AdminHosts      string `help:"Further names, separated by commas, that the admin listener answers to." env:"POSTHASTE_ADMIN_HOSTS"`
-	AdminOpen       string `help:"Allow an admin listener beyond loopback without a token: any client can then read and change everything. on or off." env:"POSTHASTE_ADMIN_OPEN" default:"off"`
-	AdminPprof      string `help:"Whether the admin listener serves profiles: on or off." env:"POSTHASTE_ADMIN_PPROF" default:"off"`
-	HTTPTLSCert     string `name:"http-tls-cert" help:"PEM file with the certificate of the public API, which then speaks HTTPS; the files of TLS are read again when they change." env:"POSTHASTE_HTTP_TLS_CERT"`
-	HTTPTLSKey      string `name:"http-tls-key" help:"PEM file with its key." env:"POSTHASTE_HTTP_TLS_KEY"`
-	HTTPClientCA    string `name:"http-client-ca" help:"PEM file with CAs: require client certificates signed by them." env:"POSTHASTE_HTTP_CLIENT_CA"`
-	AdminTLSCert    string `name:"admin-tls-cert" help:"PEM file with the certificate of the admin listener, which then speaks HTTPS." env:"POSTHASTE_ADMIN_TLS_CERT"`
-	AdminTLSKey     string `name:"admin-tls-key" help:"PEM file with its key." env:"POSTHASTE_ADMIN_TLS_KEY"`
-	AdminClientCA   string `name:"admin-client-ca" help:"PEM file with CAs: require client certificates signed by them from operators, scrapes and probes." env:"POSTHASTE_ADMIN_CLIENT_CA"`
-	Schema          string `help:"Schema of posthaste's tables." env:"POSTHASTE_SCHEMA" default:"public"`
-	RelayName       string `help:"Name of the relay; its slot is posthaste_<name>." env:"POSTHASTE_RELAY_NAME" default:"default"`
-	StreamPrefix    string `help:"The stream is this prefix and the aggregate type." env:"POSTHASTE_STREAM_PREFIX" default:"outbox."`
-	SharedStreams   string `help:"Whether other databases publish to the same streams: on or off; the same for all of them. Each needs a relay name of its own." env:"POSTHASTE_SHARED_STREAMS" default:"off"`
-	Pubsub          string `help:"Also PUBLISH the payload on the channel named by the event type: on or off." env:"POSTHASTE_PUBSUB" default:"on"`
-	ChannelPrefix   string `help:"The channel is this prefix and the event type." env:"POSTHASTE_CHANNEL_PREFIX"`
-	History         string `help:"How long delivered events are kept; 0 keeps none." env:"POSTHASTE_HISTORY" default:"72h"`
-	Restore         string `help:"How far back events that Redis has lost are published again: a duration, off, or all of what history has." env:"POSTHASTE_RESTORE" default:"1h"`
-	WALBudget       string `name:"wal-budget" help:"WAL the slot may hold back; beyond it the slot is advanced and the table takes over." env:"POSTHASTE_WAL_BUDGET" default:"1GiB"`
-	RedisDurability string `help:"Durability in Redis that events must reach before they are settled: none, replicas=N or aof." env:"POSTHASTE_REDIS_DURABILITY" default:"none"`
-	Window          string `help:"Events published but not yet settled, at most." env:"POSTHASTE_WINDOW" default:"10000"`
-	WindowBytes     string `help:"Bytes published but not yet settled, at most." env:"POSTHASTE_WINDOW_BYTES" default:"64MiB"`
-	SweepWorkers    string `help:"Connections that sweep at once." env:"POSTHASTE_SWEEP_WORKERS" default:"2"`
-	Poison          string `help:"What happens behind a parked event of the same aggregate: skip or block-key." env:"POSTHASTE_POISON" default:"skip"`
-	Trim            string `help:"Trimming never removes what a consumer group has not acknowledged (acked), or does (force)." env:"POSTHASTE_TRIM" default:"acked"`
-	StreamMaxlen    string `help:"Length that streams are trimmed to, approximately; 0 never trims." env:"POSTHASTE_STREAM_MAXLEN" default:"1000000"`
-	RateLimit       string `help:"Requests per second and API key, or user of a token; 0 is off." env:"POSTHASTE_RATE_LIMIT" default:"0"`
-	KeyMaxAge       string `help:"Refuse UUIDv7 idempotency keys that are older and have no order; 0 is off." env:"POSTHASTE_KEY_MAX_AGE" default:"0"`
-	Auth            string `help:"none (user_id comes from the body; a loud warning), keys or jwt." env:"POSTHASTE_AUTH" default:"none"`
-	AuthKeysFile    string `help:"With auth=keys: lines as posthaste keygen makes them; read again when it changes, and on SIGHUP." env:"POSTHASTE_AUTH_KEYS_FILE"`
-	DrainTimeout    string `help:"How long an orderly stop may take." env:"POSTHASTE_DRAIN_TIMEOUT" default:"10s"`
-	LogLevel        string `help:"debug, info, warn or error." env:"POSTHASTE_LOG_LEVEL" default:"info"`
-	LogFormat       string `help:"json or text. Default: text on a terminal, else json." env:"POSTHASTE_LOG_FORMAT" placeholder:"json"`
-	JWTIssuer       string `name:"jwt-issuer" help:"With auth=jwt: the issuer (iss) of the tokens, exactly." env:"POSTHASTE_JWT_ISSUER"`
-	JWTAudience     string `name:"jwt-audience" help:"With auth=jwt: the audience (aud) of the tokens." env:"POSTHASTE_JWT_AUDIENCE"`
-	JWTJWKS         string `name:"jwt-jwks" help:"With auth=jwt: the issuer's public keys, an https:// URL (http:// on loopback) or a file." env:"POSTHASTE_JWT_JWKS"`
-	JWTUserClaim    string `name:"jwt-user-claim" help:"With auth=jwt: the claim with the user's id, a UUID." env:"POSTHASTE_JWT_USER_CLAIM" default:"sub"`
-	JWTScopeClaim   string `name:"jwt-scope-claim" help:"With auth=jwt: the claim with what the token may do, separated by spaces or as a list: read, order, credit, mint, any_user." env:"POSTHASTE_JWT_SCOPE_CLAIM" default:"scope"`
-
-	AddressRateLimit string `help:"Requests per second and client address (IPv6: /64), counted before authentication; 0 is off." env:"POSTHASTE_ADDRESS_RATE_LIMIT" default:"0"`
-	TrustedProxies   string `help:"Addresses or networks (CIDR), separated by commas, of the proxies whose X-Forwarded-For is believed." env:"POSTHASTE_TRUSTED_PROXIES"`
-	MaxConnections   string `help:"Connections to the public API at once; one client address has a quarter at most, unless it is a trusted proxy." env:"POSTHASTE_MAX_CONNECTIONS" default:"10000"`
+	ServerSettings  `group:"Servers"`
+	NameSettings    `group:"Names"`
+	RelaySettings   `group:"Relay"`
+	APISettings     `group:"API"`
+	AdminSettings   `group:"Admin listener"`
+	ProcessSettings `group:"Process"`
 
 	// Given are the names of the flags on the command line. It is no setting: main fills it in.
 	Given []string `kong:"-"`
+}
+
+// ServerSettings are about Postgres and Redis.
+type ServerSettings struct {
+	PostgresURL     string `help:"Connection to Postgres. A relay needs a direct one, or in mode poll one through a pooler in session mode. libpq variables (PGHOST and so on) are honoured when it is not set." placeholder:"postgres://localhost:5432/postgres"`
+	RedisURL        string `help:"Redis: redis://, rediss:// or unix://; a cluster with addr=host:port, sentinels with master_name." default:"redis://localhost:6379/0"`
+	GuardRedisURL   string `help:"Redis of the idempotency guard, if it has one of its own." placeholder:"redis://localhost:6380/0"`
+	RedisDurability string `help:"Durability in Redis that events must reach before they are settled: none, replicas=N or aof." default:"none"`
+	RedisCA         string `name:"redis-ca" help:"PEM file with the CAs that the certificates of Redis have to be signed by; needs rediss://. Default: those of the system."`
+	RedisCert       string `help:"PEM file with the certificate to show to Redis; needs rediss://."`
+	RedisKey        string `help:"PEM file with its key."`
+	RedisSkipVerify string `help:"Do not verify the certificate of Redis: insecure. on or off; needs rediss://." default:"off"`
+}
+
+// NameSettings name what one outbox consists of.
+type NameSettings struct {
+	Schema        string `help:"Schema of posthaste's tables." default:"public"`
+	RelayName     string `help:"Name of the relay; its slot is posthaste_<name>." default:"default"`
+	StreamPrefix  string `help:"The stream is this prefix and the aggregate type." default:"outbox."`
+	SharedStreams string `help:"Whether other databases publish to the same streams: on or off; the same for all of them. Each needs a relay name of its own." default:"off"`
+}
+
+// RelaySettings are those of the relay.
+type RelaySettings struct {
+	Pubsub        string `help:"Also PUBLISH the payload on the channel named by the event type: on or off." default:"on"`
+	ChannelPrefix string `help:"The channel is this prefix and the event type."`
+	History       string `help:"How long delivered events are kept; 0 keeps none." default:"72h"`
+	Restore       string `help:"How far back events that Redis has lost are published again: a duration, off, or all of what history has." default:"1h"`
+	WALBudget     string `name:"wal-budget" help:"WAL the slot may hold back; beyond it the slot is advanced and the table takes over." default:"1GiB"`
+	Window        string `help:"Events published but not yet settled, at most." default:"10000"`
+	WindowBytes   string `help:"Bytes published but not yet settled, at most." default:"64MiB"`
+	SweepWorkers  string `help:"Connections that sweep at once." default:"2"`
+	Poison        string `help:"What happens behind a parked event of the same aggregate: skip or block-key." default:"skip"`
+	Trim          string `help:"Trimming never removes what a consumer group has not acknowledged (acked), or does (force)." default:"acked"`
+	StreamMaxlen  string `help:"Length that streams are trimmed to, approximately; 0 never trims." default:"1000000"`
+}
+
+// APISettings are those of the public API.
+type APISettings struct {
+	HTTPAddr         string `name:"http-addr" help:"Public API." default:"127.0.0.1:8080"`
+	HTTPTLSCert      string `name:"http-tls-cert" help:"PEM file with the certificate of the public API, which then speaks HTTPS; the files of TLS are read again when they change."`
+	HTTPTLSKey       string `name:"http-tls-key" help:"PEM file with its key."`
+	HTTPClientCA     string `name:"http-client-ca" help:"PEM file with CAs: require client certificates signed by them."`
+	RateLimit        string `help:"Requests per second and API key, or user of a token; 0 is off." default:"0"`
+	AddressRateLimit string `help:"Requests per second and client address (IPv6: /64), counted before authentication; 0 is off." default:"0"`
+	TrustedProxies   string `help:"Addresses or networks (CIDR), separated by commas, of the proxies whose X-Forwarded-For is believed."`
+	MaxConnections   string `help:"Connections to the public API at once; one client address has a quarter at most, unless it is a trusted proxy." default:"10000"`
+	KeyMaxAge        string `help:"Refuse UUIDv7 idempotency keys that are older and have no order; 0 is off." default:"0"`
+	Auth             string `help:"none (user_id comes from the body; a loud warning), keys or jwt." default:"none"`
+	AuthKeysFile     string `help:"With auth=keys: lines as posthaste keygen makes them; read again when it changes, and on SIGHUP."`
+	JWTIssuer        string `name:"jwt-issuer" help:"With auth=jwt: the issuer (iss) of the tokens, exactly."`
+	JWTAudience      string `name:"jwt-audience" help:"With auth=jwt: the audience (aud) of the tokens."`
+	JWTJWKS          string `name:"jwt-jwks" help:"With auth=jwt: the issuer's public keys, an https:// URL (http:// on loopback) or a file."`
+	JWTUserClaim     string `name:"jwt-user-claim" help:"With auth=jwt: the claim with the user's id, a UUID." default:"sub"`
+	JWTScopeClaim    string `name:"jwt-scope-claim" help:"With auth=jwt: the claim with what the token may do, separated by spaces or as a list: read, order, credit, mint, any_user." default:"scope"`
+}
+
+// AdminSettings are those of the admin listener.
+type AdminSettings struct {
+	AdminAddr      string `help:"Metrics, health, status and mode. Default: serve 127.0.0.1:9090, relay 127.0.0.1:9091, others none." placeholder:"127.0.0.1:9090"`
+	AdminToken     string `help:"Bearer token that everything on the admin listener requires but health and metrics."`
+	AdminReadToken string `help:"Bearer token that may read on the admin listener, and change nothing; needs an admin token."`
+	AdminHosts     string `help:"Further names, separated by commas, that the admin listener answers to."`
+	AdminOpen      string `help:"Allow an admin listener beyond loopback without a token: any client can then read and change everything. on or off." default:"off"`
+	AdminPprof     string `help:"Whether the admin listener serves profiles: on or off." default:"off"`
+	AdminTLSCert   string `name:"admin-tls-cert" help:"PEM file with the certificate of the admin listener, which then speaks HTTPS."`
+	AdminTLSKey    string `name:"admin-tls-key" help:"PEM file with its key."`
+	AdminClientCA  string `name:"admin-client-ca" help:"PEM file with CAs: require client certificates signed by them from operators, scrapes and probes."`
+}
+
+// ProcessSettings apply to every process.
+type ProcessSettings struct {
+	DrainTimeout string `help:"How long an orderly stop may take." default:"10s"`
+	LogLevel     string `help:"debug, info, warn or error." default:"info"`
+	LogFormat    string `help:"json or text. Default: text on a terminal, else json." placeholder:"json"`
 }
 
 // Config is the parsed Settings.
@@ -204,9 +233,9 @@ func (p *parser) size(name, value string, least uint64) int64 {
 }
 
 func (p *parser) duration(name, value string, least time.Duration) time.Duration {
-	d, err := time.ParseDuration(value)
+	d, err := cli.ParseDuration(value)
 	if err != nil || d < least {
-		p.bad(name, value, fmt.Sprintf("a duration of at least %v, such as 72h or 10s", least))
+		p.bad(name, value, fmt.Sprintf("a duration of at least %v, such as 3d, 72h or 10s", least))
 	}
 	return d
 }
@@ -218,7 +247,7 @@ func (p *parser) restore(value string) time.Duration {
 	case "all":
 		return relay.RestoreAll
 	}
-	d, err := time.ParseDuration(value)
+	d, err := cli.ParseDuration(value)
 	if err != nil || d <= 0 {
 		p.bad("restore", value, "off, all, or a duration such as 1h")
 	}

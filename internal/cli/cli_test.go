@@ -39,6 +39,23 @@ func TestShortCountsCharacters(t *testing.T) {
 	}
 }
 
+func TestDurationsMayHaveDaysAndWeeks(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{
+		"500ms": 500 * time.Millisecond, "3d": 72 * time.Hour, "1w2d": 216 * time.Hour, "1.5d": 36 * time.Hour,
+		"2d12h": 60 * time.Hour, "-1d": -24 * time.Hour, "0": 0,
+	} {
+		if got, err := cli.ParseDuration(text); err != nil || got != want {
+			t.Errorf("%q: %v, %v, want %v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "d", "3", "3y", "1.2.3d", "3 d", "9999999999w"} {
+		if got, err := cli.ParseDuration(text); err == nil {
+			t.Errorf("%q is %v, want an error", text, got)
+		}
+	}
+}
+
 func TestRoughHasTwoUnits(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{

@@ -15,6 +15,18 @@ import (
 // ErrSaid is a failure that the command has already reported, so nothing more is printed.
 var ErrSaid = errors.New("failed")
 
+// ExitError is a failure with an exit code of its own.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+// Error implements error.
+func (e *ExitError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *ExitError) Unwrap() error { return e.Err }
+
 // UsageError is a mistake on the command line that the parser cannot detect.
 type UsageError struct{ text string }
 

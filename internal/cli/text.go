@@ -3,6 +3,8 @@ package cli
 import (
 	"fmt"
 	"io"
+	"regexp"
+	"strconv"
 	"text/tabwriter"
 	"time"
 
@@ -21,6 +23,21 @@ func Short(s string, n int) string {
 // Table returns a writer that aligns the cells of lines, which are separated by tabs. The caller calls Flush.
 func Table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 4, 2, ' ', 0) }
 
+// daysPattern finds the days and weeks of a duration.
+var daysPattern = regexp.MustCompile(`([0-9.]+)([dw])`)
+
+// ParseDuration parses Go's form of a duration, and days and weeks: 500ms, 36h, 3d, 1w2d.
+func ParseDuration(value string) (time.Duration, error) {
+	return time.ParseDuration(daysPattern.ReplaceAllStringFunc(value, func(part string) string {
+		hours := map[byte]float64{'d': 24, 'w': 7 * 24}[part[len(part)-1]]
+		n, err := strconv.ParseFloat(part[:len(part)-1], 64)
+		if err != nil {
+			return part // which time.ParseDuration refuses
+		}
+		return strconv.FormatFloat(n*hours, 'f', -1, 64) + "h"
+	}))
+}
+
 // ParseTime parses the flag --name: a point in time, or a duration before now. An empty value gives none.
 func ParseTime(name, value string, none time.Time) (func(now time.Time) time.Time, error) {
 	if value == "" {
@@ -29,9 +46,9 @@ func ParseTime(name, value string, none time.Time) (func(now time.Time) time.Tim
 	if t, err := time.Parse(time.RFC3339Nano, value); err == nil {
 		return func(time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }, nil
 	}
-	d, err := time.ParseDuration(value)
+	d, err := ParseDuration(value)
 	if err != nil || d <= 0 {
-		return nil, fmt.Errorf("--%s %q: want a time as 2026-03-01T12:00:00Z, or how long ago as 90m or 24h", name,
+		return nil, fmt.Errorf("--%s %q: want a time as 2026-03-01T12:00:00Z, or how long ago as 90m or 2d", name,
 			value)
 	}
 	return func(now time.Time) time.Time { return now.Add(-d) }, nil

@@ -15,9 +15,9 @@ import (
 func model(t *testing.T) *kong.Application {
 	t.Helper()
 	var line struct {
-		Size string `help:"How large | small." env:"POSTHASTE_SIZE" default:"1MiB"`
-		Addr string `help:"Where." env:"POSTHASTE_ADDR" placeholder:"here:1"`
-		None string `help:"Nothing." env:"POSTHASTE_NONE"`
+		Size string `group:"First" help:"How large | small." env:"POSTHASTE_SIZE" default:"1MiB"`
+		Addr string `group:"First" help:"Where." env:"POSTHASTE_ADDR" placeholder:"here:1"`
+		None string `group:"Second" help:"Nothing." env:"POSTHASTE_NONE"`
 		Flag string `help:"It has no variable."`
 		One  struct {
 			Yes  bool   `help:"Do not ask."`
