@@ -166,7 +166,18 @@ func Retry(ctx context.Context, client redis.UniversalClient, d DeadEntry) error
 			d.DeadStream)
 	}
 	keys := []string{d.Stream, d.DeadStream, registerKey(d.Stream)}
-	result, err := retryScript.Run(ctx, client, keys, d.DeadID, d.Group, d.EntryID).Text()
+	var result string
+	var err error
+	for result == "" && err == nil {
+		reply := retryScript.Run(ctx, client, keys, d.DeadID, d.Group, d.EntryID)
+		if gates, ok := reply.Val().([]any); ok { // that it needs as keys
+			for _, gate := range gates {
+				keys = append(keys, text(gate))
+			}
+			continue
+		}
+		result, err = reply.Text()
+	}
 	switch {
 	case err != nil && strings.Contains(err.Error(), "NOGROUP"):
 		err = ErrGroupGone

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -139,9 +140,29 @@ func run(ctx context.Context, c processor, sc *script, args []any) ([]any, error
 	return process(ctx, c, sc, append([]any{"evalsha", sc.sha}, args...))
 }
 
-// process calls a script. args begin with evalsha and the digest, and are unchanged afterwards. A server that does not
-// know the script has done nothing, so sending the text instead is safe.
-func process(ctx context.Context, c processor, sc *script, args []any) ([]any, error) {
+// demands bounds how often a script may demand more keys, demandedKeys how many there are room for in a full batch.
+const (
+	demands      = 5
+	demandedKeys = 64
+)
+
+// process calls a script. args begin with evalsha and the digest, and are unchanged afterwards. A script whose keys
+// depend on the data demands them before it writes; the call is then repeated with them.
+func process(ctx context.Context, c processor, sc *script, args []any) (reply []any, err error) {
+	for range demands {
+		reply, err = processOnce(ctx, c, sc, args)
+		if text(reply, 0) != "KEYS" {
+			break
+		}
+		n := 3 + args[2].(int) //nolint:forcetypeassert // the number of keys
+		args = slices.Concat(args[:2], []any{n - 3 + len(reply) - 1}, args[3:n], reply[1:], args[n:])
+	}
+	return reply, err
+}
+
+// processOnce makes one call. A server that does not know the script has done nothing, so sending the text instead is
+// safe.
+func processOnce(ctx context.Context, c processor, sc *script, args []any) ([]any, error) {
 	cmd := redis.NewCmd(ctx, args...)
 	err := c.Process(ctx, cmd)
 	if redis.HasErrorPrefix(err, "NOSCRIPT") {

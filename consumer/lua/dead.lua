@@ -1,6 +1,7 @@
 -- Moves an entry to the dead stream and acknowledges it. Safe to repeat after a lost reply.
 -- KEYS[1] stream, KEYS[2] dead stream; ARGV group, consumer, id, then the fields of the dead entry.
 -- Returns 'moved', 'already' (acknowledged, or moved by an earlier call), or 'lost' (another consumer owns it now).
+local unpack = table.unpack or unpack -- its name in Lua 5.4 and in 5.1
 local k, g, id = KEYS[1], ARGV[1], ARGV[3]
 local p = redis.pcall('XPENDING', k, g, id, id, 1)
 if p.err and not string.find(p.err, 'NOGROUP', 1, true) then return p end

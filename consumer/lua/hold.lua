@@ -1,6 +1,7 @@
 -- A sign of life for entries in work: resets their idle time, unless another consumer has taken them over.
 -- KEYS[1] stream; ARGV group, consumer, idle time to set in ms, delivery count to set or -1, ids. Returns the ids that
 -- another consumer has now, or has finished.
+local unpack = table.unpack or unpack -- its name in Lua 5.4 and in 5.1
 local k, g, c = KEYS[1], ARGV[1], ARGV[2]
 local lost, mine = {}, {}
 for i = 5, #ARGV do

@@ -1,8 +1,11 @@
 -- Takes an entry out of a dead stream and gives it back to its group.
--- KEYS[1] stream, KEYS[2] dead stream, KEYS[3] the stream's register; ARGV dead entry's id, group, original entry's id.
+-- KEYS[1] stream, KEYS[2] dead stream, KEYS[3] the stream's register, then its gates; ARGV dead entry's id, group,
+-- original entry's id.
 -- Returns 'gone' (no such dead entry), 'pending' (delivered again to the group alone), 'added' (the original entry was
 -- trimmed, so the event was added to the stream again, marked as replayed and for this group) or 'unrestored' (it must
--- be added, and the stream lacks events that a relay has published; nothing was changed).
+-- be added, and the stream lacks events that a relay has published; nothing was changed). If gates are not declared, it
+-- returns their keys and changes nothing.
+local unpack = table.unpack or unpack -- its name in Lua 5.4 and in 5.1
 
 -- less compares entry ids as text: their halves may be larger than a double holds exactly.
 local function less(a, b)
@@ -21,6 +24,8 @@ end
 -- time as "gone". The gate of a database is <register>:<source>, and the register has the sources; see the scripts of
 -- package sink.
 local function unrestored(stream, base)
+  local declared, ask = {}, {}
+  for _, key in ipairs(KEYS) do declared[key] = true end
   if redis.call('TYPE', base).ok ~= 'hash' then return false end
   local last_id = '0-0'
   if redis.call('EXISTS', stream) == 1 then
@@ -33,6 +38,10 @@ local function unrestored(stream, base)
   for i = 1, #register, 2 do
     if string.sub(register[i], 1, 2) == 's:' then gates[#gates + 1] = base .. ':' .. register[i + 1] end
   end
+  for _, gate in ipairs(gates) do
+    if not declared[gate] then ask[#ask + 1] = gate end
+  end
+  if ask[1] then return ask end
   for _, gate in ipairs(gates) do
     for _, id in ipairs(redis.call('HMGET', gate, 'last', 'gone')) do
       if id and id ~= '' and less(last_id, id) then return true end
@@ -55,7 +64,8 @@ if redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1] then
   redis.call('XDEL', KEYS[2], ARGV[1])
   return 'pending'
 end
-if unrestored(KEYS[1], KEYS[3]) then return 'unrestored' end
+local lacks = unrestored(KEYS[1], KEYS[3])
+if lacks then return lacks == true and 'unrestored' or lacks end
 local add = {'XADD', KEYS[1], '*', 'replayed', '1', 'for_group', ARGV[2]}
 for i = 1, #d[2], 2 do
   local f = d[2][i]

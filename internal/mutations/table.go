@@ -25,7 +25,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "a half-failed script continues where it stopped", about: "it begins again",
-		file: "sink/lua/publish.lua", old: "from = #kept / ID", replacement: "from = 0",
+		file: "sink/lua/publish.lua", old: "from = math.floor(#kept / ID)", replacement: "from = 0",
 		pkg: "./sink", test: "TestAHalfFailedScriptGoesOnWhereItStopped",
 	},
 	{

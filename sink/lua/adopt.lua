@@ -2,7 +2,7 @@
 -- become the doubt, and all lanes end. If the stream has lost the gate's events there is no doubt: they are published
 -- again.
 --
--- KEYS stream, register, gate
+-- KEYS stream, register, gate, and those that an answer {KEYS, key…} demands
 -- ARGV epoch, nonce, source, force ("1": take the stream from the databases that exclude this one), least (the caller
 --      has seen a gate that had let through so many events, and a stream without losses: {GAP} if that is no longer
 --      true; -1 accepts any state), the source field of the database's entries, alone ("1": it does not share the
@@ -15,6 +15,8 @@ local name, alone = ARGV[6], ARGV[7] == '1'
 local r, own, err
 r, err = register_of(base)
 if err then return err end
+local ask = undeclared(gates_of(r, base))
+if ask then return ask end
 own, err = read('HGETALL', gate)
 if err then return err end
 own = fields(own)

@@ -22,6 +22,8 @@
 -- Redis does not undo what a script wrote before it failed, so everything that can fail comes before the first write,
 -- and the first write is one that Redis refuses when it is out of memory.
 
+local unpack = table.unpack or unpack -- its name in Lua 5.4 and in 5.1
+
 -- More values than this do not fit on Lua's stack in one call.
 local CHUNK = 500
 

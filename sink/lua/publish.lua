@@ -1,13 +1,13 @@
 -- Publishes one numbered batch of a lane, once.
--- KEYS stream, register, gate
+-- KEYS stream, register, gate, and those that an answer KEYS demands
 -- ARGV epoch, nonce, lane, claim, claim's nonce, number, a claim of that nonce, the last of its batches that is
 --      settled, events the gate is known to have let through, ids (16 bytes each), heads (per event 36 bytes of the
 --      id's text, 27 of time), the entries' source field, pubsub ("" publishes none on its channel, "1" all, else a
 --      digit per event), traced ("1"), what channels begin with, then per event type, subject, data and, if traced,
 --      traceparent
 -- Answers {OK, done, suppressed, lost pubs, n, last}, {XADD, the same, error} when it stopped after the first events of
--- the batch, {GAP} or {FENCED, epoch}. done is how many events of the batch are accounted for, n how many the gate has
--- let through, last the entry of the last of them.
+-- the batch, {GAP}, {FENCED, epoch} or {KEYS, key…}. done is how many events of the batch are accounted for, n how many
+-- the gate has let through, last the entry of the last of them.
 local ID, HEAD, FIRST = 16, 63, 15
 local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]
 local epoch, lane, claim, lnonce = ARGV[1], ARGV[3], tonumber(ARGV[4]), ARGV[5]
@@ -15,7 +15,7 @@ local number, of, settled, least = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumbe
 local ids, heads, esource = ARGV[10], ARGV[11], ARGV[12]
 local pubsub, traced, prefix = ARGV[13], ARGV[14] == '1', ARGV[15]
 local width = traced and 4 or 3
-local count = #ids / ID
+local count = math.floor(#ids / ID)
 if #ARGV ~= FIRST + count * width or #heads ~= count * HEAD then
   return redis.error_reply('ERR wrong number of arguments for a batch')
 end
@@ -52,7 +52,7 @@ if number == last and last > 0 then
   local kept = string.sub(stored, 2)
   local both = math.min(#kept, #ids)
   if string.sub(kept, 1, both) ~= string.sub(ids, 1, both) then return {'GAP'} end -- other events under this number
-  from = #kept / ID
+  from = math.floor(#kept / ID)
   if string.sub(stored, 1, 1) == '+' then return {'OK', from, 0, 0, n, g[5] or ''} end
   if from > count then ids = kept end
 elseif number ~= last + 1 then
@@ -67,7 +67,11 @@ if from < count then
   -- The stream alone may have been deleted and created again.
   if not wrong then
     len = redis.call('XLEN', stream)
-    if (len == 0 or len < tonumber(g[6] or '0')) and deserted(stream, base, gate) then return {'GAP'} end
+    if len == 0 or len < tonumber(g[6] or '0') then
+      local gone, ask = deserted(stream, base, gate)
+      if ask then return ask end
+      if gone then return {'GAP'} end
+    end
   end
 end
 

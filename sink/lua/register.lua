@@ -71,10 +71,31 @@ local function lost_events(gate, s)
   return misses(s, g[1]) or lacks(s.last, g[2]) or short(s, g[3], g[4])
 end
 
--- deserted reports whether a stream lacks events of any gate, or whether the caller's gate does not count.
+-- undeclared returns {KEYS, key…} with the keys that the call does not declare; nil if it declares all. Some servers
+-- refuse them. The caller repeats the call and declares them.
+local function undeclared(keys)
+  local declared, answer = {}, {'KEYS'}
+  for _, key in ipairs(KEYS) do declared[key] = true end
+  for _, key in ipairs(keys) do
+    if not declared[key] then answer[#answer + 1] = key end
+  end
+  return answer[2] and answer or nil
+end
+
+-- gates_of returns the keys of the gates of a register.
+local function gates_of(r, base)
+  local keys = {}
+  for _, source in pairs(r.names) do keys[#keys + 1] = base .. ':' .. source end
+  return keys
+end
+
+-- deserted reports whether a stream lacks events of any gate, or whether the caller's gate does not count. The second
+-- result is an answer that demands keys first.
 local function deserted(stream, base, gate)
   local r = register_of(base)
   if not r or not r.id or r.id ~= redis.call('HGET', gate, 'reg') then return true end
+  local ask = undeclared(gates_of(r, base))
+  if ask then return false, ask end
   local s = state_of(stream)
   for _, source in pairs(r.names) do
     if lost_events(base .. ':' .. source, s) then return true end

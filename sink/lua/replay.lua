@@ -2,12 +2,12 @@
 --
 -- The record is a hash: owner (the process that replays) and cursor (the place in history of the last entry published;
 -- '' before the first). It is no part of the gate, and nothing here writes the gate.
--- KEYS stream, register, gate, record
+-- KEYS stream, register, gate, record, and those that an answer KEYS demands
 -- ARGV side ("1": a stream without a relay), database's uuid, owner, ms to live, the entries' source field, from (the
 --      cursor the caller knows, '?' to take the record over), then per entry place, id, type, subject, time, data,
 --      traceparent
 -- Answers {OK, cursor}, {XADD, cursor, error} when it stopped behind cursor, {GONE}, {TAKEN},
--- {MOVED, cursor}, {TYPE, type}, {LIVE} or {FOREIGN, source, name}.
+-- {MOVED, cursor}, {TYPE, type}, {LIVE}, {FOREIGN, source, name} or {KEYS, key…}.
 local stream, base, gate, record = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local side, source, owner, ttl, esource, from = ARGV[1] == '1', ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local FIRST, WIDTH = 6, 7
@@ -25,8 +25,10 @@ if name then
   for _, theirs in pairs(reg.names) do ours = ours or theirs == source end
   if not ours then return {'FOREIGN', other, name} end
   -- A relay has to notice that its stream is gone before the replay makes it again.
-  if redis.call('XLEN', stream) == 0 and deserted(stream, base, gate) then
-    return redis.error_reply('TRYAGAIN the stream is gone, and its relay has not restored it yet')
+  if redis.call('XLEN', stream) == 0 then
+    local gone, ask = deserted(stream, base, gate)
+    if ask then return ask end
+    if gone then return redis.error_reply('TRYAGAIN the stream is gone, and its relay has not restored it yet') end
   end
 end
 
