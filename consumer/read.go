@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/pause"
+	"posthaste/internal/redisurl"
 )
 
 const (
@@ -78,6 +79,8 @@ type reader struct {
 	// more is set while there may be more entries than a read that waits should return; turn counts the reads then.
 	more bool
 	turn int
+	// part counts the turns of streams that do not fit into one call.
+	part int
 }
 
 func newReader(c *Consumer, list func() []string) *reader {
@@ -118,7 +121,7 @@ func (r *reader) loop(ctx context.Context) error {
 		case len(names) > 0:
 			if err = r.claimIdle(ctx, names); err == nil {
 				if n := r.room(ctx); n > 0 {
-					err = r.read(ctx, names, n)
+					err = r.read(ctx, r.some(names), n)
 				}
 			}
 		}
@@ -131,6 +134,18 @@ func (r *reader) loop(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// some returns as many streams as one call may have, in turns. A reader has more of them hardly ever.
+func (r *reader) some(names []string) []string {
+	most := redisurl.Fit(9, 2)
+	if len(names) <= most {
+		return names
+	}
+	r.more = true // each turn begins with a read that does not wait
+	r.part++
+	parts := slices.Collect(slices.Chunk(names, most))
+	return parts[r.part%len(parts)]
 }
 
 // room waits until there is room for the next read and returns how many entries it may request; 0 if it is time to

@@ -79,6 +79,14 @@ func (c *call) encode(number, of, settled, let int64, events []*outbox.Event) []
 	return args
 }
 
+// width is the largest number of arguments that each event may have in a call for events.
+func width(events []*outbox.Event) int {
+	if slices.ContainsFunc(events, func(e *outbox.Event) bool { return len(e.Headers) > 0 }) {
+		return 4
+	}
+	return 3
+}
+
 // announced returns which events are also published on a channel: "" for none, "1" for all, otherwise a digit for each.
 func (c *call) announced(events []*outbox.Event) string {
 	if !c.pubsub {

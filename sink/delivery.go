@@ -7,6 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 )
 
@@ -76,8 +79,10 @@ type delivery struct {
 	pos, end int
 	// most bounds the next batch. It shrinks when connections break and recovers afterwards.
 	most int
-	// lost counts connections that broke during the current batch.
-	lost int
+	// lost counts connections that broke during the current batch, strange replies that no class describes.
+	lost, strange int
+	// tried is the event, plus one, in whose place the gate took an empty batch after such replies.
+	tried int
 	// poison is the index of the event in the last *outbox.PoisonError, plus one.
 	poison int
 	// closing ends the current batch at pos, because the event after it was skipped.
@@ -159,9 +164,12 @@ func (d *delivery) step(ctx context.Context) error {
 
 // cut returns the end of the next batch.
 func (d *delivery) cut() int {
-	limit, size := int(d.lane.sink.batchBytes.Load()), 0
+	s := d.lane.sink
+	limit, size := int(s.batchBytes.Load()), 0
+	most := min(d.most, int(s.batchEvents.Load()))
+	most = min(most, redisurl.Fit(argEvents+demandedKeys, width(d.events[d.pos:min(d.pos+most, len(d.events))])))
 	end := d.pos
-	for end < len(d.events) && end-d.pos < d.most && !d.skipped[end] {
+	for end < len(d.events) && end-d.pos < most && !d.skipped[end] {
 		if size += d.events[end].Size() + headLen; size > limit && end > d.pos {
 			break
 		}
@@ -182,7 +190,7 @@ func (d *delivery) answer(reply []any, end int) error {
 	d.suppressed += suppressed
 	s.m.pubsub.Add(float64(number(reply, 3)))
 	raise(d.lane.let, number(reply, 4))
-	d.lost, d.last = 0, text(reply, 5)
+	d.lost, d.strange, d.last = 0, 0, text(reply, 5)
 	if d.pos+done > len(d.events) {
 		d.final = s.failed("publish to", d.lane.stream,
 			fmt.Errorf("the gate accounts for more events: %w", outbox.ErrGap))
@@ -202,6 +210,7 @@ func (d *delivery) answer(reply []any, end int) error {
 	}
 	d.end = d.pos
 	d.most = min(d.most*2, maxBatchEvents)
+	s.batchEvents.Store(min(s.batchEvents.Load()+1, maxBatchEvents))
 	d.lane.last++
 	return nil
 }
@@ -228,7 +237,13 @@ func (d *delivery) broken(ctx context.Context, args []any, err error) error {
 	if errors.Is(err, outbox.ErrMoved) {
 		d.final = err
 	}
-	if permanent(err) || !lostConnection(err) || d.closing {
+	var reply redis.Error
+	switch {
+	case permanent(err) || d.closing:
+		return err
+	case errors.As(err, &reply) && Class(err) == classOther:
+		return d.refusedAll(ctx, err)
+	case !lostConnection(err):
 		return err
 	}
 	if d.lost++; d.lost < 2 {
@@ -240,7 +255,10 @@ func (d *delivery) broken(ctx context.Context, args []any, err error) error {
 		s.log.WarnContext(ctx, "the limits of the server are unknown", "stream", d.lane.stream, "err", lerr)
 	}
 	if d.end-d.pos > 1 {
-		d.halve(ctx, limits)
+		d.halve(ctx, "a lost connection")
+		if limits.query > 0 && limits.query < s.batchBytes.Load() {
+			s.batchBytes.Store(max(limits.query/2, 1))
+		}
 		return err
 	}
 	if reason := limits.exceeded(wireSize(args), len(d.events[d.pos].Payload)); reason != "" {
@@ -251,12 +269,34 @@ func (d *delivery) broken(ctx context.Context, args []any, err error) error {
 
 // halve halves the current batch and keeps its number. If the whole batch was executed after all, the gate answers the
 // half with the result of the whole.
-func (d *delivery) halve(ctx context.Context, limits serverLimits) {
-	s := d.lane.sink
+func (d *delivery) halve(ctx context.Context, why string) {
 	d.most = (d.end - d.pos + 1) / 2
 	d.end = d.pos + d.most
-	if limits.query > 0 && limits.query < s.batchBytes.Load() {
-		s.batchBytes.Store(max(limits.query/2, 1))
+	d.lane.sink.log.WarnContext(ctx, "a batch is not accepted and is halved", "why", why, "stream", d.lane.stream,
+		"events", d.most)
+}
+
+// strangeReplies is how often a batch is repeated after replies of an unknown kind before it counts as their cause.
+const strangeReplies = 3
+
+// refusedAll handles a reply of an unknown kind to a whole call. It may be due to the size of the call or to one event,
+// so the batch is halved. The size recovers slowly, because a limit stays. If one event is left, the gate gets an empty
+// batch in its place: a server that takes that and refuses the event again refuses the event for its own sake. One that
+// refuses both refuses the stream.
+func (d *delivery) refusedAll(ctx context.Context, err error) error {
+	if d.strange++; d.strange < strangeReplies {
+		return err
 	}
-	s.log.WarnContext(ctx, "a batch lost its connection twice and is halved", "stream", d.lane.stream, "events", d.most)
+	d.strange = 0
+	if d.end-d.pos > 1 {
+		d.halve(ctx, err.Error())
+		d.lane.sink.batchEvents.Store(int64(d.most))
+		return err
+	}
+	if d.tried == d.end {
+		d.tried = 0
+		return d.poisoned(d.pos, classOther, err)
+	}
+	d.tried, d.closing = d.end, true
+	return err
 }

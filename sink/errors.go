@@ -16,7 +16,7 @@ import (
 )
 
 // replies classifies error replies; the first matching prefix counts. A server refuses a poison event however often it
-// is sent. All other errors, even unknown ones, are temporary.
+// is sent. All other errors are temporary. (See delivery.refusedAll for unknown ones.)
 var replies = []struct {
 	prefix string
 	class  string
@@ -52,7 +52,7 @@ var replies = []struct {
 var classes = func() []string {
 	list := []string{
 		"timeout", "connection", "tls", "canceled", "durability", "restarted", "gap", "fenced", "foreign",
-		"other",
+		classOther,
 	}
 	for _, r := range replies {
 		if !slices.Contains(list, r.class) {
@@ -62,8 +62,9 @@ var classes = func() []string {
 	return list
 }()
 
-// The classes of poison.
+// The classes of poison. Replies of an unknown kind are classOther, and poison only as delivery.refusedAll finds out.
 const (
+	classOther     = "other"
 	classWrongType = "wrongtype"
 	classTooLarge  = "too_large"
 )
@@ -108,7 +109,7 @@ func Class(err error) string {
 		}
 		return "connection"
 	}
-	return "other"
+	return classOther
 }
 
 // classify returns the class of an error reply.
@@ -118,7 +119,7 @@ func classify(reply string) (class string, poison bool) {
 			return r.class, r.poison
 		}
 	}
-	return "other", false
+	return classOther, false
 }
 
 // replyError is an error reply that a script passed on as a value.

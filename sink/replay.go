@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 )
 
@@ -198,9 +200,9 @@ func (r *Replay) Take(ctx context.Context, stream string) (string, error) {
 	return r.cursors[stream], nil
 }
 
-// Publish appends the entries to a stream that was taken, atomically with the new cursor. It may be repeated with the
-// same entries until it returns nil: then each of them is in the stream once. After a ReplayError repeating does not
-// help.
+// Publish appends the entries to a stream that was taken, each atomically with the new cursor. It may be repeated with
+// the same entries until it returns nil: then each of them is in the stream once. After a ReplayError repeating does
+// not help.
 func (r *Replay) Publish(ctx context.Context, stream string, entries []ReplayEntry) error {
 	// A call that failed in the middle may have appended some of them.
 	for i := range entries {
@@ -209,9 +211,19 @@ func (r *Replay) Publish(ctx context.Context, stream string, entries []ReplayEnt
 			break
 		}
 	}
-	if len(entries) == 0 {
-		return nil
+	for some := range slices.Chunk(entries, redisurl.Fit(2+len(r.args(stream, "")), replayArgs)) {
+		if err := r.publish(ctx, stream, some); err != nil {
+			return fmt.Errorf("replay into stream %q: %w", stream, err)
+		}
 	}
+	return nil
+}
+
+// replayArgs is the number of arguments of an entry.
+const replayArgs = 7
+
+// publish makes one script call.
+func (r *Replay) publish(ctx context.Context, stream string, entries []ReplayEntry) error {
 	args := r.args(stream, r.cursors[stream])
 	var head []byte
 	for _, e := range entries {
@@ -235,10 +247,7 @@ func (r *Replay) Publish(ctx context.Context, stream string, entries []ReplayEnt
 			err = &ReplayError{fmt.Sprintf("redis refuses event %s (%s)", next.Event.ID, class)}
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("replay into stream %q: %w", stream, err)
-	}
-	return nil
+	return err
 }
 
 func (r *Replay) args(stream, from string) []any {

@@ -71,8 +71,9 @@ type Sink struct {
 	// let has, by stream, the known number of events that its gate has let through.
 	let sync.Map
 
-	// batchBytes bounds one script call. It only shrinks, to what the server can buffer.
-	batchBytes atomic.Int64
+	// batchBytes bounds one script call. It only shrinks, to what the server can buffer. batchEvents bounds it as well,
+	// and recovers by one event for each call that is accepted.
+	batchBytes, batchEvents atomic.Int64
 }
 
 var _ outbox.Sink = (*Sink)(nil)
@@ -88,6 +89,7 @@ func New(o Options) *Sink {
 		m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
 	}
 	s.batchBytes.Store(maxBatchBytes)
+	s.batchEvents.Store(maxBatchEvents)
 	return s
 }
 
@@ -337,13 +339,16 @@ type streamCall struct {
 	args   []any
 }
 
-// callsByStream groups marks so that each stream's gate gets one call.
+// markArgs is the number of arguments of a mark.
+const markArgs = 4
+
+// callsByStream groups marks so that each stream's gate gets one call, or a few if there are very many marks.
 func callsByStream(marks []outbox.Mark, head func(stream string) []any) []streamCall {
 	var calls []streamCall
 	at := make(map[string]int, len(marks))
 	for _, m := range marks {
 		i, ok := at[m.Stream]
-		if !ok {
+		if !ok || len(calls[i].args)+markArgs > redisurl.Fit(2, 1) {
 			i = len(calls)
 			at[m.Stream] = i
 			calls = append(calls, streamCall{stream: m.Stream, args: head(m.Stream)})

@@ -3,12 +3,14 @@ package sink
 import (
 	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
 
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 )
 
@@ -92,18 +94,20 @@ func (s *Sink) Follow(ctx context.Context, stream string, others []string) error
 
 // Regroup implements outbox.Sink.
 func (s *Sink) Regroup(ctx context.Context, stream string, groups []string) error {
-	if len(groups) == 0 {
-		return nil
+	for some := range slices.Chunk(groups, redisurl.Fit(4, 1)) {
+		args := []any{1, stream}
+		for _, group := range some {
+			args = append(args, group)
+		}
+		_, err := run(ctx, s.client, regroupScript, args)
+		if notAStream(err) {
+			return nil
+		}
+		if err != nil {
+			return s.failed("make the groups of", stream, err)
+		}
 	}
-	args := []any{1, stream}
-	for _, group := range groups {
-		args = append(args, group)
-	}
-	_, err := run(ctx, s.client, regroupScript, args)
-	if notAStream(err) {
-		return nil
-	}
-	return s.failed("make the groups of", stream, err)
+	return nil
 }
 
 // keptGroups bounds the groups of a stream that are listed, and so restored with it.
