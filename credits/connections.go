@@ -10,6 +10,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/singleflight"
+
+	"posthaste/internal/redisurl"
 )
 
 // Connections notifies a Bank of each server that its client connects to, before the client sends anything else there.
@@ -63,7 +65,7 @@ func (c *Connections) onConnect(ctx context.Context, cn *redis.Conn) error {
 	_, cluster := b.redis.(*redis.ClusterClient)
 	switch {
 	case err != nil:
-	case role == "": // a sentinel, or a server where the user may not run INFO
+	case role == "": // a sentinel, or INFO is refused
 		return nil
 	case role != "master" && cluster && !c.any():
 		return nil // it may be the only known node of the cluster; it redirects to the others
@@ -78,11 +80,10 @@ func (c *Connections) onConnect(ctx context.Context, cn *redis.Conn) error {
 	return nil
 }
 
-// identify reads the identity and role of the server. The role is empty for a sentinel, and if the user may not run
-// INFO.
+// identify reads the identity and role of the server. The role is empty for a sentinel, and if INFO is refused.
 func identify(ctx context.Context, cn *redis.Conn) (s server, role string, err error) {
 	info, err := cn.Info(ctx, "server", "replication").Result()
-	if redis.HasErrorPrefix(err, "NOPERM") {
+	if redisurl.Refused(err) {
 		return server{}, "", nil
 	} else if err != nil {
 		return server{}, "", fmt.Errorf("identify the server: %w", err)

@@ -37,7 +37,11 @@ const safePolicy = "noeviction"
 type askNode func(ctx context.Context, n redisurl.Node) (string, error)
 
 func askInfo(ctx context.Context, n redisurl.Node) (string, error) {
-	return n.Info(ctx, "memory").Result()
+	text, err := n.Info(ctx, "memory").Result()
+	if redisurl.Refused(err) {
+		return "", nil // the memory is unknown
+	}
+	return text, err
 }
 
 // memoryOf reads the memory section of every primary. It is nil for one that does not answer, and the error is set.

@@ -49,6 +49,7 @@ func Configure(o *redis.UniversalOptions) {
 	if o.ClientName == "" {
 		o.ClientName = "posthaste"
 	}
+	redisurl.Name(o)
 }
 
 // dialer returns go-redis' dialer, with socket.Quiet connections if TLS is off.

@@ -44,7 +44,9 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	s.observeMemory(infos)
 	var runs []string
 	for _, info := range infos {
-		runs = append(runs, info["run_id"])
+		if !s.varies() {
+			runs = append(runs, info["run_id"])
+		}
 	}
 	slices.Sort(runs)
 	same := slices.Equal(s.seen.servers, runs)

@@ -153,7 +153,7 @@ func (s *Sink) durabilityExists(ctx context.Context, c *redis.Client) error {
 		return aofExists(ctx, c)
 	}
 	info, err := infoOf(ctx, c, "replication")
-	if err != nil {
+	if err != nil || info == nil { // WAIT will count them
 		return err
 	}
 	if n, _ := strconv.Atoi(info["connected_slaves"]); n < s.durable.Replicas {
@@ -168,17 +168,17 @@ func (s *Sink) durabilityExists(ctx context.Context, c *redis.Client) error {
 
 func aofExists(ctx context.Context, c *redis.Client) error {
 	commands, err := c.Do(ctx, "command", "info", "waitaof").Slice()
-	if err != nil {
+	if err != nil && !redisurl.Refused(err) {
 		return err
 	}
-	if len(commands) == 0 || commands[0] == nil {
+	if err == nil && (len(commands) == 0 || commands[0] == nil) {
 		return &NotReadyError{
 			Reason: "no_waitaof", Err: errors.New("durability aof needs WAITAOF, which this server does not have"),
 			Remedy: "use Redis 7.2 or later, or Valkey, or set the durability to replicas=N or none",
 		}
 	}
 	info, err := infoOf(ctx, c, "persistence")
-	if err != nil {
+	if err != nil || info == nil {
 		return err
 	}
 	if info["aof_enabled"] != "1" {
@@ -190,9 +190,12 @@ func aofExists(ctx context.Context, c *redis.Client) error {
 	return nil
 }
 
-// infoOf returns sections of INFO. Their fields have different names.
+// infoOf returns sections of INFO, nil if that is refused. Their fields have different names.
 func infoOf(ctx context.Context, c *redis.Client, sections ...string) (map[string]string, error) {
 	t, err := c.Info(ctx, sections...).Result()
+	if redisurl.Refused(err) {
+		return nil, nil //nolint:nilnil // nothing is known
+	}
 	if err != nil {
 		return nil, err
 	}

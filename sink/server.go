@@ -41,6 +41,22 @@ type Server struct {
 	masters []string
 	// names has the original names of processes whose history began again while they were bound.
 	names map[instance]string
+	// varying is what a proxy answers differently on each connection, so that it identifies no process.
+	varying varying
+}
+
+// varying are the parts of an instance that cannot be relied on.
+type varying struct{ run, history bool }
+
+// of returns p without them.
+func (v varying) of(p instance) instance {
+	switch {
+	case v.run && v.history || p.run == "" && p.history == "":
+		return instance{}
+	case v.run:
+		p.run = ""
+	}
+	return p
 }
 
 // member is the state of one address. Server.mu guards it, except for server, which never changes.
@@ -64,10 +80,18 @@ type instance struct {
 
 // String returns the name of the process, "" if it is unknown.
 func (p instance) String() string {
-	if p.run == "" {
+	if p == (instance{}) {
 		return ""
 	}
 	return p.run + "/" + p.history
+}
+
+// is reports whether p and o are the same process, as far as their run ids or, without those, their histories tell.
+func (p instance) is(o instance) bool {
+	if p.run == "" && o.run == "" {
+		return p.history == o.history
+	}
+	return p.run == o.run
 }
 
 // errOther refuses a connection or a call.
@@ -109,13 +133,14 @@ func isSentinel(ctx context.Context, cn *redis.Conn) (bool, error) {
 func (m *member) meet(p instance) error {
 	m.server.mu.Lock()
 	defer m.server.mu.Unlock()
+	p = m.server.varying.of(p)
 	switch {
 	case m.server.any || !m.met && !m.first || m.bound == p:
 		return nil
 	case m.first:
 		m.bound, m.met, m.first = p, true, false
 		return nil
-	case m.bound.run == p.run && m.bound.fresh && p.fresh:
+	case p.run != "" && m.bound.run == p.run && m.bound.fresh && p.fresh:
 		m.server.names[p] = m.server.nameOf(m.bound)
 		m.bound = p
 		return nil
@@ -208,7 +233,7 @@ func (m *member) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	}
 }
 
-// identify returns the process that answers; zero if the user lacks the right, or a proxy does not support INFO.
+// identify returns the process that answers; zero if INFO is refused.
 func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (instance, error) {
 	pipe := c.Pipeline()
 	server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
@@ -218,18 +243,17 @@ func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (i
 		if err == nil && cmd.Val() == "" { // a refused connection has no error for each command
 			err = sent
 		}
-		if redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "unknown command") {
-			return instance{}, nil
-		} else if err != nil {
+		if err != nil && !redisurl.Refused(err) {
 			return instance{}, err
 		}
 	}
 	p := instance{run: infoField(server.Val(), "run_id"), history: infoField(replication.Val(), "master_replid")}
-	if p.run == "" {
+	if p.run == "" && p.history == "" {
 		return instance{}, nil
 	}
-	p.replica = infoField(replication.Val(), "role") != "master"
-	p.fresh = !p.replica && strings.Trim(infoField(replication.Val(), "master_replid2"), "0") == ""
+	role := infoField(replication.Val(), "role")
+	p.replica = role != "master" && role != ""
+	p.fresh = role == "master" && strings.Trim(infoField(replication.Val(), "master_replid2"), "0") == ""
 	return p, nil
 }
 
@@ -308,11 +332,78 @@ func (s *Sink) bind(ctx context.Context) (string, error) {
 	s.server.mu.Unlock()
 	p, err := identify(ctx, s.client)
 	if err == nil {
+		err = s.compare(ctx, p)
+	}
+	if err == nil {
 		err = one.meet(p)
 	}
 	s.server.mu.Lock()
 	defer s.server.mu.Unlock()
-	return s.server.nameOf(p), err
+	return s.server.nameOf(s.server.varying.of(p)), err
+}
+
+// compare finds out whether other connections lead to p as well. Those of Sentinels lead to the present master.
+func (s *Sink) compare(ctx context.Context, p instance) error {
+	c, ok := s.client.(*redis.Client)
+	if !ok || s.server.sentinels {
+		return nil
+	}
+	v, err := compare(ctx, c, p)
+	s.server.mu.Lock()
+	defer s.server.mu.Unlock()
+	if v.run && !s.server.varying.run {
+		s.log.WarnContext(ctx, "the connections to redis give different run ids: its restarts are noticed by its "+
+			"replication id, or by missing events")
+	}
+	s.server.varying.run = s.server.varying.run || v.run
+	s.server.varying.history = s.server.varying.history || v.history
+	return err
+}
+
+// varies reports whether run ids identify no process.
+func (s *Sink) varies() bool {
+	if s.server == nil {
+		return false
+	}
+	s.server.mu.Lock()
+	defer s.server.mu.Unlock()
+	return s.server.varying.run
+}
+
+// comparisons bounds the connections that compare makes.
+const comparisons = 8
+
+// compare makes connections until one has the identity of the one before it. After a failover, all new ones lead to the
+// new server. So only identities that come back, or a third one, prove that the address has several at once.
+func compare(ctx context.Context, c *redis.Client, first instance) (varying, error) {
+	seen := []instance{first}
+	for range comparisons {
+		p, err := identifyAnew(ctx, c)
+		if err != nil {
+			return varying{}, err
+		}
+		if p.is(seen[len(seen)-1]) {
+			if len(seen) == 1 {
+				break
+			}
+			continue
+		}
+		if len(seen) > 1 {
+			other := slices.ContainsFunc(seen, func(q instance) bool { return q.history != p.history })
+			return varying{run: true, history: other || p.history == ""}, nil
+		}
+		seen = append(seen, p)
+	}
+	return varying{}, nil
+}
+
+// identifyAnew identifies the process that a new connection leads to.
+func identifyAnew(ctx context.Context, c *redis.Client) (instance, error) {
+	o := *c.Options()
+	o.OnConnect, o.MaxRetries, o.PoolSize, o.PipelinePoolSize = nil, -1, 1, -1
+	c = redis.NewClient(&o)
+	defer c.Close()
+	return identify(ctx, c)
 }
 
 // bindAll meets all current masters of a cluster.

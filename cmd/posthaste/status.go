@@ -59,6 +59,8 @@ type view struct {
 	ops.Report
 	// trend describes how the backlog changes; "" if it does not change or is not watched.
 	trend string
+	// unknown is what Redis keeps posthaste from knowing.
+	unknown []string
 }
 
 // readStatus reads and assesses the status.
@@ -71,24 +73,34 @@ func (e *env) readStatus(ctx context.Context, pool *pgxpool.Pool) (view, error) 
 		return view{}, err
 	}
 	from := ops.Source{
-		Pool: pool, RelayName: e.config.RelayName, Slots: slots, Redis: e.redisReady, WALBudget: e.config.WALBudget,
+		Pool: pool, RelayName: e.config.RelayName, Slots: slots, WALBudget: e.config.WALBudget,
+	}
+	var unknown []string
+	from.Redis = func(ctx context.Context) (err error) {
+		unknown, err = e.redisReady(ctx)
+		return err
 	}
 	snap, err := from.Look(ctx)
 	if err != nil {
 		return view{}, err
 	}
-	return view{Report: snap.Report()}, nil
+	return view{Report: snap.Report(), unknown: unknown}, nil
 }
 
-// redisReady returns why Redis takes no events from this machine. The check is necessary because Postgres has no record
-// of an unreachable Redis until events are late.
-func (e *env) redisReady(ctx context.Context) error {
+// redisReady returns why Redis takes no events from this machine, or what it keeps unknown. The check is necessary
+// because Postgres has no record of an unreachable Redis until events are late.
+func (e *env) redisReady(ctx context.Context) (unknown []string, err error) {
 	client, err := e.config.RedisClient(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = client.Close() }()
-	return sink.New(sink.Options{Client: client, Durability: e.config.Durability}).Ready(ctx)
+	s := sink.New(sink.Options{Client: client, Durability: e.config.Durability})
+	if err := s.Ready(ctx); err != nil {
+		return nil, err
+	}
+	unknown, _ = s.Unknown(ctx) // events flow even if this fails
+	return unknown, nil
 }
 
 // some returns the texts that are not empty.
@@ -153,6 +165,9 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 		case found != "":
 			row("restored", "%s (%s)", found, humanize.Time(*r.Done))
 		}
+	}
+	for _, u := range v.unknown {
+		row("unknown", "%s", u)
 	}
 	if v.Phantoms > 0 {
 		row("phantoms", "%s; posthaste phantoms", humanize.Comma(v.Phantoms))

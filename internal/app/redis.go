@@ -63,6 +63,7 @@ func (c Config) client(ctx context.Context, rawURL string, configure func(o *red
 		return nil, err
 	}
 	configure(o)
+	redisurl.Name(o)
 	return redis.NewUniversalClient(o), nil
 }
 

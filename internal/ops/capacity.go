@@ -200,6 +200,9 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 	}
 	used, _ := strconv.ParseInt(strings.TrimSpace(memory["used_memory"]), 10, 64)
 	limit, _ := strconv.ParseInt(strings.TrimSpace(memory["maxmemory"]), 10, 64)
+	if memory == nil {
+		return
+	}
 	detail := fmt.Sprintf("%s used", size(used))
 	if limit > 0 {
 		detail += " of " + size(limit)

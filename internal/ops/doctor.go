@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -447,6 +448,10 @@ func (d *doctor) redis(ctx context.Context) {
 		return
 	}
 	d.cluster(nodes)
+	if unknown, err := s.Unknown(ctx); err == nil && len(unknown) > 0 {
+		d.add(SeverityWarn, "redis unknown", "allow INFO and CONFIG GET, if the service can; else nothing to do", "%s",
+			strings.Join(unknown, ". "))
+	}
 	d.eachNode(ctx, nodes, func(ctx context.Context, one *doctor, n redisurl.Node) { one.server(ctx, client, n) })
 	d.balances(ctx, client)
 	if !d.config.WriterOnly {
@@ -514,7 +519,8 @@ func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
 
 func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n redisurl.Node) {
 	info, err := n.InfoMap(ctx, "server", "memory", "persistence").Result()
-	if err != nil {
+	known := !redisurl.Refused(err)
+	if err != nil && known {
 		severity := SeverityFail
 		if n.Replica {
 			severity = SeverityWarn
@@ -526,13 +532,18 @@ func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n red
 	if n.Replica {
 		can = "a replica, reachable"
 	}
-	d.add(SeverityOK, "redis", "",
-		"version %s, %s, durability %s", info["Server"]["redis_version"], can, d.config.Durability)
-	d.redisMemory(info["Memory"])
+	d.add(SeverityOK, "redis", "", "version %s, %s, durability %s",
+		cmp.Or(info["Server"]["redis_version"], "unknown"), can, d.config.Durability)
+	if known {
+		d.redisMemory(info["Memory"])
+	}
 	d.functions(ctx, n.Client)
 	if !n.Replica {
 		d.names = on(ctx, client, n, d.names)
 		d.streams(ctx, n.Client, info["Memory"])
+	}
+	if !known {
+		return
 	}
 	if info["Persistence"]["aof_enabled"] != "1" {
 		d.add(SeverityWarn, "redis persistence", "set appendonly yes",

@@ -1,5 +1,6 @@
 // Package redisurl parses a URL of Redis: one server, a cluster, or a server that Sentinel monitors. No other package
-// decides that. The code that makes a client adds timeouts and retries.
+// decides that. The code that makes a client adds timeouts and retries. The package also has the limits of services
+// that only resemble Redis.
 //
 // The forms are those of go-redis:
 //
@@ -137,7 +138,7 @@ func Mode(ctx context.Context, o *redis.UniversalOptions) string {
 	ctx, cancel := context.WithTimeout(ctx, askFor)
 	defer cancel()
 	one := o.Simple()
-	one.DB, one.OnConnect = 0, nil // a node of a cluster refuses to select a database
+	one.DB, one.OnConnect, one.ClientName = 0, nil, "" // a node of a cluster refuses to select a database
 	one.PoolSize, one.MinIdleConns, one.PipelinePoolSize = 1, 0, -1
 	one.MaxRetries, one.DialerRetries, one.ContextTimeoutEnabled, one.DialTimeout = -1, 1, true, askFor
 	client := redis.NewClient(one)
