@@ -31,6 +31,13 @@ type Oddities struct {
 	Strict bool
 }
 
+// Refusals are the commands that services refuse, in words of their own.
+var Refusals = map[string]string{
+	"INFO": "this command is not available", "CONFIG": "ERR unknown command 'CONFIG', with args beginning with:",
+	"CLIENT": "NOPERM this plan has no such command", "CLUSTER": "ERR cluster support is not for you",
+	"HELLO": "ERR unsupported", "COMMAND": "nope", "MEMORY": "ERR command is not available: 'MEMORY'",
+}
+
 // Strange is a proxy in front of a Redis with oddities. It is safe for concurrent use.
 type Strange struct {
 	upstream string

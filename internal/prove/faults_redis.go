@@ -90,6 +90,10 @@ func redisFaults() []*fault {
 			name: "redis-failover", about: "Redis is killed, and its replica, which is up to a second behind, leads",
 			touches: touchesRedis, forgets: true, least: time.Second, most: 4 * time.Second, inject: redisFailover,
 		},
+		{
+			name: "redis-strange", about: "a proxy refuses commands or changes identities, and limits scripts",
+			touches: touchesRedis, least: 3 * time.Second, most: 10 * time.Second, inject: redisStrange,
+		},
 	}
 }
 
@@ -197,6 +201,32 @@ func redisFailover(ctx context.Context, c *campaign, r *rand.Rand) (string, heal
 	err = errors.Join(err, s.failOver(context.WithoutCancel(ctx)))
 	s.replication.Set(link.Trouble{})
 	return fmt.Sprintf("%v behind", behind), s.follow, err
+}
+
+// redisStrange leads all links to Redis through a proxy with oddities.
+func redisStrange(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
+	what, odd := "refusals", link.Oddities{MaxArgs: 3999, Strict: true, Refuse: link.Refusals}
+	if r.IntN(2) == 0 {
+		what, odd.Refuse, odd.Identities = "identities", nil, true
+	}
+	s := c.stage
+	p, err := link.NewStrange(ctx, s.leading().Addr(), odd)
+	if err != nil {
+		return "", nil, err
+	}
+	lead := func(addr string) {
+		for name, l := range s.links {
+			if isRedis(name) {
+				l.To(addr)
+			}
+		}
+	}
+	lead(p.Addr())
+	return what, func(context.Context) error {
+		lead(s.leading().Addr())
+		p.Close()
+		return nil
+	}, nil
 }
 
 // replicaInStep waits until the replica is connected: a replica that never was connected has no data and cannot lead.

@@ -16,10 +16,3 @@ func Strange(tb testing.TB, r *RedisServer, odd link.Oddities) *link.Strange {
 	tb.Cleanup(s.Close)
 	return s
 }
-
-// Refusals are the commands that services refuse, in words of their own.
-var Refusals = map[string]string{
-	"INFO": "this command is not available", "CONFIG": "ERR unknown command 'CONFIG', with args beginning with:",
-	"CLIENT": "NOPERM this plan has no such command", "CLUSTER": "ERR cluster support is not for you",
-	"HELLO": "ERR unsupported", "COMMAND": "nope", "MEMORY": "ERR command is not available: 'MEMORY'",
-}
