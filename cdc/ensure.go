@@ -32,11 +32,15 @@ func (s *Slots) Ensure(ctx context.Context, making func(ctx context.Context) err
 	}
 	st, err := s.state(ctx)
 	if err != nil {
+		return false, s.named(err)
+	}
+	if st.present && !st.ours {
+		return false, s.foreign()
+	}
+	if err := s.readable(ctx, st); err != nil {
 		return false, err
 	}
 	switch {
-	case st.present && !st.ours:
-		return false, s.foreign()
 	case st.present && (st.lost() || repaired):
 		s.log.WarnContext(ctx, "slot is replaced", "lost", st.lost(), "publication_repaired", repaired)
 		if err := s.Drop(ctx); err != nil {
@@ -55,6 +59,24 @@ func (s *Slots) Ensure(ctx context.Context, making func(ctx context.Context) err
 	}
 	s.log.InfoContext(ctx, "slot created")
 	return true, nil
+}
+
+// readable returns an error if the server refuses the position of the WAL: a stream needs it, and without it no relay
+// knows how much WAL a slot holds back. So an existing slot is dropped.
+func (s *Slots) readable(ctx context.Context, st state) error {
+	_, err := s.position(ctx)
+	if !sql.Withheld(err) {
+		return err
+	}
+	if st.present {
+		if err := s.Drop(ctx); err != nil {
+			return err
+		}
+	}
+	if st.walLevel != "logical" {
+		return slotError(outbox.ReasonWALLevel, err)
+	}
+	return slotError(outbox.ReasonNoRight, err)
 }
 
 // create makes the slot. The transaction has written nothing, as logical slots demand.

@@ -13,8 +13,9 @@ import (
 
 // remedies are what an operator can do, by reason.
 var remedies = map[string]string{
-	outbox.ReasonWALLevel:    "set wal_level = logical and restart Postgres",
-	outbox.ReasonNoRight:     "give the role the right: ALTER ROLE ... REPLICATION (and a pg_hba.conf entry for it)",
+	outbox.ReasonWALLevel: "set wal_level = logical and restart Postgres",
+	outbox.ReasonNoRight: "give the role the right: ALTER ROLE ... REPLICATION (and a pg_hba.conf entry for it), or " +
+		"EXECUTE on the function that is named; or: posthaste mode poll",
 	outbox.ReasonPooler:      "give the relay a direct connection, or: posthaste mode poll",
 	outbox.ReasonSlotsFull:   "raise max_replication_slots, or drop an unused slot",
 	outbox.ReasonSendersFull: "raise max_wal_senders",

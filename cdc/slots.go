@@ -14,6 +14,7 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
+	"posthaste/sql"
 )
 
 const (
@@ -103,9 +104,22 @@ func (s *Slots) state(ctx context.Context) (state, error) {
 	return readState(ctx, s.opt.Pool, s.opt.Slot)
 }
 
+// position returns the end of the WAL.
+func (s *Slots) position(ctx context.Context) (wal int64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, quickTimeout)
+	defer cancel()
+	if err := s.opt.Pool.QueryRow(ctx, query("position")).Scan(&wal); err != nil {
+		return 0, fmt.Errorf("read the position of the WAL: %w", err)
+	}
+	return wal, nil
+}
+
 // Status implements outbox.Slots.
 func (s *Slots) Status(ctx context.Context) (outbox.SlotStatus, error) {
 	st, err := s.state(ctx)
+	if sql.Withheld(err) {
+		return outbox.SlotStatus{}, nil // Ensure reports it
+	}
 	if err != nil {
 		return outbox.SlotStatus{}, err
 	}
@@ -120,11 +134,21 @@ func (s *Slots) Status(ctx context.Context) (outbox.SlotStatus, error) {
 	if st.present && !st.ours {
 		return out, nil // WAL held back by another database's slot is not the relay's concern
 	}
+	if !st.present {
+		return out, nil
+	}
+	wal, err := s.position(ctx)
+	switch {
+	case sql.Withheld(err):
+		return out, nil
+	case err != nil:
+		return out, err
+	}
 	if st.restart > 0 {
-		out.RetainedBytes = st.wal - st.restart
+		out.RetainedBytes = wal - st.restart
 	}
 	if st.confirmed > 0 {
-		out.ConfirmedLagBytes = st.wal - st.confirmed
+		out.ConfirmedLagBytes = wal - st.confirmed
 	}
 	return out, nil
 }

@@ -19,7 +19,6 @@ var query = statement.In(queryFiles)
 type state struct {
 	walLevel string
 	version  int // server_version_num
-	wal      int64
 	maxKeep  int64
 
 	present, ours, active   bool
@@ -30,7 +29,7 @@ type state struct {
 
 func readState(ctx context.Context, db sql.DB, slot string) (state, error) {
 	var s state
-	err := db.QueryRow(ctx, query("state"), slot).Scan(&s.walLevel, &s.version, &s.wal, &s.maxKeep,
+	err := db.QueryRow(ctx, query("state"), slot).Scan(&s.walLevel, &s.version, &s.maxKeep,
 		&s.present, &s.ours, &s.active, &s.activePID, &s.walStatus, &s.invalidation, &s.confirmed, &s.restart)
 	if err != nil {
 		return state{}, fmt.Errorf("read the state of slot %q: %w", slot, err)

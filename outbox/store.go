@@ -92,10 +92,9 @@ func (s LeaderSession) String() string {
 
 // AuditMark is what the audit compares from one time to the next.
 type AuditMark struct {
-	// LSN is at or after the commit of every row in First.
-	LSN LSN
-	// Flushed is up to where the WAL is on disk and may be streamed.
-	Flushed LSN
+	// LSN is at or after the commit of every row in First, and Flushed is up to where the WAL is on disk and may be
+	// streamed. Both are 0 if the server refuses to return them.
+	LSN, Flushed LSN
 	// First has, for each part with unsettled rows, the number of one of the oldest.
 	First map[int16]int64
 }
@@ -106,7 +105,7 @@ type AuditMark struct {
 type Pass struct {
 	Settled
 	// End is the end of the WAL, read after the snapshot was taken: the commits of all transactions that it sees are
-	// before it.
+	// before it. BeginPass does not read it.
 	End LSN
 }
 
@@ -307,7 +306,7 @@ type Store interface {
 	// InsertLSN returns the end of the WAL written so far.
 	InsertLSN(ctx context.Context) (LSN, error)
 	// Horizon returns an LSN and a transaction id such that everything that could have committed at or before the LSN
-	// is visible once VisibleBelow(xid) is true.
+	// is visible once VisibleBelow(xid) is true. The LSN is 0 if the server refuses to return it.
 	Horizon(ctx context.Context) (LSN, uint64, error)
 	VisibleBelow(ctx context.Context, xid uint64) (bool, error)
 	// RaiseBarrier records, before the slot is moved or created without a wait for visibility, the transaction that

@@ -180,7 +180,7 @@ func TestLeastRights(t *testing.T) {
 		"GRANT SELECT ON posthaste_migrations TO " + role,
 		"GRANT SELECT, DELETE ON outbox TO " + role,
 		"GRANT EXECUTE ON FUNCTION outbox_retry TO " + role,
-		"GRANT SELECT ON outbox_high, outbox_settled, outbox_rows, outbox_live, outbox_leader TO " + role,
+		"GRANT SELECT ON outbox_high, outbox_settled, outbox_rows, outbox_live, outbox_leader, outbox_place TO " + role,
 		"GRANT SELECT ON outbox_layout, outbox_backlog TO " + role,
 		"GRANT SELECT, INSERT, DELETE ON outbox_mark TO " + role,
 		"GRANT USAGE ON outbox_claim TO " + role,

@@ -19,28 +19,19 @@ import (
 func (s *store) BeginPass(ctx context.Context, o outbox.Owner) (outbox.Pass, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	var seen, end string
-	var high int64
-	err := s.pool.QueryRow(ctx, query("mark_begin"), s.name, o.Epoch, o.Nonce[:]).Scan(&seen, &high, &end)
+	var seen string
+	var p outbox.Pass
+	err := s.pool.QueryRow(ctx, query("mark_begin"), s.name, o.Epoch, o.Nonce[:]).Scan(&seen, &p.High)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = outbox.ErrSuperseded
 	}
-	var p outbox.Pass
 	if err == nil {
-		p, err = newPass(seen, high, end)
+		p.Snapshot, err = outbox.ParseSnapshot(seen)
 	}
 	if err != nil {
 		return outbox.Pass{}, fmt.Errorf("begin a pass: %w", err)
 	}
 	return p, nil
-}
-
-func newPass(seen string, high int64, end string) (p outbox.Pass, err error) {
-	p.High = high
-	if p.Snapshot, err = outbox.ParseSnapshot(seen); err == nil {
-		p.End, err = outbox.ParseLSN(end)
-	}
-	return p, err
 }
 
 // SettleAll makes pass the mark of every part. It waits for sessions that hold a part.
@@ -141,7 +132,10 @@ func (m *marker) look(ctx context.Context, since outbox.Settled, below uint64) (
 	var seqs []int64
 	_, err = pgx.ForEachRow(rows, []any{&seen, &high, &end, &xid, &seqs}, func() (err error) {
 		if xid == nil {
-			l.Pass, err = newPass(*seen, *high, *end)
+			l.High = *high
+			if l.Snapshot, err = outbox.ParseSnapshot(*seen); err == nil {
+				l.End, err = outbox.ParseLSN(*end)
+			}
 			return err
 		}
 		l.Owed = append(l.Owed, outbox.Owed{XID: *xid, Seqs: seqs})

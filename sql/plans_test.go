@@ -153,7 +153,7 @@ func TestMarkPlansUseTheIndex(t *testing.T) {
 			"history_delete": {[]any{3, id, 1 << 40, 1000}, 100},
 			"history_forget": {[]any{make([]int64, 16)}, 100},
 			"delivered":      {nil, 200},
-			"state_moved":    {nil, 100},
+			"state_moved":    {nil, 200},
 			"history_begin":  {nil, 10},
 		} {
 			plan := planOf(t, pool, name, c.args...)

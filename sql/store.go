@@ -431,7 +431,7 @@ func (s *store) Horizon(ctx context.Context) (outbox.LSN, uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	lsn, err := s.InsertLSN(ctx)
-	if err != nil {
+	if err != nil && !Withheld(err) {
 		return 0, 0, err
 	}
 	var text string
@@ -491,17 +491,25 @@ func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class
 func (s *store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	var lsn, flushed string
 	var parts []int16
 	var seqs []int64
-	if err := s.pool.QueryRow(ctx, query("audit")).Scan(&lsn, &flushed, &parts, &seqs); err != nil {
+	if err := s.pool.QueryRow(ctx, query("audit")).Scan(&parts, &seqs); err != nil {
 		return outbox.AuditMark{}, fmt.Errorf("audit: %w", err)
 	}
 	m := outbox.AuditMark{First: make(map[int16]int64, len(parts))}
 	for i, p := range parts {
 		m.First[p] = seqs[i]
 	}
-	var err, ferr error
+	// After the rows, so that the position is after the commit of each of them.
+	var lsn, flushed string
+	err := s.pool.QueryRow(ctx, query("audit_position")).Scan(&lsn, &flushed)
+	if Withheld(err) {
+		return m, nil
+	}
+	if err != nil {
+		return m, fmt.Errorf("audit: %w", err)
+	}
+	var ferr error
 	m.LSN, err = outbox.ParseLSN(lsn)
 	m.Flushed, ferr = outbox.ParseLSN(flushed)
 	return m, errors.Join(err, ferr)
@@ -553,4 +561,14 @@ func SQLState(err error) string {
 		return pe.Code
 	}
 	return ""
+}
+
+// Withheld reports whether the server refuses a function, as managed servers may: because of a missing right, because it
+// lacks the function, or because of its wal_level. A standby refuses the functions of the WAL, too.
+func Withheld(err error) bool {
+	switch SQLState(err) {
+	case pgerrcode.InsufficientPrivilege, pgerrcode.FeatureNotSupported, pgerrcode.ObjectNotInPrerequisiteState:
+		return true
+	}
+	return false
 }

@@ -18,20 +18,47 @@ RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN prefix || aggregate_type
     || CASE WHEN shards > 1::smallint THEN '.'::text || (part % shards)::text ELSE ''::text END;
 
+-- The timeline that is written. A server that refuses to name it, as managed ones may, has a negative number, which
+-- every start of the server changes.
+CREATE OR REPLACE FUNCTION outbox_timeline() RETURNS integer LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ('x'::text || pg_catalog.left(pg_catalog.pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
+EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR object_not_in_prerequisite_state THEN
+    RETURN -1 - pg_catalog.mod(
+        (extract(epoch FROM pg_postmaster_start_time()) * 1000000::numeric)::bigint, 2147483647::bigint)::integer;
+END $$;
+
 -- Whether an owner is still the one that adopted, on a server that was not promoted since.
 CREATE OR REPLACE FUNCTION outbox_owned(r relay_state, epoch bigint, nonce bytea) RETURNS boolean LANGUAGE sql
-RETURN r.epoch = $2 AND r.nonce = $3 AND r.timeline =
-    ('x'::text || pg_catalog.left(pg_catalog.pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
+RETURN r.epoch = $2 AND r.nonce = $3 AND r.timeline = outbox_timeline();
+
+-- The system identifier; NULL if the server refuses it. It is the same for every role, whatever its search path.
+CREATE OR REPLACE FUNCTION outbox_system() RETURNS bigint LANGUAGE plpgsql STABLE SECURITY DEFINER AS $$
+BEGIN
+    RETURN (SELECT s.system_identifier FROM pg_catalog.pg_control_system() s);
+EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR object_not_in_prerequisite_state THEN
+    RETURN NULL;
+END $$;
+
+-- Where this database is: the server, the database on it, and the row that the first migration has written. That row is
+-- not replicated, and a restored one was written by another transaction of another table.
+CREATE OR REPLACE VIEW outbox_place AS
+SELECT outbox_system() AS system_identifier, d.oid AS database_oid, pg_catalog.hashtextextended(pg_catalog.concat_ws(
+    ' ', m.tableoid, m.xmin, extract(epoch FROM m.applied_at)), 0) AS first_migration
+FROM pg_database d, posthaste_migrations m
+WHERE d.datname = current_database() AND m.line = 'outbox' AND m.version = 1;
+
+-- Whether this database is a copy of the one that last led. NULL: none has led.
+CREATE OR REPLACE FUNCTION outbox_copied(r relay_state) RETURNS boolean LANGUAGE sql STABLE
+RETURN (SELECT r.database_oid <> p.database_oid OR coalesce(
+    r.system_identifier <> p.system_identifier, r.first_migration <> p.first_migration) FROM outbox_place p);
 
 -- Whether rows of another database may bring their transactions: no relay has led this database, or its marks are
 -- replicated, too. Elsewhere a row is of the transaction that writes it. If it were of another one, marks might settle
 -- it before it is published, or never. A constraint that is not valid comes after the rows in a dump.
 CREATE OR REPLACE FUNCTION outbox_copying() RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER
 RETURN EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = 'outbox_mark'::regclass::oid)
-    OR NOT EXISTS (
-        SELECT FROM relay_state r, pg_control_system() s, pg_catalog.pg_database d
-        WHERE d.datname = pg_catalog.current_database()
-            AND r.system_identifier = s.system_identifier AND r.database_oid = d.oid);
+    OR NOT EXISTS (SELECT FROM relay_state r WHERE outbox_copied(r) IS FALSE);
 ALTER DOMAIN outbox_xid DROP CONSTRAINT IF EXISTS "the server sets it: leave xid and seq out";
 ALTER DOMAIN outbox_xid ADD CONSTRAINT "the server sets it: leave xid and seq out" CHECK (
     VALUE = pg_current_xact_id()

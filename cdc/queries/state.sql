@@ -1,7 +1,6 @@
 SELECT
     pg_catalog.current_setting('wal_level')                                             AS wal_level,
     pg_catalog.current_setting('server_version_num')::int                               AS version,
-    pg_catalog.pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint                     AS wal,
     pg_catalog.pg_size_bytes(pg_catalog.current_setting('max_slot_wal_keep_size'))      AS max_keep,
     s.slot_name IS NOT NULL                                                             AS present,
     coalesce(s.plugin = 'pgoutput' AND s.database = current_database() AND NOT s.temporary, false) AS ours,

@@ -1,7 +1,6 @@
 -- Of each part with unsettled rows the number of one of the oldest. Of a pass under way the first after its cursor,
 -- found by its number: by transaction, all that the pass has settled already would be read. Otherwise, as in
--- sweep_parts, of each transaction that the pass, or without one the mark, has in progress, and of those after it. The
--- position is read after the rows, so that it is after the commit of each of them.
+-- sweep_parts, of each transaction that the pass, or without one the mark, has in progress, and of those after it.
 WITH first AS MATERIALIZED (
     SELECT m.part, coalesce((
         SELECT r.seq FROM outbox_live r
@@ -23,8 +22,5 @@ WITH first AS MATERIALIZED (
         ORDER BY f.xid LIMIT 1
     )) AS seq FROM outbox_settled m
 )
-SELECT pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text, f.parts, f.seqs
-FROM (
-    SELECT coalesce(pg_catalog.array_agg(part), '{}') AS parts, coalesce(pg_catalog.array_agg(seq), '{}') AS seqs
-    FROM first WHERE seq IS NOT NULL
-) f
+SELECT coalesce(pg_catalog.array_agg(part), '{}'), coalesce(pg_catalog.array_agg(seq), '{}')
+FROM first WHERE seq IS NOT NULL

@@ -5,10 +5,10 @@
 SELECT NOT EXISTS (
     SELECT FROM outbox_settled m
     WHERE greatest(pg_catalog.pg_snapshot_xmax(m.settled), pg_catalog.pg_snapshot_xmax(m.pass))
-          > CASE WHEN s.system_identifier = r.system_identifier THEN pg_catalog.pg_snapshot_xmax(pg_current_snapshot())
+          > CASE WHEN p.system_identifier = r.system_identifier THEN pg_catalog.pg_snapshot_xmax(pg_current_snapshot())
             ELSE pg_catalog.pg_snapshot_xmin(pg_current_snapshot()) END
        OR (SELECT o.xid FROM outbox_rows o WHERE o.part = m.part ORDER BY o.xid DESC LIMIT 1)
           >= pg_catalog.pg_snapshot_xmax(pg_current_snapshot())
        OR EXISTS (SELECT FROM outbox_rows o
                   WHERE o.part = m.part AND o.seq > m.hi AND pg_catalog.pg_visible_in_snapshot(o.xid, m.settled)))
-FROM relay_state r, pg_control_system() s
+FROM relay_state r, outbox_place p

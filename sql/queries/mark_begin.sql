@@ -1,7 +1,6 @@
--- Writes a snapshot of now for the owner in relay_state, and returns it with the highest number and the end of the
--- WAL. The commits of all that the snapshot sees are before that end. The sequence is read after the snapshot was
--- taken, so no row that it sees has a higher number. The commit does not wait for a synchronous standby: see
--- state_adopt.
+-- Writes a snapshot of now for the owner in relay_state, and returns it with the highest number. The sequence is read
+-- after the snapshot was taken, so no row that it sees has a higher number. The commit does not wait for a synchronous
+-- standby: see state_adopt.
 WITH owner AS MATERIALIZED (
     SELECT FROM relay_state r, pg_catalog.set_config('synchronous_commit', 'local', true)
     WHERE r.name = $1 AND outbox_owned(r, $2, $3) FOR SHARE OF r
@@ -11,4 +10,4 @@ WITH owner AS MATERIALIZED (
     FROM owner, outbox_high h
     RETURNING pass, pass_hi
 )
-SELECT pass::text, pass_hi, pg_current_wal_insert_lsn()::text FROM written
+SELECT pass::text, pass_hi FROM written

@@ -9,18 +9,14 @@
 WITH was AS MATERIALIZED (
     SELECT r.timeline FROM relay_state r WHERE r.name = $1
 ), now AS MATERIALIZED (
-    -- The timeline that is written now: after a promotion the control file still has the old one for a while.
-    SELECT s.system_identifier, d.oid,
-        ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_current_wal_insert_lsn()),
-            8))::bit(32)::integer AS timeline
-    FROM pg_control_system() s, pg_catalog.pg_database d,
-        pg_catalog.set_config('synchronous_commit', 'local', true)
-    WHERE d.datname = pg_catalog.current_database()
+    -- Not the timeline of the control file: after a promotion that still has the old one for a while.
+    SELECT p.*, outbox_timeline() AS timeline
+    FROM outbox_place p, pg_catalog.set_config('synchronous_commit', 'local', true)
 ), adopted AS (
     UPDATE relay_state r
     SET epoch = $3, nonce = $4, owner = $5, sink = nullif($6, ''), changed_at = clock_timestamp(), degraded = NULL,
-        active_mode = 'standby', system_identifier = now.system_identifier, database_oid = now.oid,
-        timeline = now.timeline,
+        active_mode = 'standby', system_identifier = now.system_identifier, database_oid = now.database_oid,
+        first_migration = now.first_migration, timeline = now.timeline,
         slot_barrier = CASE WHEN r.slot_barrier IS NOT NULL AND r.timeline IS DISTINCT FROM now.timeline
             THEN 9223372036854775807 ELSE r.slot_barrier END
     FROM now
@@ -33,14 +29,16 @@ WITH was AS MATERIALIZED (
     FROM adopted, pg_catalog.jsonb_to_recordset($7::jsonb) AS s(
         stream text, after_entry text, age bigint, recall boolean, back boolean, missing bigint, told boolean)
 ), back AS (
-    SELECT FROM adopted, was WHERE was.timeline <> adopted.timeline OR $8::boolean
+    -- A negative timeline may only mean that the server was restarted: see outbox_timeline.
+    SELECT $8 OR was.timeline = 0 OR least(was.timeline, adopted.timeline) > 0 AS noticed
+    FROM adopted, was WHERE was.timeline <> adopted.timeline OR $8::boolean
 ), compared AS (
     INSERT INTO outbox_reconcile (stream, recall, back, told)
-    SELECT s.stream, true, true, true FROM back, outbox_stream s
+    SELECT s.stream, true, noticed, true FROM back, outbox_stream s
 ), failed_over AS (
     INSERT INTO outbox_reconcile (stream, recall, back, done_at, missing)
     SELECT '', false, true, clock_timestamp(), -1 FROM back
-    WHERE NOT EXISTS (
+    WHERE noticed AND NOT EXISTS (
         SELECT FROM outbox_reconcile WHERE stream = '' AND noticed_at > clock_timestamp() - interval '1 min')
 )
 SELECT count(*) FROM adopted

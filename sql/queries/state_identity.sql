@@ -3,7 +3,6 @@
 WITH compared AS (
     INSERT INTO outbox_reconcile (stream, recall, back, told) SELECT s.stream, true, true, true FROM outbox_stream s
 )
-UPDATE relay_state r SET source = gen_random_uuid(), system_identifier = s.system_identifier, database_oid = d.oid,
-    timeline = NULL
-FROM pg_control_system() s, pg_catalog.pg_database d
-WHERE d.datname = pg_catalog.current_database()
+UPDATE relay_state r SET source = gen_random_uuid(), system_identifier = p.system_identifier,
+    database_oid = p.database_oid, first_migration = p.first_migration, timeline = NULL
+FROM outbox_place p

@@ -1,8 +1,7 @@
 -- Whether this is a copy: another database than the one that last led, on this server or on another, or one with marks
 -- of another server, which see transactions that are yet to come here; or, where none has led yet, whether it has rows
 -- of such transactions.
-SELECT CASE WHEN r.system_identifier IS NOT NULL THEN r.system_identifier <> s.system_identifier
-        OR coalesce(r.database_oid <> d.oid, false) OR EXISTS (
+SELECT CASE WHEN r.database_oid IS NOT NULL THEN coalesce(outbox_copied(r), false) OR EXISTS (
             -- The newest of the marks that count: those before one of all parts do not.
             SELECT FROM (SELECT id, settled, pass FROM outbox_mark ORDER BY id DESC LIMIT 100) m
             WHERE m.id >= coalesce((SELECT pg_catalog.max(id) FROM outbox_mark
@@ -14,5 +13,4 @@ SELECT CASE WHEN r.system_identifier IS NOT NULL THEN r.system_identifier <> s.s
         CROSS JOIN LATERAL (SELECT xid FROM outbox_rows WHERE part = p.part::smallint ORDER BY xid DESC LIMIT 1) o
         WHERE o.xid >= pg_catalog.pg_snapshot_xmax(pg_current_snapshot()))
     END
-FROM relay_state r, pg_control_system() s, pg_catalog.pg_database d
-WHERE d.datname = pg_catalog.current_database()
+FROM relay_state r

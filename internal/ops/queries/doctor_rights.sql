@@ -6,7 +6,7 @@ SELECT coalesce((
             ('outbox_history', '{SELECT}'), ('outbox_backlog', '{SELECT}'), ('outbox_settled', '{SELECT}'),
             ('outbox_live', '{SELECT}'), ('outbox_rows', '{SELECT}'), ('outbox_high', '{SELECT}'),
             ('outbox_layout', '{SELECT}'), ('outbox_leader', '{SELECT}'),
-            ('outbox_claim', '{USAGE}'), ('outbox_part', '{SELECT,UPDATE}'),
+            ('outbox_place', '{SELECT}'), ('outbox_claim', '{USAGE}'), ('outbox_part', '{SELECT,UPDATE}'),
             ('outbox_stream', '{SELECT,INSERT,UPDATE}'), ('outbox_dead', '{SELECT,INSERT,UPDATE,DELETE}'),
             ('outbox_reconcile', '{SELECT,INSERT,UPDATE,DELETE}'), ('outbox_phantom', '{SELECT,INSERT,DELETE}'),
             ('relay_state', '{SELECT,INSERT,UPDATE}'), ('posthaste_audit', '{SELECT,INSERT}')) AS need(t, ps),

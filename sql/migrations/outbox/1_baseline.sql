@@ -154,9 +154,10 @@ CREATE TABLE relay_state (
     handover_lsn      pg_lsn,
     -- Identifies this database towards Redis.
     source            uuid        NOT NULL DEFAULT gen_random_uuid(),
-    -- Where it last led: the server, and the database on it. A copy has others.
+    -- Where it last led: see outbox_place and outbox_timeline. A copy has others.
     system_identifier bigint,
     database_oid      oid,
+    first_migration   bigint,
     timeline          integer,
     owner             text,
     -- The process of Redis that the owner publishes to; NULL if that is not known.
