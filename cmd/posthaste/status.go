@@ -172,6 +172,9 @@ func (v view) print(w io.Writer, name string, coloured bool) error {
 	if v.Phantoms > 0 {
 		row("phantoms", "%s; posthaste phantoms", humanize.Comma(v.Phantoms))
 	}
+	for _, text := range v.Unnoticed {
+		row("unnoticed", "%s", text)
+	}
 	return t.Flush()
 }
 

@@ -27,14 +27,28 @@ const minSpan = 10 * time.Minute
 
 // capacity reports what grows in Postgres, how fast, and for how long the space lasts.
 func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
-	var walBytes, logBytes int64
-	var walSeconds float64
+	var logBytes int64
 	var oldest *time.Time
-	err := conn.QueryRow(ctx, query("doctor_capacity")).Scan(&walBytes, &walSeconds, &logBytes, &oldest)
+	err := conn.QueryRow(ctx, query("doctor_capacity")).Scan(&logBytes, &oldest)
 	if err != nil {
 		d.add(SeverityWarn, "capacity", "let this role read posthaste's tables (scripts/roles.sql)",
 			"cannot be read: %v", oneLine(err))
 		return
+	}
+	d.wal(ctx, conn, f)
+	d.add(SeverityOK, "capacity outbox", "", "the log takes %s, with what was delivered", size(logBytes))
+	d.history(logBytes, oldest, time.Now())
+	if names, err := sql.Streams(ctx, conn); err == nil {
+		d.names = names
+	}
+}
+
+// wal reports how fast WAL is written, and how long its space lasts.
+func (d *doctor) wal(ctx context.Context, conn *pgx.Conn, f facts) {
+	var walBytes int64
+	var walSeconds float64
+	if conn.QueryRow(ctx, query("doctor_wal")).Scan(&walBytes, &walSeconds) != nil {
+		return // see refusals
 	}
 	budget := size(d.config.WALBudget)
 	rate := float64(walBytes) / max(walSeconds, 1)
@@ -48,11 +62,6 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 				lasts(float64(f.keepMB<<20), rate))
 		}
 		d.add(SeverityOK, "capacity wal", "", "%s", detail)
-	}
-	d.add(SeverityOK, "capacity outbox", "", "the log takes %s, with what was delivered", size(logBytes))
-	d.history(logBytes, oldest, time.Now())
-	if names, err := sql.Streams(ctx, conn); err == nil {
-		d.names = names
 	}
 }
 

@@ -184,6 +184,9 @@ func (d *doctor) postgres(ctx context.Context) {
 	migrated := d.schema(ctx, conn)
 	d.pooler(pooling, err)
 	d.stream(f)
+	if !d.config.WriterOnly && !f.recovery {
+		d.refusals(ctx, conn)
+	}
 	d.retention(f)
 	d.slot(ctx, conn)
 	if migrated {
@@ -229,13 +232,18 @@ func (d *doctor) leader(ctx context.Context, conn *pgx.Conn) {
 func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
 	var sync, idle *string
 	err = conn.QueryRow(ctx, query("doctor_facts")).Scan(
-		&f.version, &f.walLevel, &f.maxSlots, &f.slots, &f.maxSenders, &f.senders,
-		&f.keepMB, &f.replication, &f.recovery, &sync, &idle, &f.encoding)
+		&f.version, &f.walLevel, &f.maxSlots, &f.maxSenders, &f.keepMB, &f.replication, &f.recovery, &sync, &idle, &f.encoding)
 	if sync != nil {
 		f.syncSlots = *sync
 	}
 	if idle != nil {
 		f.idleSlot = *idle
+	}
+	if err != nil {
+		return f, err
+	}
+	if err = conn.QueryRow(ctx, query("doctor_used")).Scan(&f.slots, &f.senders); sql.Withheld(err) {
+		err = nil
 	}
 	return f, err
 }
@@ -405,6 +413,8 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		d.add(SeverityOK, "slot", "", "%s does not exist yet; the relay creates it", d.config.Slot)
+	case sql.Withheld(err) && !d.config.WriterOnly:
+		// refusals has reported it
 	case err != nil:
 		d.add(SeverityWarn, "slot", "ask the primary", "cannot be read: %v", oneLine(err))
 	case status == "lost":

@@ -39,6 +39,8 @@ type Status struct {
 	Compared []Compared `json:"reconciled,omitempty"`
 	// Phantoms is how many events have no commit in Postgres and are not acknowledged.
 	Phantoms int64 `json:"phantoms,omitempty"`
+	// Unnoticed is what the leader cannot notice, because the server refuses its identifier or its timeline.
+	Unnoticed []string `json:"unnoticed,omitempty"`
 	// Repaired is when a stream was last compared with the settled events; nil if none was.
 	Repaired  *time.Time `json:"-"`
 	ChangedAt time.Time  `json:"changed_at"`
@@ -89,7 +91,7 @@ func readStatus(
 	out := Status{
 		Mode: st.Active, Desired: st.Desired, Epoch: st.Owner.Epoch, Owner: st.Holder,
 		HandoverLSN: st.Handover.String(), Degraded: st.Degraded, Source: st.Owner.Source,
-		EntrySource: outbox.EntrySource(name), ChangedAt: st.Changed,
+		EntrySource: outbox.EntrySource(name), ChangedAt: st.Changed, Unnoticed: unnoticed(st),
 	}
 	if out.Backlog, err = readBacklog(ctx, pool, most); err != nil {
 		return out, err

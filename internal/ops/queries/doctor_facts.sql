@@ -2,9 +2,7 @@
 SELECT pg_catalog.current_setting('server_version_num')::integer,
        pg_catalog.current_setting('wal_level'),
        pg_catalog.current_setting('max_replication_slots')::integer,
-       (SELECT count(*) FROM pg_replication_slots)::integer,
        pg_catalog.current_setting('max_wal_senders')::integer,
-       (SELECT count(*) FROM pg_stat_replication)::integer,
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
        -- A managed service may grant replication by membership in a role.
        EXISTS (SELECT 1 FROM pg_roles WHERE rolname = current_user AND (rolreplication OR rolsuper)
