@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -65,6 +66,7 @@ func TestEventCarriesWhatTheEntrySays(t *testing.T) {
 	ev := <-got
 	if ev.ID != "id-1" || ev.Type != "order.created" || ev.Source != "/posthaste/default" || ev.Subject != "s" ||
 		ev.Stream != "outbox.order" || ev.EntryID != entry || ev.Attempt != 1 || ev.Replayed || ev.TraceParent != tp ||
+		!maps.Equal(ev.Headers, map[string]string{"tenant": "<a>", "n": "5", "z": "null"}) ||
 		time.Since(ev.Time) > time.Minute {
 		t.Errorf("got %+v", ev)
 	}
@@ -163,8 +165,11 @@ func TestLineWriter(t *testing.T) {
 			t.Errorf("%s = %v, want %s", k, got[k], want)
 		}
 	}
-	if data, _ := got["data"].(map[string]any); len(got) != 7 || data["n"] != 5.0 || data["note"] != "<a>" {
+	if data, _ := got["data"].(map[string]any); len(got) != 8 || data["n"] != 5.0 || data["note"] != "<a>" {
 		t.Errorf("got %v", got)
+	}
+	if headers, _ := got["headers"].(map[string]any); headers["tenant"] != "<a>" || headers["n"] != 5.0 {
+		t.Errorf("headers %v", got["headers"])
 	}
 	if !strings.Contains(lines[1], last) {
 		t.Errorf("second line %s, want entry %s", lines[1], last)

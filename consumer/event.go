@@ -28,12 +28,16 @@ type Event struct {
 	Data json.RawMessage
 	// TraceParent is the W3C trace context of the writer, or "". The handler's context has it too: TraceParent(ctx).
 	TraceParent string
+	// Headers are the writer's other headers by name; nil if there are none. A value that is not a string is its JSON text.
+	Headers map[string]string
 	// Replayed is set on an event that was published again on purpose.
 	Replayed bool
 	// Stream and EntryID say where the event was read.
 	Stream, EntryID string
 	// Attempt is 1 for the first delivery, and higher when the event was, or may have been, tried before.
 	Attempt int
+	// headers is the entry's field.
+	headers string
 }
 
 // Handler processes one event. nil acknowledges it; an error is retried. ctx ends when the drain timeout of an orderly
@@ -78,8 +82,9 @@ func decode(stream string, m redis.XMessage, attempt int) (Event, error) {
 	ev := Event{
 		ID: field("id"), Type: field("type"), Source: field("source"), Subject: field("subject"),
 		Data: json.RawMessage(field("data")), TraceParent: field("traceparent"), Replayed: field("replayed") == "1",
-		Stream: stream, EntryID: m.ID, Attempt: attempt,
+		Stream: stream, EntryID: m.ID, Attempt: attempt, headers: field("headers"),
 	}
+	ev.Headers = headersOf(ev.headers)
 	if t, err := time.Parse(time.RFC3339Nano, field("time")); err == nil {
 		ev.Time = t.UTC()
 	}
@@ -87,6 +92,23 @@ func decode(stream string, m redis.XMessage, attempt int) (Event, error) {
 		return ev, errMalformed
 	}
 	return ev, nil
+}
+
+// headersOf reads the field headers. Text that is not an object has no headers.
+func headersOf(field string) map[string]string {
+	var values map[string]json.RawMessage
+	if field == "" || json.Unmarshal([]byte(field), &values) != nil || len(values) == 0 {
+		return nil
+	}
+	headers := make(map[string]string, len(values))
+	for name, v := range values {
+		var s string
+		if v[0] != '"' || json.Unmarshal(v, &s) != nil {
+			s = string(v)
+		}
+		headers[name] = s
+	}
+	return headers
 }
 
 // entryID is a stream entry's id in comparable form.

@@ -18,6 +18,7 @@ type jsonLine struct {
 	Data    json.RawMessage `json:"data"`
 	Stream  string          `json:"stream"`
 	EntryID string          `json:"entry_id"`
+	Headers json.RawMessage `json:"headers,omitempty"`
 }
 
 // timeFormat is how posthaste writes times into streams.
@@ -58,6 +59,9 @@ func encodeJSONLine(ev Event) ([]byte, error) {
 	l := jsonLine{ID: ev.ID, Type: ev.Type, Subject: ev.Subject, Data: ev.Data, Stream: ev.Stream, EntryID: ev.EntryID}
 	if !ev.Time.IsZero() {
 		l.Time = ev.Time.UTC().Format(timeFormat)
+	}
+	if len(ev.Headers) > 0 {
+		l.Headers = json.RawMessage(ev.headers)
 	}
 	if len(l.Data) == 0 {
 		l.Data = json.RawMessage("null")

@@ -62,8 +62,9 @@ func fields(ev event) []any {
 	return []any{
 		"id", ev.id, "type", "order.created", "source", "/posthaste/default", "subject", ev.subject,
 		"time", time.Now().UTC().Format("2006-01-02T15:04:05.000000Z"), "data",
-		fmt.Sprintf(`{"n": %d, "note": "<a>"}`, ev.n),
+		fmt.Sprintf(`{"n": %d, "note": "<a>"}`, ev.n), "specversion", "1.0",
 		"traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+		"headers", `{"tenant": "<a>", "n": 5, "z": null}`,
 	}
 }
 

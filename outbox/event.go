@@ -1,8 +1,9 @@
 package outbox
 
 import (
-	"encoding/json"
+	"bytes"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -45,17 +46,72 @@ func (e *Event) Size() int {
 
 // TraceParent returns the W3C trace context the writer left in the headers, or "".
 func (e *Event) TraceParent() string {
-	if len(e.Headers) == 0 {
-		return ""
+	traceParent, _ := e.SplitHeaders()
+	return traceParent
+}
+
+// SplitHeaders returns the W3C trace context in the headers, or "", and the object of all other headers, or nil if there
+// are none. Headers that are not an object have neither. A traceparent counts only if it is a string of at most 128
+// bytes, without escapes.
+func (e *Event) SplitHeaders() (traceParent string, others []byte) {
+	h := e.Headers
+	if len(h) <= len("{}") || h[0] != '{' {
+		return "", nil
 	}
-	var h struct {
-		TraceParent string `json:"traceparent"`
+	begin, colon, end := member(h, []byte(`"traceparent"`))
+	if end == 0 {
+		return "", h
 	}
-	// Headers that are not an object with a string in that place simply carry no trace context.
-	if json.Unmarshal(e.Headers, &h) != nil || len(h.TraceParent) > 128 {
-		return ""
+	v := bytes.TrimSpace(h[colon+1 : end])
+	if len(v) > len(`""`) && len(v) <= 130 && v[0] == '"' && bytes.IndexByte(v, '\\') < 0 {
+		traceParent = string(v[1 : len(v)-1])
 	}
-	return h.TraceParent
+	switch {
+	case h[end] == ',':
+		begin += bytes.IndexByte(h[begin:], '"')
+		return traceParent, slices.Concat(h[:begin], bytes.TrimLeft(h[end+1:], " "))
+	case h[begin-1] == ',':
+		return traceParent, slices.Concat(h[:begin-1], h[end:])
+	}
+	return traceParent, nil
+}
+
+// member returns where the member of an object in JSON whose name in quotes is key begins, where its colon is, and where
+// the comma or brace after it is: 0 if there is no such member.
+func member(h, key []byte) (begin, colon, end int) {
+	if !bytes.Contains(h, key) {
+		return 0, 0, 0
+	}
+	depth := 0
+	for i := 0; i < len(h); i++ {
+		switch h[i] {
+		case '"':
+			for i++; i < len(h) && h[i] != '"'; i++ {
+				if h[i] == '\\' {
+					i++
+				}
+			}
+		case '{', '[':
+			if depth++; depth == 1 {
+				begin = i + 1
+			}
+		case ':':
+			if depth == 1 {
+				colon = i
+			}
+		case ',', '}', ']':
+			if depth == 1 {
+				if colon > begin && bytes.Equal(bytes.TrimSpace(h[begin:colon]), key) {
+					return begin, colon, i
+				}
+				begin = i + 1
+			}
+			if h[i] != ',' {
+				depth--
+			}
+		}
+	}
+	return 0, 0, 0
 }
 
 // EntrySource returns the source field of the entries of a database, by the name of its relay. It distinguishes

@@ -1,6 +1,9 @@
 package outbox_test
 
 import (
+	"encoding/json"
+	"reflect"
+	"strings"
 	"testing"
 
 	"posthaste/outbox"
@@ -34,4 +37,48 @@ func TestTraceParent(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", headers, got, want)
 		}
 	}
+}
+
+// SplitHeaders agrees with encoding/json on every object, whatever its form.
+func TestSplitHeaders(t *testing.T) {
+	t.Parallel()
+	for headers, want := range map[string][2]string{
+		"":   {},
+		"{}": {}, "null": {}, `"traceparent"`: {}, `[{"traceparent": "x"}]`: {},
+		`{"a": "b"}`:         {"", `{"a": "b"}`},
+		`{"traceparent": 1}`: {}, `{"traceparent": ""}`: {}, `{"traceparent":"x"}`: {"x", ""},
+		`{"a": 1, "traceparent": "x"}`:                                {"x", `{"a": 1}`},
+		`{"traceparent": "x", "a": 1}`:                                {"x", `{"a": 1}`},
+		`{"a": 1, "traceparent": "x", "b": 2}`:                        {"x", `{"a": 1, "b": 2}`},
+		` { "traceparent" : "x" , "a" : 1 }`[1:]:                      {"x", `{ "a" : 1 }`},
+		`{"a": {"traceparent": "y"}, "b": ["traceparent"]}`:           {"", `{"a": {"traceparent": "y"}, "b": ["traceparent"]}`},
+		`{"a": "\\\\\",{\\", "b": "traceparent", "traceparent": "x"}`: {"x", `{"a": "\\\\\",{\\", "b": "traceparent"}`},
+		`{"\"traceparent\"": 1}`:                                      {"", `{"\"traceparent\"": 1}`},
+	} {
+		traceParent, others := (&outbox.Event{Headers: []byte(headers)}).SplitHeaders()
+		if traceParent != want[0] || string(others) != want[1] {
+			t.Errorf("%s: got %q and %s, want %q and %s", headers, traceParent, others, want[0], want[1])
+		}
+	}
+}
+
+func FuzzSplitHeaders(f *testing.F) {
+	f.Add(`{"traceparent": "x", "a": [1, {"traceparent": "\\\""}]}`)
+	f.Fuzz(func(t *testing.T, headers string) {
+		want := map[string]any{}
+		traceParent, others := (&outbox.Event{Headers: []byte(headers)}).SplitHeaders()
+		if json.Unmarshal([]byte(headers), &want) != nil || headers[0] != '{' || strings.Count(headers, "traceparent") != 1 {
+			return // must not panic
+		}
+		delete(want, "traceparent")
+		got := map[string]any{}
+		if others != nil {
+			if err := json.Unmarshal(others, &got); err != nil {
+				t.Fatalf("%s: %q, %s: %v", headers, traceParent, others, err)
+			}
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %q and %v, want %v", headers, traceParent, got, want)
+		}
+	})
 }

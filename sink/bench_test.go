@@ -72,7 +72,7 @@ func (f *fixture) gated(o outbox.Owner, events []*outbox.Event) func() {
 func (f *fixture) bare(events []*outbox.Event) func() {
 	script := redis.NewScript(`for i = 1, #ARGV, 6 do
 		redis.call('XADD', KEYS[1], '*', 'id', ARGV[i], 'type', ARGV[i + 1], 'source', ARGV[i + 2],
-			'subject', ARGV[i + 3], 'time', ARGV[i + 4], 'data', ARGV[i + 5])
+			'subject', ARGV[i + 3], 'time', ARGV[i + 4], 'data', ARGV[i + 5], 'specversion', '1.0')
 	end`)
 	return func() {
 		args := make([]any, 0, 6*len(events))

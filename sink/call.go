@@ -21,25 +21,26 @@ const headLen = 16 + 36 + 27
 
 // Indexes of the arguments of publish.lua, counted from evalsha.
 const (
-	argNumber  = 11
-	argOf      = 12
-	argSettled = 13
-	argLet     = 14
-	argIDs     = 15
-	argHeads   = 16
-	argPubSub  = 18
-	argTraced  = 19
-	argEvents  = 21
+	argNumber   = 11
+	argOf       = 12
+	argSettled  = 13
+	argLet      = 14
+	argIDs      = 15
+	argHeads    = 16
+	argPubSub   = 18
+	argExtended = 19
+	argEvents   = 21
 )
 
 // call holds the arguments of a lane's script calls. Batches share its memory, and it refers to the events instead of
 // copying them: a batch of a thousand events costs a few allocations.
 type call struct {
-	args   []any
-	ids    []byte
-	heads  []byte
-	traces []string
-	pubsub bool
+	args    []any
+	ids     []byte
+	heads   []byte
+	traces  []string
+	headers []object
+	pubsub  bool
 }
 
 func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
@@ -53,26 +54,26 @@ func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 // encode returns the arguments that publish events under number; the batches of the claim of up to settled are settled.
 // They are valid until the next call.
 func (c *call) encode(number, of, settled, let int64, events []*outbox.Event) []any {
-	c.ids, c.heads, c.traces = c.ids[:0], c.heads[:0], c.traces[:0]
-	traced := false
+	c.ids, c.heads, c.traces, c.headers = c.ids[:0], c.heads[:0], c.traces[:0], c.headers[:0]
+	extended := false
 	for _, e := range events {
 		c.ids = append(c.ids, e.ID[:]...)
 		c.heads = appendHead(c.heads, e)
-		t := e.TraceParent()
-		traced = traced || t != ""
-		c.traces = append(c.traces, t)
+		t, h := e.SplitHeaders()
+		extended = extended || t != "" || h != nil
+		c.traces, c.headers = append(c.traces, t), append(c.headers, h)
 	}
 	args := c.args[:argEvents]
 	args[argPubSub] = c.announced(events)
 	args[argNumber], args[argOf], args[argSettled], args[argLet] = number, of, settled, let
-	args[argIDs], args[argHeads], args[argTraced] = c.ids, c.heads, "0"
-	if traced {
-		args[argTraced] = "1"
+	args[argIDs], args[argHeads], args[argExtended] = c.ids, c.heads, "0"
+	if extended {
+		args[argExtended] = "1"
 	}
 	for i, e := range events {
 		args = append(args, &e.Type, &e.AggregateID, (*payload)(e))
-		if traced {
-			args = append(args, &c.traces[i])
+		if extended {
+			args = append(args, &c.traces[i], &c.headers[i])
 		}
 	}
 	c.args = args
@@ -108,16 +109,23 @@ func (c *call) announced(events []*outbox.Event) string {
 // release drops the references to the events.
 func (c *call) release() {
 	clear(c.args[argEvents:])
+	clear(c.headers)
 	c.args = c.args[:argEvents]
 }
 
-// payload passes an event's body to the client. A pointer needs no allocation; a slice would.
-type payload outbox.Event
+// payload passes an event's body to the client, and object its headers. A pointer needs no allocation; a slice would.
+type (
+	payload outbox.Event
+	object  []byte
+)
 
-var _ encoding.BinaryMarshaler = (*payload)(nil)
+var _, _ encoding.BinaryMarshaler = (*payload)(nil), (*object)(nil)
 
 // MarshalBinary implements encoding.BinaryMarshaler.
 func (p *payload) MarshalBinary() ([]byte, error) { return p.Payload, nil }
+
+// MarshalBinary implements encoding.BinaryMarshaler.
+func (o *object) MarshalBinary() ([]byte, error) { return *o, nil }
 
 var (
 	firstTime = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -158,6 +166,8 @@ func wireSize(args []any) int64 {
 			n = len(v)
 		case *payload:
 			n = len(v.Payload)
+		case *object:
+			n = len(*v)
 		case int:
 			n = digits(v)
 		case int64:

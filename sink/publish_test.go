@@ -20,8 +20,10 @@ func TestEntryHasTheContractsFields(t *testing.T) {
 	o := f.adopted(1)
 	plain, traced := makeEvent(), makeEvent()
 	traced.Headers = []byte(`{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01","tenant":"x"}`)
+	headed := makeEvent()
+	headed.Headers = []byte(`{"tenant": "acme"}`)
 	traced.Time = time.Date(2026, 1, 2, 3, 4, 5, 60000, time.FixedZone("", 3600))
-	r := f.publish(f.lane(o), plain, traced)
+	r := f.publish(f.lane(o), plain, traced, headed)
 	f.wantLast(r)
 	entries, err := f.server.Client.XRange(t.Context(), stream, "-", "+").Result()
 	f.must(err)
@@ -29,11 +31,18 @@ func TestEntryHasTheContractsFields(t *testing.T) {
 		{
 			"id": plain.ID.String(), "type": "order.created", "source": "/posthaste/test", "subject": "o-0",
 			"time": "2026-11-20T12:00:00.123456Z", "data": `{"n":0}`,
+			"specversion": "1.0",
 		},
 		{
 			"id": traced.ID.String(), "type": "order.created", "source": "/posthaste/test", "subject": "o-0",
 			"time": "2026-01-02T02:04:05.000060Z", "data": `{"n":0}`,
-			"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+			"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "headers": `{"tenant":"x"}`,
+			"specversion": "1.0",
+		},
+		{
+			"id": headed.ID.String(), "type": "order.created", "source": "/posthaste/test", "subject": "o-0",
+			"time": "2026-11-20T12:00:00.123456Z", "data": `{"n":0}`, "headers": `{"tenant": "acme"}`,
+			"specversion": "1.0",
 		},
 	}
 	for i, w := range want {

@@ -228,8 +228,9 @@ func (r *Replay) publish(ctx context.Context, stream string, entries []ReplayEnt
 	var head []byte
 	for _, e := range entries {
 		head = appendHead(head[:0], e.Event)
+		traceParent, headers := e.Event.SplitHeaders()
 		args = append(args, e.Place, string(head[:36]), e.Event.Type, e.Event.AggregateID, string(head[36:]),
-			e.Event.Payload, e.Event.TraceParent())
+			e.Event.Payload, traceParent, headers)
 	}
 	v, err := run(ctx, r.o.Client, replayScript, args)
 	if err == nil {

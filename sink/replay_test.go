@@ -40,7 +40,7 @@ func (f *fixture) take(r *sink.Replay) string {
 func replayEntries(from, n int) []sink.ReplayEntry {
 	list := make([]sink.ReplayEntry, n)
 	for i, e := range makeEvents(n) {
-		e.Headers = []byte(`{"traceparent":"00-1"}`)
+		e.Headers = []byte(`{"traceparent":"00-1","tenant":"acme"}`)
 		list[i] = sink.ReplayEntry{Place: fmt.Sprintf("%d.1", from+i), Event: e}
 	}
 	return list
@@ -61,7 +61,8 @@ func (f *fixture) wantReplayed(lists ...[]sink.ReplayEntry) {
 	for _, m := range msgs {
 		id, _ := m.Values["id"].(string)
 		have = append(have, id)
-		if m.Values["replayed"] != "1" || m.Values["traceparent"] != "00-1" || len(m.Values) != 8 {
+		if m.Values["replayed"] != "1" || m.Values["traceparent"] != "00-1" ||
+			m.Values["headers"] != `{"tenant":"acme"}` || len(m.Values) != 10 {
 			f.Errorf("entry %v", m.Values)
 		}
 	}

@@ -149,8 +149,8 @@ var eventTime = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`)
 // checkOrderEvent compares an entry's fields with the contract and with the client's response.
 func checkOrderEvent(t *testing.T, w *world, m map[string]string, a placed) {
 	t.Helper()
-	if len(m) != 7 {
-		t.Errorf("fields %v, want id, type, source, subject, time, data, traceparent", m)
+	if len(m) != 8 || m["specversion"] != "1.0" {
+		t.Errorf("fields %v, want id, type, source, subject, time, data, specversion, traceparent", m)
 	}
 	if _, err := uuid.Parse(m["id"]); err != nil {
 		t.Errorf("id %q", m["id"])

@@ -100,7 +100,7 @@ func TestReplayedEntriesAreTheSame(t *testing.T) {
 					VALUES (gen_random_uuid(), $1, $2, 'x.changed', jsonb_build_object('b', $3::int, 'a', 'é"\'), `+
 					`$4::text::jsonb)`,
 					[]string{"order", "invoice"}[i%2], fmt.Sprintf("o %d", i%3), i,
-					[]string{`{"traceparent":"00-1"}`, "null", `{"x":1}`}[i%3])
+					[]string{`{"traceparent":"00-1","y":"z"}`, "null", `{"x":1}`}[i%3])
 			}
 			w.oracle.WaitEmpty(t, 20*time.Second)
 			r.stops()

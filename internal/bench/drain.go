@@ -291,7 +291,7 @@ func (d *drain) redisLimit(ctx context.Context) error {
 func bareEntry(n int, payload string) []any {
 	return []any{
 		"id", eventID(n).String(), "type", eventType, "source", "/posthaste/bench", "subject", fmt.Sprint(n),
-		"time", "2006-01-02T15:04:05.000000Z", "data", payload,
+		"time", "2006-01-02T15:04:05.000000Z", "data", payload, "specversion", "1.0",
 	}
 }
 

@@ -3,8 +3,8 @@
 -- ARGV epoch, nonce, lane, claim, claim's nonce, number, a claim of that nonce, the last of its batches that is
 --      settled, events the gate is known to have let through, ids (16 bytes each), heads (per event 36 bytes of the
 --      id's text, 27 of time), the entries' source field, pubsub ("" publishes none on its channel, "1" all, else a
---      digit per event), traced ("1"), what channels begin with, then per event type, subject, data and, if traced,
---      traceparent
+--      digit per event), extended ("1"), what channels begin with, then per event type, subject, data and, if
+--      extended, traceparent and headers ("" for none)
 -- Answers {OK, done, suppressed, lost pubs, n, last}, {XADD, the same, error} when it stopped after the first events of
 -- the batch, {GAP}, {FENCED, epoch} or {KEYS, key…}. done is how many events of the batch are accounted for, n how many
 -- the gate has let through, last the entry of the last of them.
@@ -13,8 +13,8 @@ local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]
 local epoch, lane, claim, lnonce = ARGV[1], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local number, of, settled, least = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local ids, heads, esource = ARGV[10], ARGV[11], ARGV[12]
-local pubsub, traced, prefix = ARGV[13], ARGV[14] == '1', ARGV[15]
-local width = traced and 4 or 3
+local pubsub, extended, prefix = ARGV[13], ARGV[14] == '1', ARGV[15]
+local width = extended and 5 or 3
 local count = math.floor(#ids / ID)
 if #ARGV ~= FIRST + count * width or #heads ~= count * HEAD then
   return redis.error_reply('ERR wrong number of arguments for a batch')
@@ -116,6 +116,14 @@ if doubtful > 0 then
   end
 end
 
+local NONE = {}
+local function extension(traceparent, headers)
+  local fields = {}
+  if traceparent ~= '' then fields[1], fields[2] = 'traceparent', traceparent end
+  if headers ~= '' then fields[#fields + 1], fields[#fields + 2] = 'headers', headers end
+  return fields
+end
+
 local sub, call = string.sub, redis.pcall
 local taken, lost, done, failed, newest = {}, 0, math.max(from, count), nil, nil
 for i = from + 1, count do
@@ -123,14 +131,9 @@ for i = from + 1, count do
   if doubted[i] then
     taken[#taken + 1] = 'd:' .. sub(ids, (i - 1) * ID + 1, i * ID)
   else
-    local r
-    if traced and ARGV[a + 4] ~= '' then
-      r = call('XADD', stream, '*', 'id', sub(heads, h + 1, h + 36), 'type', ARGV[a + 1], 'source', esource,
-        'subject', ARGV[a + 2], 'time', sub(heads, h + 37, h + 63), 'data', ARGV[a + 3], 'traceparent', ARGV[a + 4])
-    else
-      r = call('XADD', stream, '*', 'id', sub(heads, h + 1, h + 36), 'type', ARGV[a + 1], 'source', esource,
-        'subject', ARGV[a + 2], 'time', sub(heads, h + 37, h + 63), 'data', ARGV[a + 3])
-    end
+    local r = call('XADD', stream, '*', 'id', sub(heads, h + 1, h + 36), 'type', ARGV[a + 1], 'source', esource,
+      'subject', ARGV[a + 2], 'time', sub(heads, h + 37, h + 63), 'data', ARGV[a + 3], 'specversion', '1.0',
+      unpack(extended and extension(ARGV[a + 4], ARGV[a + 5]) or NONE))
     if type(r) ~= 'string' then
       done, failed = i - 1, type(r) == 'table' and r.err or 'ERR XADD gave no entry id'
       break

@@ -5,12 +5,12 @@
 -- KEYS stream, register, gate, record, and those that an answer KEYS demands
 -- ARGV side ("1": a stream without a relay), database's uuid, owner, ms to live, the entries' source field, from (the
 --      cursor the caller knows, '?' to take the record over), then per entry place, id, type, subject, time, data,
---      traceparent
+--      traceparent and headers ("" for none)
 -- Answers {OK, cursor}, {XADD, cursor, error} when it stopped behind cursor, {GONE}, {TAKEN},
 -- {MOVED, cursor}, {TYPE, type}, {LIVE}, {FOREIGN, source, name} or {KEYS, key…}.
 local stream, base, gate, record = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local side, source, owner, ttl, esource, from = ARGV[1] == '1', ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local FIRST, WIDTH = 6, 7
+local FIRST, WIDTH = 6, 8
 local entries = (#ARGV - FIRST) / WIDTH
 if entries ~= math.floor(entries) then return redis.error_reply('ERR wrong number of arguments for a replay') end
 
@@ -58,10 +58,12 @@ local failed
 for i = first, entries - 1 do
   local a = FIRST + i * WIDTH
   local e = {'XADD', stream, '*', 'id', ARGV[a + 2], 'type', ARGV[a + 3], 'source', esource, 'subject', ARGV[a + 4],
-    'time', ARGV[a + 5], 'data', ARGV[a + 6]}
-  if ARGV[a + 7] ~= '' then
-    e[#e + 1] = 'traceparent'
-    e[#e + 1] = ARGV[a + 7]
+    'time', ARGV[a + 5], 'data', ARGV[a + 6], 'specversion', '1.0'}
+  for i, name in ipairs({'traceparent', 'headers'}) do
+    if ARGV[a + 6 + i] ~= '' then
+      e[#e + 1] = name
+      e[#e + 1] = ARGV[a + 6 + i]
+    end
   end
   e[#e + 1] = 'replayed'
   e[#e + 1] = '1'
