@@ -22,10 +22,15 @@ import (
 //go:embed migrations/*/*.sql
 var migrationFiles embed.FS
 
-// words are the functions and views that the statements use. They belong to the outbox line.
-//
-//go:embed words.sql
-var words string
+// The words of a line are functions and views that the statements and other programs use. Migrations replace them.
+var (
+	//go:embed words.sql
+	outboxWords string
+	//go:embed words_inbox.sql
+	inboxWords string
+
+	words = map[Line]string{LineOutbox: outboxWords, LineInbox: inboxWords}
+)
 
 // Line is a line of migrations with its own versions, in migrations/<line>/<version>_<name>.sql.
 type Line string
@@ -162,16 +167,15 @@ func apply(ctx context.Context, conn *pgx.Conn, schema string, lines []Line) (ap
 				}
 				applied = append(applied, Applied{line, v})
 			}
-			if line != LineOutbox {
-				continue
-			}
 			if len(applied) > 0 {
-				if _, err := tx.Exec(ctx, words); err != nil {
-					return fmt.Errorf("words: %w", err)
+				if _, err := tx.Exec(ctx, words[line]); err != nil {
+					return fmt.Errorf("words of %s: %w", line, err)
 				}
 			}
-			if err := uncache(ctx, tx); err != nil {
-				return err
+			if line == LineOutbox {
+				if err := uncache(ctx, tx); err != nil {
+					return err
+				}
 			}
 		}
 		return nil

@@ -16,7 +16,7 @@ var objects = []string{
 	"VIEW outbox_history", "VIEW outbox_backlog", "VIEW outbox_settled", "VIEW outbox_layout", "VIEW outbox_high",
 	"VIEW outbox_live", "VIEW outbox_rows", "VIEW outbox_leader", "FUNCTION outbox_settling",
 	"FUNCTION outbox_mark_until", "FUNCTION outbox_owned", "FUNCTION outbox_timeline", "FUNCTION outbox_stream_name",
-	"FUNCTION outbox_holds",
+	"FUNCTION outbox_holds", "FUNCTION outbox_publish", "FUNCTION inbox_once",
 	"FUNCTION outbox_retry", "FUNCTION outbox_readable", "FUNCTION outbox_time",
 	"TABLE order_payments", "TABLE credit_quarantine", "TABLE credit_entries", "TABLE credit_accounts",
 	"TABLE credit_epoch", "TABLE orders", "TABLE inbox",

@@ -163,6 +163,19 @@ EXCEPTION WHEN data_exception THEN
         pg_catalog.convert_to(t, pg_catalog.getdatabaseencoding()), 'escape'::text), 255);
 END $$;
 
+-- For writers in any language: inserts an event in their transaction, with their rights, and returns its id.
+CREATE OR REPLACE FUNCTION outbox_publish(aggregate_type text, aggregate_id text, event_type text, payload jsonb,
+    headers jsonb DEFAULT NULL)
+RETURNS uuid LANGUAGE sql
+BEGIN ATOMIC
+    -- RETURNING would require the right to read.
+    WITH new AS MATERIALIZED (SELECT gen_random_uuid() AS id), inserted AS (
+        INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
+        SELECT id, $1, $2, $3, $4, $5 FROM new
+    )
+    SELECT id FROM new;
+END;
+
 -- Inserts a dead event again, in a new row, and deletes its row before. Operators may call it; they may not delete rows
 -- otherwise. The row is deleted first: ids are unique.
 CREATE OR REPLACE FUNCTION outbox_retry(event uuid) RETURNS void LANGUAGE sql SECURITY DEFINER

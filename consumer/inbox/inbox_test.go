@@ -75,6 +75,54 @@ func TestOncePerGroupAndEvent(t *testing.T) {
 	}
 }
 
+// inbox_once and Once find each other's notes. The function needs no more rights than Once, and no search path.
+func TestTheFunctionDoesTheSame(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	role := "reader_" + d.Name
+	d.Exec(t, "CREATE ROLE "+role+" "+testenv.Login(d.URL))
+	d.Exec(t, "GRANT INSERT (day, consumer_group, event_id) ON inbox TO "+role)
+	c, err := pgx.Connect(t.Context(), testenv.As(d.URL, role))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close(t.Context()) })
+	call := func(group, id string) (first bool) {
+		t.Helper()
+		err := pgx.BeginFunc(t.Context(), c, func(tx pgx.Tx) error {
+			var limit string
+			if _, err := tx.Exec(t.Context(), "SET LOCAL search_path = pg_catalog"); err != nil {
+				return err
+			}
+			if err := tx.QueryRow(t.Context(), "SELECT public.inbox_once($1, $2)", group, id).Scan(&first); err != nil {
+				return err
+			}
+			if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit); err != nil {
+				return err
+			}
+			if limit != "1min" {
+				t.Errorf("the transaction may be idle for %s", limit)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return first
+	}
+	for _, id := range []string{
+		v7(t), old(t, 400), uuid.NewString(), uuid.Nil.String(), uuid.Max.String(),
+		"00000000-0000-7000-8000-000000000000", "ffffffff-ffff-7fff-bfff-ffffffffffff",
+	} {
+		if !call("a", id) || call("a", id) || once(t, d, "a", id) {
+			t.Errorf("event %s: the function's note is not found", id)
+		}
+		if !once(t, d, "b", id) || call("b", id) {
+			t.Errorf("event %s: the function does not find a note", id)
+		}
+	}
+}
+
 func TestRollbackForgets(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)

@@ -4,7 +4,8 @@ CREATE TABLE inbox (
     -- The day in a UUIDv7, 1970-01-01 for any other id. A unique key of a partitioned table must contain the partition
     -- key. Because an id always gives the same day, (event_id, consumer_group) is unique.
     day            date        NOT NULL,
-    consumer_group text        NOT NULL CHECK (pg_catalog.octet_length(consumer_group) BETWEEN 1 AND 255),
+    consumer_group text        NOT NULL CONSTRAINT "1 to 255 bytes" CHECK (
+        pg_catalog.octet_length(consumer_group) BETWEEN 1 AND 255),
     event_id       uuid        NOT NULL,
     seen_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (event_id, consumer_group, day)
