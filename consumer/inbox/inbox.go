@@ -3,11 +3,14 @@ package inbox
 import (
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"posthaste/internal/statement"
@@ -31,15 +34,41 @@ const idleLimit = "60s"
 // most, unless its session sets idle_in_transaction_session_timeout itself; a value near the consumer's ClaimIdle is
 // good.
 //
+// An error that is not the event's fault (no right, no table, a lost connection, a standby) is unavailable to the
+// consumer: it retries the event without counting attempts.
+//
 // eventID is an event's ID, usually a UUID; any other text is as good. The table inbox (posthaste migrate makes it)
 // must be in tx's search path.
 func Once(ctx context.Context, tx pgx.Tx, group, eventID string) (first bool, err error) {
 	id, day := locate(eventID)
 	tag, err := tx.Exec(ctx, query("once"), day, group, pgtype.UUID{Bytes: id, Valid: true}, idleLimit)
 	if err != nil {
-		return false, fmt.Errorf("note event %s for group %q: %w", eventID, group, err)
+		err = fmt.Errorf("note event %s for group %q: %w", eventID, group, err)
+		if databaseFails(err) {
+			err = unavailableError{err}
+		}
+		return false, err
 	}
 	return tag.RowsAffected() == 1, nil
+}
+
+type unavailableError struct{ error }
+
+func (e unavailableError) Unwrap() error   { return e.error }
+func (unavailableError) Unavailable() bool { return true }
+
+// databaseFails reports whether no event can be noted: the server has not answered, or refuses them all.
+func databaseFails(err error) bool {
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) {
+		return !errors.Is(err, pgx.ErrTxClosed)
+	}
+	switch refused.Code {
+	case pgerrcode.InsufficientPrivilege, pgerrcode.UndefinedTable, pgerrcode.ReadOnlySQLTransaction,
+		pgerrcode.AdminShutdown, pgerrcode.CrashShutdown, pgerrcode.CannotConnectNow:
+		return true
+	}
+	return pgerrcode.IsConnectionException(refused.Code) || pgerrcode.IsInsufficientResources(refused.Code)
 }
 
 // noDay is where ids without a time in them go.

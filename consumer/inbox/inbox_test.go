@@ -123,6 +123,49 @@ func TestTheFunctionDoesTheSame(t *testing.T) {
 	}
 }
 
+// A database that fails is not the event's fault, in the words of package consumer.
+func TestAFailingDatabaseIsUnavailable(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	role := "denied_" + d.Name
+	d.Exec(t, "CREATE ROLE "+role+" "+testenv.Login(d.URL))
+	for name, c := range map[string]struct {
+		role, before, group string
+		unavailable         bool
+	}{
+		"no right":          {role, "SELECT 1", "g", true},
+		"no table":          {"", "SET LOCAL search_path = pg_catalog", "g", true},
+		"a standby":         {"", "SET TRANSACTION READ ONLY", "g", true},
+		"a lost connection": {"", "SELECT pg_terminate_backend(pg_backend_pid())", "g", true},
+		"a bad group":       {"", "SELECT 1", "", false},
+		"an ended one":      {"", "ROLLBACK", "g", false},
+	} {
+		url := d.URL
+		if c.role != "" {
+			url = testenv.As(d.URL, c.role)
+		}
+		conn, err := pgx.Connect(t.Context(), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx, err := conn.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.before == "ROLLBACK" {
+			_ = tx.Rollback(t.Context())
+		} else {
+			_, _ = tx.Exec(t.Context(), c.before)
+		}
+		_, err = inbox.Once(t.Context(), tx, c.group, v7(t))
+		var u interface{ Unavailable() bool }
+		if err == nil || (errors.As(err, &u) && u.Unavailable()) != c.unavailable {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = conn.Close(t.Context())
+	}
+}
+
 func TestRollbackForgets(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
