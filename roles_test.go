@@ -265,7 +265,7 @@ func testAPI(t *testing.T, pg *testenv.Server) {
 		ID: uuid.New(), UserID: uuid.New(), Fingerprint: []byte{1}, Amount: 1, Currency: "EUR",
 		Status: sql.OrderPending, CreatedAt: time.Now(),
 	}
-	if _, err := sql.PlaceOrder(ctx, p, o, &sql.Event{
+	if _, err := sql.PlaceOrder(ctx, p, o, &outbox.Event{
 		AggregateType: "order", AggregateID: o.ID.String(), Type: "order.created", Payload: []byte("{}"),
 	}); err != nil {
 		t.Errorf("place an order: %v", err)
@@ -286,7 +286,7 @@ func testAPI(t *testing.T, pg *testenv.Server) {
 
 func testEmit(t *testing.T, c *pgx.Conn) {
 	err := pgx.BeginFunc(t.Context(), c, func(tx pgx.Tx) error {
-		_, err := sql.InsertEvent(t.Context(), tx, sql.Event{
+		_, err := outbox.Insert(t.Context(), tx, outbox.Event{
 			AggregateType: "order", AggregateID: "1", Type: "order.created", Payload: []byte("{}"),
 			Headers: map[string]string{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
 		})

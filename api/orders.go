@@ -10,6 +10,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/idem"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -242,7 +243,7 @@ func (s *Server) settle(p *placing, o *sql.Order, t *idem.Ticket) (placed, error
 }
 
 // newOrder makes the row and its event. A refused order has no event.
-func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (*sql.Order, *sql.Event, error) {
+func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (*sql.Order, *outbox.Event, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return nil, nil, fmt.Errorf("make an order id: %w", err)
@@ -267,12 +268,12 @@ func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (*sql
 }
 
 // announce makes the event of a placed order.
-func announce(o *sql.Order, headers map[string]string) (*sql.Event, error) {
+func announce(o *sql.Order, headers map[string]string) (*outbox.Event, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return nil, fmt.Errorf("make an event id: %w", err)
 	}
-	return &sql.Event{
+	return &outbox.Event{
 		ID: id, AggregateType: "order", AggregateID: o.ID.String(), Type: eventOrderCreated, Payload: render(o),
 		Headers: headers,
 	}, nil

@@ -15,6 +15,7 @@ import (
 	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/internal/pause"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -108,7 +109,7 @@ func operation(p *sql.Payment, k credits.Kind, id uuid.UUID, reference string) c
 }
 
 // paidOrder returns the order of a payment and its event.
-func paidOrder(p *sql.Payment) (*sql.Order, *sql.Event, error) {
+func paidOrder(p *sql.Payment) (*sql.Order, *outbox.Event, error) {
 	o := &sql.Order{
 		ID: p.OrderID, UserID: p.UserID, Key: p.Key, Fingerprint: p.Fingerprint, Amount: p.Amount, Currency: p.Currency,
 		Status: sql.OrderPending, PayWith: sql.PayCredits, CreatedAt: p.CreatedAt,
@@ -120,7 +121,7 @@ func paidOrder(p *sql.Payment) (*sql.Order, *sql.Event, error) {
 // payStep is the result of pay.
 type payStep struct {
 	order *sql.Order
-	event *sql.Event
+	event *outbox.Event
 	// deducted: the order must be written or the deduction refunded.
 	deducted bool
 	payment  *sql.Payment

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"posthaste/internal/pause"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -26,7 +27,7 @@ type writing struct {
 
 // write inserts o and e, or finds the order that has the key. created reports whether o was inserted. Nothing is sent
 // after kept has ended. Except for sql.ErrCommitUnknown, an error means that nothing was written.
-func (w *writing) write(kept context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
+func (w *writing) write(kept context.Context, o *sql.Order, e *outbox.Event) (won *sql.Order, created bool, err error) {
 	// After a restart of Postgres every pooled connection may be broken. Retry past them without an error to the
 	// client.
 	broken := w.s.poolSize
@@ -57,7 +58,7 @@ func (w *writing) write(kept context.Context, o *sql.Order, e *sql.Event) (won *
 }
 
 // once sends the order once. All attempts to pay for an order use the same id, so the id does not identify the creator.
-func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (won *sql.Order, created bool, err error) {
+func (w *writing) once(ctx context.Context, o *sql.Order, e *outbox.Event) (won *sql.Order, created bool, err error) {
 	w.s.fail(ctx, "before_insert")
 	w.doubt = true // in case of a panic
 	created, err = w.s.orders.Place(ctx, o, e)
@@ -72,7 +73,7 @@ func (w *writing) once(ctx context.Context, o *sql.Order, e *sql.Event) (won *sq
 // resolve finds the outcome of an order that was sent and not answered. It inserts the same row again on other
 // connections: the unique key makes that wait for the transaction in doubt, and then finds its row or takes its place.
 // If that transaction arrives later, it finds this row.
-func (w *writing) resolve(o *sql.Order, e *sql.Event, cause error) (*sql.Order, error) {
+func (w *writing) resolve(o *sql.Order, e *outbox.Event, cause error) (*sql.Order, error) {
 	ctx, cancel := context.WithTimeout(w.work, resolveTimeout)
 	defer cancel()
 	var last error

@@ -174,7 +174,7 @@ func (d *decoder) fill(v *values) error {
 	copy(docs, v[colPayload])
 	copy(docs[p:], v[colHeaders])
 	d.row = outbox.Row{
-		Event: outbox.Event{
+		Record: outbox.Record{
 			ID: id, Seq: seq,
 			AggregateType: d.names.get(v[colAggregateType]),
 			AggregateID:   string(v[colAggregateID]),

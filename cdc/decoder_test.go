@@ -77,7 +77,7 @@ func TestDecodeCopiesARowOutOfTheBuffer(t *testing.T) {
 		buf[i] = 'X' // what the next read does to it
 	}
 	want := outbox.Row{
-		Event: outbox.Event{
+		Record: outbox.Record{
 			ID: uuid.MustParse(testID), Seq: 42, AggregateType: "order", AggregateID: "o-1", Type: "order.created",
 			Time: time.Date(2000, 1, 1, 0, 0, 1, 0, time.UTC),
 		},

@@ -51,10 +51,10 @@ func (p *publisher) adopt(tb testing.TB) {
 
 func (p *publisher) publish(tb testing.TB, n int) {
 	tb.Helper()
-	events := make([]*outbox.Event, n)
+	events := make([]*outbox.Record, n)
 	for i := range events {
 		p.seq++
-		events[i] = &outbox.Event{
+		events[i] = &outbox.Record{
 			ID: uuid.Must(uuid.NewV7()), Seq: p.seq, AggregateType: "order", AggregateID: fmt.Sprint(i),
 			Type: "order.created", Payload: []byte(`{"n":1}`), Time: time.Now(),
 		}

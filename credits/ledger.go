@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"posthaste/sql"
+	"posthaste/outbox"
 )
 
 // The events of the ledger.
@@ -296,11 +296,11 @@ func (l *ledger) freeze(e *entry, reason string) {
 }
 
 // eventOf returns the event of an operation. Its id is the operation's id, so every call returns the same event.
-func eventOf(e *entry) sql.Event {
+func eventOf(e *entry) outbox.Event {
 	r := resultOf(&e.LedgerEntry)
 	typ := eventAdded
 	if r.Kind == Deduct {
 		typ = eventDeducted
 	}
-	return sql.Event{ID: r.OpID, AggregateType: "credits", AggregateID: r.User.String(), Type: typ, Payload: r.Body()}
+	return outbox.Event{ID: r.OpID, AggregateType: "credits", AggregateID: r.User.String(), Type: typ, Payload: r.Body()}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/statement"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -279,7 +280,7 @@ type ledgerBatch struct {
 	// Accounts have their state after the entries.
 	Accounts []LedgerAccount
 	// Events are the events of the entries, in the same order.
-	Events []sql.Event
+	Events []outbox.Event
 	// Quarantined are entries that were not applied.
 	Quarantined []quarantined
 	// Marks are the new marks and counter-accounts of the buckets: Bucket, Mark and Issued.
@@ -356,12 +357,12 @@ func accountColumns(l []LedgerAccount) []any {
 	}
 }
 
-func eventColumns(l []sql.Event) []any {
+func eventColumns(l []outbox.Event) []any {
 	return []any{
-		column(l, func(e *sql.Event) uuid.UUID { return e.ID }),
-		column(l, func(e *sql.Event) string { return e.AggregateID }),
-		column(l, func(e *sql.Event) string { return e.Type }),
-		column(l, func(e *sql.Event) string { return string(e.Payload) }),
+		column(l, func(e *outbox.Event) uuid.UUID { return e.ID }),
+		column(l, func(e *outbox.Event) string { return e.AggregateID }),
+		column(l, func(e *outbox.Event) string { return e.Type }),
+		column(l, func(e *outbox.Event) string { return string(e.Payload) }),
 	}
 }
 

@@ -1,10 +1,13 @@
-// Package outbox defines the types and the ports that the other packages share: an event between the table and a
-// stream, the right to publish, and what the machine in package relay requires of the packages that do the work. It
-// performs no I/O.
+// Package outbox is what a service imports to publish events: [Insert] and [InsertSQL] write an [Event] in the service's
+// own transaction. It depends only on pgx and uuid.
+//
+// Everything else here is for posthaste itself: the types and the ports that its packages share, which are an event
+// between the table and a stream, the right to publish, and what the machine in package relay requires of the packages
+// that do the work. They perform no I/O.
 //
 // # Words
 //
-// An [Event] is one row of the outbox table; a [Row] is an event as the slot delivers it, with its transaction. A place
+// A [Record] is one row of the outbox table; a [Row] is a record as the slot delivers it, with its transaction. A place
 // in the write-ahead log is an [LSN]. An [Owner] is a leadership, which may publish. A [Lane] is one numbered sequence
 // of batches into one stream; a [Mark] names a place in it, and a [Receipt] is the result of publishing a batch.
 //

@@ -213,7 +213,7 @@ type Sink interface {
 type LanePublisher interface {
 	// Deliver prepares the publication of events, which all belong to the lane's stream, in order. It does no I/O. The
 	// previous delivery must be complete. The caller keeps events unchanged until the delivery is complete.
-	Deliver(events []*Event) Delivery
+	Deliver(events []*Record) Delivery
 	// Settled records that the batches up to number are settled; the next publish reports it to the gate.
 	Settled(number int64)
 	// Follows records, before the first delivery, that the session had an earlier claim of the part, and that its
@@ -229,7 +229,7 @@ type Delivery interface {
 	Publish(ctx context.Context) (Receipt, error)
 	// Skip skips the event of the last *PoisonError and every later one for which also (unless it is nil) returns true.
 	// It returns the indexes of the latter.
-	Skip(also func(e *Event) bool) []int
+	Skip(also func(e *Record) bool) []int
 }
 
 // ErrGap means that the sink or the caller lost state (a flushed, restored or failed-over server): adopt again, sweep.

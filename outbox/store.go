@@ -257,7 +257,7 @@ type Store interface {
 	Log(ctx context.Context, r Repair, visit func(page []Logged) error) error
 	// Events reads the first few of the listed events, without deleted ones, and returns how many list entries they
 	// cover.
-	Events(ctx context.Context, list []Logged) (events []*Event, used int, err error)
+	Events(ctx context.Context, list []Logged) (events []*Record, used int, err error)
 	// Owed lists the unsettled events of a stream.
 	Owed(ctx context.Context, stream string, visit func(id uuid.UUID)) error
 	// Restoring records how many events were republished, before the first one and then repeatedly. If these are lost
@@ -399,11 +399,11 @@ type Scope struct {
 	// BlockKey makes the sweep park events after a parked one of their aggregate.
 	BlockKey bool
 	// Blocked returns which parked event blocks e, "" for none.
-	Blocked func(e *Event) string
+	Blocked func(e *Record) string
 	// Published is called with published and settled events.
-	Published func(stream string, events []*Event, suppressed int)
+	Published func(stream string, events []*Record, suppressed int)
 	// Parked is called for each event moved to outbox_dead.
-	Parked func(e *Event, err error)
+	Parked func(e *Record, err error)
 	// Outcome is called with nil after every settled batch and when there is nothing to sweep, and with every error in
 	// between, whatever its cause. Readiness depends on it.
 	Outcome func(err error)

@@ -23,7 +23,7 @@ type claim struct {
 	within  *outbox.Pass
 	// refused are the events that the claim parks; held are the first of each aggregate.
 	refused []sql.Refused
-	held    map[[2]string]*outbox.Event
+	held    map[[2]string]*outbox.Record
 }
 
 // run sweeps a page, and ends the claim. The next claim continues an unfinished pass. It is correct to continue after
@@ -134,7 +134,7 @@ type outcome struct {
 
 type group struct {
 	stream     string
-	events     []*outbox.Event
+	events     []*outbox.Record
 	suppressed int
 }
 
@@ -142,9 +142,9 @@ type group struct {
 // event, its next attempt follows the attempts of the other streams. A blocked stream does not keep the others from
 // getting their attempts, except for events that are sent. If no stream is blocked, sent events are published again:
 // the gate has them in doubt, and drops them.
-func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcome) error {
+func (c *claim) publish(ctx context.Context, events []*outbox.Record, out *outcome) error {
 	var order []string
-	byStream := map[string][]*outbox.Event{}
+	byStream := map[string][]*outbox.Record{}
 	for _, e := range events {
 		if blocker := c.blocker(e); blocker != "" {
 			out.parked = append(out.parked, sql.Refused{
@@ -190,7 +190,7 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Event, out *outcom
 }
 
 // blocker returns the parked event that e has to wait for, "" for none; Scope.Blocked does not know those of the claim.
-func (c *claim) blocker(e *outbox.Event) string {
+func (c *claim) blocker(e *outbox.Record) string {
 	if id := c.w.scope.Blocked(e); id != "" || !c.w.scope.BlockKey {
 		return id
 	}
@@ -203,7 +203,7 @@ func (c *claim) blocker(e *outbox.Event) string {
 // putting is the part of a batch that goes to one stream.
 type putting struct {
 	stream   string
-	events   []*outbox.Event
+	events   []*outbox.Record
 	delivery outbox.Delivery
 	skipped  map[int]bool
 }
@@ -222,7 +222,7 @@ func (c *claim) publishTo(ctx context.Context, p *putting, out *outcome) error {
 // unsent drops the events that are sent, and reports whether there are others.
 func (c *claim) unsent(p *putting) bool {
 	if p.delivery == nil {
-		p.events = slices.DeleteFunc(p.events, func(e *outbox.Event) bool { return c.w.sent[c.part][e.Seq] })
+		p.events = slices.DeleteFunc(p.events, func(e *outbox.Record) bool { return c.w.sent[c.part][e.Seq] })
 	}
 	return len(p.events) > 0
 }
@@ -249,7 +249,7 @@ func (c *claim) ahead(ctx context.Context, out *outcome) error {
 			return err
 		}
 		// A stream that is blocked since is left out, even if it takes events again: earlier ones of it wait.
-		events = slices.DeleteFunc(events, func(e *outbox.Event) bool { return slices.Contains(blocked, w.stream(e)) })
+		events = slices.DeleteFunc(events, func(e *outbox.Record) bool { return slices.Contains(blocked, w.stream(e)) })
 		out := &outcome{entries: outbox.Entries{}}
 		if err := c.publish(ctx, events, out); err != nil && !outbox.Alone(err) {
 			return err

@@ -316,7 +316,7 @@ func TestAPartThatFails(t *testing.T) {
 			others++
 		}
 	}
-	r.published = func([]*outbox.Event) {
+	r.published = func([]*outbox.Record) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		before, beside = met, others

@@ -49,14 +49,14 @@ type rig struct {
 
 	mu         sync.Mutex
 	adopted    map[string]bool
-	parked     []*outbox.Event
+	parked     []*outbox.Record
 	suppressed int
 	failures   int
 	failed     func(err error) // if set, is told of failures
 	// batches has the ids of each group that was published and committed.
 	batches [][]uuid.UUID
 	// published, if set, is called with the events that were published.
-	published func(events []*outbox.Event)
+	published func(events []*outbox.Record)
 	// ensure, if set, is called before a stream is published to.
 	ensure func(stream string) error
 }
@@ -121,8 +121,8 @@ func (r *rig) scope() outbox.Scope {
 		},
 		Lane:    func(stream string, id outbox.Lane) outbox.LanePublisher { return r.sink.Lane(stream, owner, id) },
 		Claimed: func(context.Context) error { return nil },
-		Blocked: func(*outbox.Event) string { return "" },
-		Published: func(_ string, events []*outbox.Event, suppressed int) {
+		Blocked: func(*outbox.Record) string { return "" },
+		Published: func(_ string, events []*outbox.Record, suppressed int) {
 			ids := make([]uuid.UUID, len(events))
 			for i, e := range events {
 				ids[i] = e.ID
@@ -135,7 +135,7 @@ func (r *rig) scope() outbox.Scope {
 				r.published(events)
 			}
 		},
-		Parked: func(e *outbox.Event, _ error) {
+		Parked: func(e *outbox.Record, _ error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.parked = append(r.parked, e)
@@ -215,10 +215,13 @@ func (r *rig) insert(typ, aggregate, payload string) uuid.UUID {
 }
 
 func insertIn(ctx context.Context, tx pgx.Tx, typ, aggregate, payload string) (uuid.UUID, error) {
-	return sql.InsertEvent(ctx, tx, sql.Event{
-		AggregateType: typ, AggregateID: aggregate, Type: typ + ".changed",
-		Payload: []byte(payload),
+	ids, err := outbox.Insert(ctx, tx, outbox.Event{
+		AggregateType: typ, AggregateID: aggregate, Type: typ + ".changed", Payload: []byte(payload),
 	})
+	if err != nil {
+		return uuid.Nil, err
+	}
+	return ids[0], nil
 }
 
 // entries are the ids in the stream of typ.

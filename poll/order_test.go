@@ -50,7 +50,7 @@ func TestALateRowIsNotOvertaken(t *testing.T) {
 	}
 	second := make(chan uuid.UUID, 1)
 	var once sync.Once
-	r.published = func([]*outbox.Event) {
+	r.published = func([]*outbox.Record) {
 		once.Do(func() {
 			r.must(tx.Commit(t.Context()))
 			second <- r.insert("order", late, `{"n":2}`)
@@ -80,7 +80,7 @@ func TestRowsThatAreWrittenMeanwhile(t *testing.T) {
 	_, err = open.Exec(t.Context(), "DELETE FROM outbox WHERE id = $1", ids[4])
 	r.must(err)
 	var once sync.Once
-	r.published = func([]*outbox.Event) {
+	r.published = func([]*outbox.Record) {
 		once.Do(func() {
 			r.db.Exec(t, `UPDATE outbox SET payload = '{"redacted": true}' WHERE id = $1`, ids[2])
 			r.db.Exec(t, "DELETE FROM outbox WHERE id = $1", ids[1])

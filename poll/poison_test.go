@@ -438,7 +438,7 @@ func TestBlockKeyHoldsInEveryPage(t *testing.T) {
 				want = append(want, r.insert("order", aggregate, `{}`))
 				r.insert("order", aggregate, `{}`)
 				var once sync.Once
-				r.published = func([]*outbox.Event) { once.Do(func() { r.parkNext() }) }
+				r.published = func([]*outbox.Record) { once.Do(func() { r.parkNext() }) }
 			}
 			for range 4 {
 				r.insert("order", aggregate, `{}`)
@@ -454,7 +454,7 @@ func TestBlockKeyHoldsInEveryPage(t *testing.T) {
 				}
 				return err
 			}
-			scope.Blocked = func(e *outbox.Event) string {
+			scope.Blocked = func(e *outbox.Record) string {
 				if id := dead.Load(); id != nil && e.AggregateType == "order" {
 					return *id
 				}

@@ -81,7 +81,7 @@ func TestDrainReachesWhatWasThere(t *testing.T) {
 	load := testenv.Bulk(t, r.db, 2000, 10)
 	o := r.options(3, 50)
 	more := 0
-	r.published = func([]*outbox.Event) {
+	r.published = func([]*outbox.Record) {
 		// The table never becomes empty, and the pass ends nevertheless.
 		r.mu.Lock()
 		defer r.mu.Unlock()

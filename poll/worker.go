@@ -46,7 +46,7 @@ func newWorker(s *Sweeper, scope outbox.Scope) *worker {
 }
 
 // stream is where an event goes.
-func (w *worker) stream(e *outbox.Event) string {
+func (w *worker) stream(e *outbox.Record) string {
 	return w.scope.Layout.Stream(e.AggregateType, e.AggregateID)
 }
 
@@ -206,7 +206,7 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 		c := &claim{
 			w: w, part: part, lane: outbox.Lane{Part: part, Claim: number, Nonce: w.nonce},
 			lanes: map[string]outbox.LanePublisher{}, settled: w.settled[part],
-			held: map[[2]string]*outbox.Event{}, within: within,
+			held: map[[2]string]*outbox.Record{}, within: within,
 		}
 		if err := w.scope.Claimed(ctx); err != nil { // another relay may have parked rows since the last page
 			return true, false, err

@@ -382,7 +382,7 @@ func TestWhatIsRecalledIsGone(t *testing.T) {
 		w.pg.streams = streamsOf("outbox.order")
 		w.event("order", "a")
 		w.rd.ids++
-		e := entry{id: w.rd.ids, Event: w.pg.log[0].rows[0].Event}
+		e := entry{id: w.rd.ids, Record: w.pg.log[0].rows[0].Record}
 		w.rd.streams["outbox.order"] = &stream{last: e.id, entries: []entry{e}}
 		w.pg.delivered = true
 		w.plan = fault{"Sink.Recall", 0, dropped}

@@ -75,7 +75,7 @@ func (b *blocks) retried(k [2]string, id uuid.UUID, seq int64) {
 }
 
 // add notes an event that was just parked.
-func (b *blocks) add(e *outbox.Event) {
+func (b *blocks) add(e *outbox.Record) {
 	if b == nil {
 		return
 	}
@@ -91,7 +91,7 @@ func (b *blocks) add(e *outbox.Event) {
 
 // blocker returns the id of the parked event that e has to wait for, or "". A parked event that is back in the outbox
 // for a retry blocks only events before its new row. Later events follow it anyway, unless it is parked again.
-func (b *blocks) blocker(e *outbox.Event) string {
+func (b *blocks) blocker(e *outbox.Record) string {
 	if b == nil {
 		return ""
 	}

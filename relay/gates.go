@@ -119,7 +119,7 @@ func (g *gates) lane(stream string, id outbox.Lane) outbox.LanePublisher {
 // takenLane refuses every event.
 type takenLane struct{ err *outbox.TakenError }
 
-func (l takenLane) Deliver(events []*outbox.Event) outbox.Delivery {
+func (l takenLane) Deliver(events []*outbox.Record) outbox.Delivery {
 	return &takenDelivery{err: l.err, events: events, skipped: make([]bool, len(events))}
 }
 
@@ -129,7 +129,7 @@ func (takenLane) Follows(int64, int64) {}
 // takenDelivery is done when every event of it is skipped.
 type takenDelivery struct {
 	err     *outbox.TakenError
-	events  []*outbox.Event
+	events  []*outbox.Record
 	skipped []bool
 }
 
@@ -141,7 +141,7 @@ func (d *takenDelivery) Publish(context.Context) (outbox.Receipt, error) {
 	return outbox.Receipt{}, &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: "taken", All: true, Err: d.err}
 }
 
-func (d *takenDelivery) Skip(also func(e *outbox.Event) bool) (places []int) {
+func (d *takenDelivery) Skip(also func(e *outbox.Record) bool) (places []int) {
 	i := slices.Index(d.skipped, false)
 	if i < 0 {
 		return nil

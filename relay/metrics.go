@@ -259,11 +259,11 @@ func (m *metrics) streamLabel(stream string) string {
 	return stream
 }
 
-func (m *metrics) observe(mode outbox.Mode, events []*outbox.Event, now time.Time) {
+func (m *metrics) observe(mode outbox.Mode, events []*outbox.Record, now time.Time) {
 	h := m.commitToPublish.WithLabelValues(string(mode))
 	// Only the slowest event gets an exemplar: it is the one of interest, and reading headers is the most expensive
 	// step here.
-	var slowest *outbox.Event
+	var slowest *outbox.Record
 	for _, e := range events {
 		if len(e.Headers) > 0 && (slowest == nil || e.Time.Before(slowest.Time)) {
 			slowest = e

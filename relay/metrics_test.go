@@ -15,8 +15,8 @@ func TestSlowestEventIsTheExemplar(t *testing.T) {
 	t.Parallel()
 	const slow, fast = "4bf92f3577b34da6a3ce929d0e0e4736", "00000000000000000000000000000001"
 	now := time.Now()
-	event := func(age time.Duration, trace string) *outbox.Event {
-		e := &outbox.Event{Time: now.Add(-age)}
+	event := func(age time.Duration, trace string) *outbox.Record {
+		e := &outbox.Record{Time: now.Add(-age)}
 		if trace != "" {
 			e.Headers = []byte(`{"traceparent": "00-` + trace + `-00f067aa0ba902b7-01"}`)
 		}
@@ -24,7 +24,7 @@ func TestSlowestEventIsTheExemplar(t *testing.T) {
 	}
 	reg := prometheus.NewRegistry()
 	m := newMetrics(reg, func() float64 { return 0 })
-	m.observe(outbox.ModeCDC, []*outbox.Event{
+	m.observe(outbox.ModeCDC, []*outbox.Record{
 		event(0, fast), event(400*time.Millisecond, slow), event(time.Second, ""),
 		event(-time.Hour, ""),
 	}, now)

@@ -17,12 +17,12 @@ import (
 func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
 	t.Parallel()
 	var none *blocks
-	if none.blocker(&outbox.Event{AggregateID: "a"}) != "" {
+	if none.blocker(&outbox.Record{AggregateID: "a"}) != "" {
 		t.Error("without block-key something is blocked")
 	}
 	b := &blocks{}
-	ev := func(seq int64, aggregate string) *outbox.Event {
-		return &outbox.Event{ID: uuid.New(), Seq: seq, AggregateType: "order", AggregateID: aggregate}
+	ev := func(seq int64, aggregate string) *outbox.Record {
+		return &outbox.Record{ID: uuid.New(), Seq: seq, AggregateType: "order", AggregateID: aggregate}
 	}
 	first, second, other := ev(1, "a"), ev(2, "a"), ev(3, "b")
 	b.add(first)
@@ -69,7 +69,7 @@ func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
 func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := &blocks{}
-	parked := &outbox.Event{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
+	parked := &outbox.Record{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
 	err := b.refresh(func() ([]outbox.Dead, error) {
 		b.add(parked) // committed after the list's snapshot
 		return nil, nil
@@ -77,7 +77,7 @@ func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := b.blocker(&outbox.Event{
+	if got := b.blocker(&outbox.Record{
 		ID: uuid.New(), Seq: 2, AggregateType: "order",
 		AggregateID: "a",
 	}); got != parked.ID.String() {
@@ -87,7 +87,7 @@ func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 	if err := b.refresh(func() ([]outbox.Dead, error) { return nil, failure }); !errors.Is(err, failure) {
 		t.Errorf("got %v", err)
 	}
-	if b.blocker(&outbox.Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
+	if b.blocker(&outbox.Record{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
 		t.Error("a failed refresh forgot what was known")
 	}
 }
@@ -195,7 +195,7 @@ func TestHealth(t *testing.T) {
 func TestBlocksRefreshesDoNotMeet(t *testing.T) {
 	t.Parallel()
 	b := &blocks{}
-	parked := &outbox.Event{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
+	parked := &outbox.Record{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
 	reading, second := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(second)
@@ -213,7 +213,7 @@ func TestBlocksRefreshesDoNotMeet(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-second
-	if b.blocker(&outbox.Event{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
+	if b.blocker(&outbox.Record{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
 		t.Error("a parked event was forgotten")
 	}
 }
@@ -354,7 +354,7 @@ func TestAStreamOfAnotherTypeRefuses(t *testing.T) {
 	if l := g.lane("outbox.order.2", outbox.Lane{}); l != nil { // memorySink has none
 		t.Errorf("the lane of another stream is %v", l)
 	}
-	events := []*outbox.Event{{AggregateID: "a"}, {AggregateID: "b"}, {AggregateID: "a"}, {AggregateID: "c"}}
+	events := []*outbox.Record{{AggregateID: "a"}, {AggregateID: "b"}, {AggregateID: "a"}, {AggregateID: "c"}}
 	d := g.lane(known.Name, outbox.Lane{}).Deliver(events)
 	var places []int
 	for {
@@ -371,7 +371,7 @@ func TestAStreamOfAnotherTypeRefuses(t *testing.T) {
 		}
 		id := events[poison.Index].AggregateID
 		places = append(places, poison.Index)
-		places = append(places, d.Skip(func(e *outbox.Event) bool { return e.AggregateID == id })...)
+		places = append(places, d.Skip(func(e *outbox.Record) bool { return e.AggregateID == id })...)
 	}
 	if want := []int{0, 2, 1, 3}; !slices.Equal(places, want) {
 		t.Errorf("refused %v, want %v", places, want)

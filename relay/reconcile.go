@@ -218,7 +218,7 @@ const refusals = 100
 
 // publish retries until the events are in the stream. An event that the sink accepted the first time and refuses now is
 // left out and stays counted as missing.
-func (c *comparison) publish(ctx context.Context, events []*outbox.Event) error {
+func (c *comparison) publish(ctx context.Context, events []*outbox.Record) error {
 	if len(events) == 0 {
 		return nil
 	}
@@ -235,7 +235,7 @@ func (c *comparison) publish(ctx context.Context, events []*outbox.Event) error 
 			c.row++
 			c.log.Error("an event that the sink has lost is refused now", "stream", c.job.Stream, "id", poison.ID,
 				"class", poison.Class)
-			refused += len(d.Skip(func(*outbox.Event) bool { return c.row >= refusals }))
+			refused += len(d.Skip(func(*outbox.Record) bool { return c.row >= refusals }))
 		}
 	})
 	if err != nil {

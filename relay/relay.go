@@ -65,7 +65,7 @@ type Options struct {
 	// OnPublished, if not nil, is called with the events that a publish has added to a stream, once that is known; in
 	// poll mode, after they are settled. It is called while events are published, from several goroutines, and must not
 	// block.
-	OnPublished func(mode outbox.Mode, stream string, events []*outbox.Event)
+	OnPublished func(mode outbox.Mode, stream string, events []*outbox.Record)
 
 	// Registerer receives the metrics; nil for none.
 	Registerer prometheus.Registerer

@@ -318,8 +318,8 @@ func TestLabelsAreBounded(t *testing.T) {
 	r := New(Options{Registerer: reg})
 	for n := range 3 * maxStreamLabels {
 		stream := "outbox." + string(rune('a'+n%26)) + strings.Repeat("x", n/26)
-		r.published(outbox.ModePoll, stream, 1, []*outbox.Event{{}, {}})
-		r.published(outbox.ModePoll, stream, 1, []*outbox.Event{{}})
+		r.published(outbox.ModePoll, stream, 1, []*outbox.Record{{}, {}})
+		r.published(outbox.ModePoll, stream, 1, []*outbox.Record{{}})
 	}
 	families, err := reg.Gather()
 	if err != nil {
@@ -349,13 +349,13 @@ func TestLabelsAreBounded(t *testing.T) {
 func TestWhatIsPublishedIsTold(t *testing.T) {
 	t.Parallel()
 	var told []string
-	r := New(Options{OnPublished: func(mode outbox.Mode, stream string, events []*outbox.Event) {
+	r := New(Options{OnPublished: func(mode outbox.Mode, stream string, events []*outbox.Record) {
 		told = append(told, string(mode)+" "+stream)
 	}})
-	r.published(outbox.ModeCDC, "outbox.order", 1, make([]*outbox.Event, 0))
-	r.published(outbox.ModePoll, "outbox.user.7", 8, []*outbox.Event{{}})
+	r.published(outbox.ModeCDC, "outbox.order", 1, make([]*outbox.Record, 0))
+	r.published(outbox.ModePoll, "outbox.user.7", 8, []*outbox.Record{{}})
 	r.settled(2)
-	r.parked(&outbox.Event{}, errors.New("too large"))
+	r.parked(&outbox.Record{}, errors.New("too large"))
 	if !slices.Equal(told, []string{"cdc outbox.order", "poll outbox.user.7"}) || r.moved.Load() != 4 ||
 		value(t, r.metrics.parked) != 1 || !r.metrics.streams["outbox.user"] {
 		t.Errorf("told %v, %d moves", told, r.moved.Load())

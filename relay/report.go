@@ -22,7 +22,7 @@ type reporter struct {
 	metrics *metrics
 	health  *health
 	// onPublished is Options.OnPublished.
-	onPublished func(mode outbox.Mode, stream string, events []*outbox.Event)
+	onPublished func(mode outbox.Mode, stream string, events []*outbox.Record)
 	// moved counts what was published, settled or parked, for the watchdog.
 	moved     atomic.Int64
 	labels    sync.Mutex // of streams
@@ -61,7 +61,7 @@ func (r *reporter) phaseWorks() {
 
 // published reports events that a publish brought into a stream, of a type with so many streams. They are counted as
 // those of the type.
-func (r *reporter) published(mode outbox.Mode, stream string, shards int, events []*outbox.Event) {
+func (r *reporter) published(mode outbox.Mode, stream string, shards int, events []*outbox.Record) {
 	r.moved.Add(int64(len(events)))
 	r.labels.Lock()
 	label := r.metrics.streamLabel(outbox.BaseName(stream, shards))
@@ -74,7 +74,7 @@ func (r *reporter) published(mode outbox.Mode, stream string, shards int, events
 }
 
 // parked reports an event that is in outbox_dead now.
-func (r *reporter) parked(e *outbox.Event, err error) {
+func (r *reporter) parked(e *outbox.Record, err error) {
 	r.moved.Add(1)
 	r.metrics.parked.Inc()
 	r.log.Error("event parked", "event_id", e.ID, "aggregate_type", e.AggregateType, "seq", e.Seq, "err", err)

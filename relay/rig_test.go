@@ -119,7 +119,7 @@ func (r *rig) transactions(n int) (rows []outbox.Row) {
 
 func (tx *transaction) delivered() (rows []outbox.Row) {
 	for _, r := range tx.rows {
-		rows = append(rows, outbox.Row{Event: r.Event, Commit: tx.commit, XID: uint32(tx.xid)})
+		rows = append(rows, outbox.Row{Record: r.Record, Commit: tx.commit, XID: uint32(tx.xid)})
 	}
 	rows[len(rows)-1].End = tx.end
 	return rows

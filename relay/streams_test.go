@@ -83,7 +83,7 @@ func TestABlockedStreamWhoseRowsAreParkedIsNotBlocked(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{Poison: PoisonBlockKey}, func(r *rig) {
 		publishing, _ := r.met("user")
-		r.s.router.blocks.add(&outbox.Event{ID: [16]byte{1}, AggregateType: "fresh", AggregateID: "a"})
+		r.s.router.blocks.add(&outbox.Record{ID: [16]byte{1}, AggregateType: "fresh", AggregateID: "a"})
 		r.away(true, "outbox.fresh")
 		r.s.chunks <- chunk(r.both("fresh")...)
 		pass(3 * time.Second)

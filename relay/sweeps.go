@@ -50,10 +50,10 @@ func (s *sweeps) scope(g *gates) outbox.Scope {
 	return outbox.Scope{
 		Owner: g.owner, Layout: g.layout, Ensure: g.ensure, Lane: g.lane, Claimed: s.refresh,
 		BlockKey: s.blocks != nil, Blocked: s.blocks.blocker,
-		Published: func(stream string, events []*outbox.Event, suppressed int) {
+		Published: func(stream string, events []*outbox.Record, suppressed int) {
 			s.published(outbox.ModePoll, stream, g.layout.Shards, events)
 		},
-		Parked: func(e *outbox.Event, err error) {
+		Parked: func(e *outbox.Record, err error) {
 			s.blocks.add(e)
 			s.parked(e, err)
 		},

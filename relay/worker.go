@@ -125,14 +125,14 @@ func (w *worker) publish(sp span, portions []*portion) error {
 		events, bytes = events+p.events, bytes+p.bytes
 	}
 	d := &delivery{
-		rows: make([]*outbox.Row, 0, events), events: make([]*outbox.Event, 0, events), parked: map[*outbox.Row]bool{},
+		rows: make([]*outbox.Row, 0, events), events: make([]*outbox.Record, 0, events), parked: map[*outbox.Row]bool{},
 	}
 	for _, p := range portions {
 		for i := range p.rows {
 			r := &p.rows[i]
-			blocker := w.blocks.blocker(&r.Event)
+			blocker := w.blocks.blocker(&r.Record)
 			if blocker == "" {
-				d.rows, d.events = append(d.rows, r), append(d.events, &r.Event)
+				d.rows, d.events = append(d.rows, r), append(d.events, &r.Record)
 				continue
 			}
 			if err := w.park(sp.intake, r, poison.ClassBlocked, poison.WaitsFor(blocker), 0, nil); err != nil {
@@ -157,7 +157,7 @@ func (w *worker) publish(sp span, portions []*portion) error {
 type delivery struct {
 	outbox.Delivery
 	rows   []*outbox.Row
-	events []*outbox.Event // of rows
+	events []*outbox.Record // of rows
 	parked map[*outbox.Row]bool
 }
 
@@ -227,11 +227,11 @@ func (w *worker) deliver(sp span, d *delivery) (outbox.Receipt, error) {
 }
 
 // sent are the events that were not parked.
-func (d *delivery) sent() []*outbox.Event {
+func (d *delivery) sent() []*outbox.Record {
 	if len(d.parked) == 0 {
 		return d.events
 	}
-	sent := make([]*outbox.Event, 0, len(d.events))
+	sent := make([]*outbox.Record, 0, len(d.events))
 	for i, e := range d.events {
 		if !d.parked[d.rows[i]] {
 			sent = append(sent, e)
@@ -247,7 +247,7 @@ func (w *worker) giveUp(ctx context.Context, d *delivery, refused *outbox.Poison
 		return err
 	}
 	d.parked[r] = true
-	also, class, why := poison.Behind(refused, &r.Event, w.blocks != nil)
+	also, class, why := poison.Behind(refused, &r.Record, w.blocks != nil)
 	for _, i := range d.Skip(also) {
 		if err := w.park(ctx, d.rows[i], class, why.Error(), 0, nil); err != nil {
 			return err
@@ -282,8 +282,8 @@ func (w *worker) park(ctx context.Context, r *outbox.Row, class, reason string, 
 			if cause == nil {
 				cause = errors.New(reason)
 			}
-			w.blocks.add(&r.Event)
-			w.parked(&r.Event, cause)
+			w.blocks.add(&r.Record)
+			w.parked(&r.Record, cause)
 			return nil
 		}
 		bo.Wait(ctx)

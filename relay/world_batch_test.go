@@ -14,9 +14,9 @@ import (
 type sweptBatch struct {
 	rows   []*tableRow
 	marks  []outbox.Mark
-	groups map[string][]*outbox.Event
-	parked map[*outbox.Event]outbox.Dead
-	why    map[*outbox.Event]error
+	groups map[string][]*outbox.Record
+	parked map[*outbox.Record]outbox.Dead
+	why    map[*outbox.Record]error
 }
 
 // batch sweeps one page, and reports whether the pass is over.
@@ -43,8 +43,8 @@ func (c *sweepClaim) batch(ctx context.Context) (over bool, err error) {
 		return over, err
 	}
 	b := &sweptBatch{
-		rows: rows, groups: map[string][]*outbox.Event{}, parked: map[*outbox.Event]outbox.Dead{},
-		why: map[*outbox.Event]error{},
+		rows: rows, groups: map[string][]*outbox.Record{}, parked: map[*outbox.Record]outbox.Dead{},
+		why: map[*outbox.Record]error{},
 	}
 	if err = c.publish(ctx, b); err == nil {
 		err = c.settle(ctx, b, over)
@@ -52,24 +52,24 @@ func (c *sweepClaim) batch(ctx context.Context) (over bool, err error) {
 	return over, err
 }
 
-func (b *sweptBatch) park(e *outbox.Event, err error, class string, attempts int) {
+func (b *sweptBatch) park(e *outbox.Record, err error, class string, attempts int) {
 	b.parked[e], b.why[e] = outbox.Dead{Class: class, Error: err.Error(), Attempts: attempts}, err
 }
 
 func (c *sweepClaim) publish(ctx context.Context, b *sweptBatch) error {
 	var order []string
-	byStream := map[string][]*outbox.Event{}
+	byStream := map[string][]*outbox.Record{}
 	for _, r := range b.rows {
-		e := r.Event
+		e := r.Record
 		if blocker := c.w.scope.Blocked(&e); blocker != "" {
-			b.park(&r.Event, errors.New(poison.WaitsFor(blocker)), poison.ClassBlocked, 0)
+			b.park(&r.Record, errors.New(poison.WaitsFor(blocker)), poison.ClassBlocked, 0)
 			continue
 		}
 		name := c.w.scope.Layout.Stream(e.AggregateType, e.AggregateID)
 		if byStream[name] == nil {
 			order = append(order, name)
 		}
-		byStream[name] = append(byStream[name], &r.Event)
+		byStream[name] = append(byStream[name], &r.Record)
 	}
 	for _, name := range order {
 		if err := c.publishTo(ctx, name, byStream[name], b); err != nil {
@@ -79,7 +79,7 @@ func (c *sweepClaim) publish(ctx context.Context, b *sweptBatch) error {
 	return nil
 }
 
-func (c *sweepClaim) publishTo(ctx context.Context, stream string, events []*outbox.Event, b *sweptBatch) error {
+func (c *sweepClaim) publishTo(ctx context.Context, stream string, events []*outbox.Record, b *sweptBatch) error {
 	w := c.w
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -141,7 +141,7 @@ func (c *sweepClaim) settle(ctx context.Context, b *sweptBatch, over bool) error
 				return nothing{}, err
 			}
 			for _, r := range b.rows {
-				if d, parked := b.parked[&r.Event]; parked && !r.deleted {
+				if d, parked := b.parked[&r.Record]; parked && !r.deleted {
 					pg.park(r, d.Class, d.Error, d.Attempts)
 				}
 			}

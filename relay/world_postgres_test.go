@@ -123,7 +123,7 @@ type transaction struct {
 }
 
 type tableRow struct {
-	outbox.Event
+	outbox.Record
 	part int
 	tx   *transaction
 	// deleted is set when its writer has deleted it, unstreamed if it is not in the slot's stream.
@@ -171,7 +171,7 @@ func (tx *transaction) insert(aggregateType, aggregate, eventType string) *table
 		return nil
 	}
 	pg.seq++
-	r := &tableRow{tx: tx, part: outbox.PartOf(aggregate), unstreamed: pg.unpublished, Event: outbox.Event{
+	r := &tableRow{tx: tx, part: outbox.PartOf(aggregate), unstreamed: pg.unpublished, Record: outbox.Record{
 		ID: uuid.UUID{2, byte(pg.seq >> 8), byte(pg.seq)}, Seq: pg.seq, AggregateType: aggregateType,
 		AggregateID: aggregate,
 		Type:        eventType, Payload: []byte("{}"), Time: time.Now(),

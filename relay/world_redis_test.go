@@ -37,7 +37,7 @@ type redis struct {
 	handled map[string]int64
 	seen    map[uuid.UUID]bool
 	// poisonous tells which events are refused for their own sake.
-	poisonous func(e *outbox.Event) bool
+	poisonous func(e *outbox.Record) bool
 }
 
 type stream struct {
@@ -50,7 +50,7 @@ type entry struct {
 	epoch int64
 	// foreign is set in an entry of the neighbour.
 	foreign bool
-	outbox.Event
+	outbox.Record
 }
 
 type gate struct {
@@ -98,7 +98,7 @@ func newRedis(w *world) *redis {
 		w: w, run: 1, streams: map[string]*stream{}, gates: map[string]*gate{}, wrongType: map[string]bool{},
 		away: map[string]bool{}, frozen: map[string]chan struct{}{}, neighbours: map[string]*gate{},
 		groups:    map[string][]string{"outbox.order": {"group"}},
-		poisonous: func(e *outbox.Event) bool { return e.Type == "poison" },
+		poisonous: func(e *outbox.Record) bool { return e.Type == "poison" },
 	}
 }
 
@@ -241,7 +241,7 @@ func (r *redis) neighbour(name string) {
 		r.streams[name] = s
 	}
 	r.ids++
-	s.entries, s.last = append(s.entries, entry{id: r.ids, foreign: true, Event: outbox.Event{ID: uuid.New()}}), r.ids
+	s.entries, s.last = append(s.entries, entry{id: r.ids, foreign: true, Record: outbox.Record{ID: uuid.New()}}), r.ids
 	g.n, g.last = g.n+1, r.ids
 }
 
@@ -260,7 +260,7 @@ type publication struct {
 	number  int64
 	settled int64
 	least   int64 // how many events the gate let through at least
-	events  []*outbox.Event
+	events  []*outbox.Record
 }
 
 func (r *redis) publish(p publication) (v verdict, err error) {
@@ -347,7 +347,7 @@ func (g *gate) forget(part int, from, to int64) {
 }
 
 // add appends an entry. Whatever must never be in a stream is seen here.
-func (r *redis) add(p publication, g *gate, e *outbox.Event) int64 {
+func (r *redis) add(p publication, g *gate, e *outbox.Record) int64 {
 	s := r.streams[p.stream]
 	if s == nil {
 		s = &stream{}
@@ -378,7 +378,7 @@ func (r *redis) add(p publication, g *gate, e *outbox.Event) int64 {
 		r.w.wrongly("event %d is published although its transaction was rolled back", e.Seq)
 	}
 	r.ids++
-	s.entries, s.last = append(s.entries, entry{id: r.ids, epoch: p.owner.Epoch, Event: *e}), r.ids
+	s.entries, s.last = append(s.entries, entry{id: r.ids, epoch: p.owner.Epoch, Record: *e}), r.ids
 	g.n, g.last = g.n+1, r.ids
 	return r.ids
 }

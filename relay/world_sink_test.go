@@ -279,7 +279,7 @@ func (l *memLane) Settled(number int64) { l.settled = max(l.settled, number) }
 
 func (l *memLane) Follows(int64, int64) {} // the sweeper here has a claim for a turn
 
-func (l *memLane) Deliver(events []*outbox.Event) outbox.Delivery {
+func (l *memLane) Deliver(events []*outbox.Record) outbox.Delivery {
 	return &memDelivery{lane: l, events: events}
 }
 
@@ -289,7 +289,7 @@ const batchEvents = 3
 // memDelivery is a sequence of numbered batches, as in sink/delivery.go. The batch under way is events[pos:end].
 type memDelivery struct {
 	lane     *memLane
-	events   []*outbox.Event
+	events   []*outbox.Record
 	pos, end int
 	// poison is the place of the event that was refused last, plus one; closing ends the batch before it.
 	poison  int
@@ -299,7 +299,7 @@ type memDelivery struct {
 	final   error
 }
 
-func (d *memDelivery) Skip(also func(e *outbox.Event) bool) (places []int) {
+func (d *memDelivery) Skip(also func(e *outbox.Record) bool) (places []int) {
 	if d.poison == 0 || d.closing {
 		return nil
 	}

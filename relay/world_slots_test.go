@@ -300,7 +300,7 @@ func (r *reading) read() (c outbox.Chunk) {
 		}
 		for ; r.row < len(tx.rows) && len(c.Rows) < chunkRows; r.row++ {
 			if !tx.rows[r.row].unstreamed {
-				row := outbox.Row{Event: tx.rows[r.row].Event, Commit: tx.commit, XID: uint32(tx.xid)}
+				row := outbox.Row{Record: tx.rows[r.row].Record, Commit: tx.commit, XID: uint32(tx.xid)}
 				c.Rows = append(c.Rows, row)
 				c.Bytes += row.Size()
 			}

@@ -82,12 +82,12 @@ func (s memStore) Log(ctx context.Context, r outbox.Repair, visit func(page []ou
 	return nil
 }
 
-func (s memStore) Events(ctx context.Context, list []outbox.Logged) (events []*outbox.Event, used int, err error) {
-	events, err = call(ctx, s.i, "Store.Events", func() (events []*outbox.Event, _ error) {
+func (s memStore) Events(ctx context.Context, list []outbox.Logged) (events []*outbox.Record, used int, err error) {
+	events, err = call(ctx, s.i, "Store.Events", func() (events []*outbox.Record, _ error) {
 		used = min(len(list), batchEvents+1)
 		for _, l := range list[:used] {
 			for _, row := range s.pg().rows(func(row *tableRow) bool { return row.ID == l.ID }) {
-				events = append(events, &row.Event)
+				events = append(events, &row.Record)
 			}
 		}
 		return events, nil

@@ -64,12 +64,12 @@ func BenchmarkPublish(b *testing.B) {
 	}
 }
 
-func (f *fixture) gated(o outbox.Owner, events []*outbox.Event) func() {
+func (f *fixture) gated(o outbox.Owner, events []*outbox.Record) func() {
 	l := f.lane(o)
 	return func() { l.Settled(f.publish(l, events...).Number) }
 }
 
-func (f *fixture) bare(events []*outbox.Event) func() {
+func (f *fixture) bare(events []*outbox.Record) func() {
 	script := redis.NewScript(`for i = 1, #ARGV, 6 do
 		redis.call('XADD', KEYS[1], '*', 'id', ARGV[i], 'type', ARGV[i + 1], 'source', ARGV[i + 2],
 			'subject', ARGV[i + 3], 'time', ARGV[i + 4], 'data', ARGV[i + 5], 'specversion', '1.0')
@@ -103,7 +103,7 @@ func (f *fixture) cpu() float64 {
 	return sum
 }
 
-func benchEvents(n int) []*outbox.Event {
+func benchEvents(n int) []*outbox.Record {
 	events := makeEvents(n)
 	for i, e := range events {
 		e.AggregateID = uuid.NewString()

@@ -53,7 +53,7 @@ func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 
 // encode returns the arguments that publish events under number; the batches of the claim of up to settled are settled.
 // They are valid until the next call.
-func (c *call) encode(number, of, settled, let int64, events []*outbox.Event) []any {
+func (c *call) encode(number, of, settled, let int64, events []*outbox.Record) []any {
 	c.ids, c.heads, c.traces, c.headers = c.ids[:0], c.heads[:0], c.traces[:0], c.headers[:0]
 	extended := false
 	for _, e := range events {
@@ -81,19 +81,19 @@ func (c *call) encode(number, of, settled, let int64, events []*outbox.Event) []
 }
 
 // width is the largest number of arguments that each event may have in a call for events.
-func width(events []*outbox.Event) int {
-	if slices.ContainsFunc(events, func(e *outbox.Event) bool { return len(e.Headers) > 0 }) {
-		return 4
+func width(events []*outbox.Record) int {
+	if slices.ContainsFunc(events, func(e *outbox.Record) bool { return len(e.Headers) > 0 }) {
+		return 5
 	}
 	return 3
 }
 
 // announced returns which events are also published on a channel: "" for none, "1" for all, otherwise a digit for each.
-func (c *call) announced(events []*outbox.Event) string {
+func (c *call) announced(events []*outbox.Record) string {
 	if !c.pubsub {
 		return ""
 	}
-	reserved := func(e *outbox.Event) bool { return strings.HasPrefix(e.Type, "__") }
+	reserved := func(e *outbox.Record) bool { return strings.HasPrefix(e.Type, "__") }
 	if !slices.ContainsFunc(events, reserved) {
 		return "1"
 	}
@@ -115,7 +115,7 @@ func (c *call) release() {
 
 // payload passes an event's body to the client, and object its headers. A pointer needs no allocation; a slice would.
 type (
-	payload outbox.Event
+	payload outbox.Record
 	object  []byte
 )
 
@@ -134,7 +134,7 @@ var (
 
 // appendHead appends the parts of fixed width. A time whose year has more than four digits becomes the nearest time
 // with four.
-func appendHead(b []byte, e *outbox.Event) []byte {
+func appendHead(b []byte, e *outbox.Record) []byte {
 	var id [36]byte
 	hex.Encode(id[:8], e.ID[:4])
 	hex.Encode(id[9:13], e.ID[4:6])

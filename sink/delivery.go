@@ -64,7 +64,7 @@ func raise(v *atomic.Int64, to int64) {
 }
 
 // Deliver implements outbox.LanePublisher.
-func (l *lane) Deliver(events []*outbox.Event) outbox.Delivery {
+func (l *lane) Deliver(events []*outbox.Record) outbox.Delivery {
 	return &delivery{lane: l, events: events, most: maxBatchEvents}
 }
 
@@ -72,7 +72,7 @@ func (l *lane) Deliver(events []*outbox.Event) outbox.Delivery {
 // number does not change until the gate has answered for it.
 type delivery struct {
 	lane   *lane
-	events []*outbox.Event
+	events []*outbox.Record
 	// last is the newest of the gate's entries in the stream.
 	last string
 	// pos is the first event that is not yet published or skipped.
@@ -94,7 +94,7 @@ type delivery struct {
 }
 
 // Skip implements outbox.Delivery.
-func (d *delivery) Skip(also func(e *outbox.Event) bool) []int {
+func (d *delivery) Skip(also func(e *outbox.Record) bool) []int {
 	if d.poison == 0 || d.closing {
 		return nil
 	}

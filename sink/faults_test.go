@@ -168,7 +168,7 @@ func TestAServerWithASmallBufferGetsSmallerBatches(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "client-query-buffer-limit 1mb")
 	l := f.lane(f.adopted(1))
-	events := make([]*outbox.Event, 150)
+	events := make([]*outbox.Record, 150)
 	for i := range events {
 		events[i] = big(20 << 10)
 	}
@@ -176,7 +176,7 @@ func TestAServerWithASmallBufferGetsSmallerBatches(t *testing.T) {
 	f.wantStored(events...)
 	f.wantLast(r)
 	calls := f.metric("outbox_publish_seconds")
-	more := make([]*outbox.Event, 150)
+	more := make([]*outbox.Record, 150)
 	for i := range more {
 		more[i] = big(20 << 10)
 	}
@@ -278,13 +278,13 @@ func TestALateWholeAfterItsHalfPublishesNothing(t *testing.T) {
 	}
 	for _, args := range [][]any{first, whole, whole} {
 		f.do(args...)
-		f.wantStored(append([]*outbox.Event{before}, events[:10]...)...)
+		f.wantStored(append([]*outbox.Record{before}, events[:10]...)...)
 	}
 	r, err := d.Publish(t.Context())
 	f.must(err)
-	f.wantStored(append([]*outbox.Event{before}, events...)...)
+	f.wantStored(append([]*outbox.Record{before}, events...)...)
 	f.wantLast(r)
 	f.do(whole...) // no longer the last number
 	f.do(first...)
-	f.wantStored(append([]*outbox.Event{before}, events...)...)
+	f.wantStored(append([]*outbox.Record{before}, events...)...)
 }

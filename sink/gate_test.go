@@ -202,7 +202,7 @@ func TestWhatIsRecalledIsGone(t *testing.T) {
 	f.must(f.sink.Recall(t.Context(), o, stream, []uuid.UUID{event.ID}, receipt.Last))
 	f.wantDoubt(1)
 	for range 2 {
-		_, err := f.lane(o).Deliver([]*outbox.Event{event}).Publish(t.Context())
+		_, err := f.lane(o).Deliver([]*outbox.Record{event}).Publish(t.Context())
 		wantGap(t, err)
 	}
 	o = f.adopted(3)
@@ -265,7 +265,7 @@ func TestAdoptionTurnsTheUnsettledIntoDoubt(t *testing.T) {
 	}
 	before := f.stored()
 	l := f.lane(o)
-	again := append(append([]*outbox.Event{}, events[3:6]...), events[8], events[9])
+	again := append(append([]*outbox.Record{}, events[3:6]...), events[8], events[9])
 	r := f.publish(l, again...)
 	if r.Suppressed != 4 {
 		t.Errorf("%d suppressed, want 4", r.Suppressed)
@@ -459,7 +459,7 @@ func TestTheGateStaysSmall(t *testing.T) {
 	f := newFixture(t)
 	o := f.adopted(1)
 	l := f.lane(o)
-	var events []*outbox.Event
+	var events []*outbox.Record
 	for range 50 {
 		e := makeEvents(20)
 		events = append(events, e...)

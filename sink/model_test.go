@@ -45,7 +45,7 @@ func (h *faults) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 // row is an event in the table of the model. It is handed to a lane once; a new owner or claim gets it again.
 type row struct {
-	event     *outbox.Event
+	event     *outbox.Record
 	part      int
 	taken     bool
 	published bool
@@ -166,7 +166,7 @@ func (w *world) publish(t *rapid.T) {
 
 func (w *world) deliver(t *rapid.T, o *open, mine func(*row) bool, most, tries int) {
 	var rows []*row
-	var events []*outbox.Event
+	var events []*outbox.Record
 	for _, r := range w.table {
 		if !r.taken && mine(r) && len(rows) < most {
 			rows, events = append(rows, r), append(events, r.event)

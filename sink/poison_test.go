@@ -113,14 +113,14 @@ func TestSkipTakesOthersAlong(t *testing.T) {
 	if _, err := d.Publish(t.Context()); sink.Class(err) != "wrongtype" {
 		t.Fatalf("got %v, want wrongtype", err)
 	}
-	places := d.Skip(func(e *outbox.Event) bool { return e.AggregateID == events[0].AggregateID })
+	places := d.Skip(func(e *outbox.Record) bool { return e.AggregateID == events[0].AggregateID })
 	if !slices.Equal(places, []int{7, 14, 21}) {
 		t.Fatalf("places %v, want 7, 14, 21", places)
 	}
 	f.do("DEL", stream)
 	r, err := d.Publish(t.Context())
 	f.must(err)
-	var rest []*outbox.Event
+	var rest []*outbox.Record
 	for i, e := range events {
 		if i%7 != 0 {
 			rest = append(rest, e)
@@ -144,7 +144,7 @@ func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, config)
 			l := f.lane(f.adopted(1))
-			events := []*outbox.Event{makeEvent(), makeEvent(), big(3 << 20), makeEvent(), makeEvent()}
+			events := []*outbox.Record{makeEvent(), makeEvent(), big(3 << 20), makeEvent(), makeEvent()}
 			d := l.Deliver(events)
 			var poison *outbox.PoisonError
 			testenv.Eventually(t, 20*time.Second, func() error {
@@ -163,7 +163,7 @@ func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {
 			d.Skip(nil)
 			r, err := d.Publish(t.Context())
 			f.must(err)
-			rest := []*outbox.Event{events[0], events[1], events[3], events[4]}
+			rest := []*outbox.Record{events[0], events[1], events[3], events[4]}
 			f.wantStored(rest...)
 			f.wantLast(r)
 			last := makeEvent()
@@ -176,7 +176,7 @@ func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {
 func TestAnOversizedEventStaysTransientIfTheLimitsAreUnknown(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "client-query-buffer-limit 1mb", "user default on nopass ~* &* +@all -config")
-	d := f.lane(f.adopted(1)).Deliver([]*outbox.Event{big(3 << 20)})
+	d := f.lane(f.adopted(1)).Deliver([]*outbox.Record{big(3 << 20)})
 	for range 6 {
 		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
 			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
@@ -193,7 +193,7 @@ func TestAFittingEventIsNeverPoison(t *testing.T) {
 	l := f.through(p).Lane(stream, o, streamLane(o))
 	p.Toxic(`{"name":"cut","type":"limit_data","stream":"upstream","attributes":{"bytes":100000}}`)
 	e := big(1 << 20)
-	d := l.Deliver([]*outbox.Event{e})
+	d := l.Deliver([]*outbox.Record{e})
 	for range 6 {
 		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
 			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)

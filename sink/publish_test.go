@@ -209,7 +209,7 @@ func TestBatchesAreBoundedByBytes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	l := f.lane(f.adopted(1))
-	events := []*outbox.Event{big(1 << 20), big(2 << 20), big(2 << 20), big(8 << 20), makeEvent()}
+	events := []*outbox.Record{big(1 << 20), big(2 << 20), big(2 << 20), big(8 << 20), makeEvent()}
 	r := f.publish(l, events...)
 	// {1, 2 MiB}, {2 MiB}, {8 MiB} alone, {small}
 	if r.Number != 4 {

@@ -181,7 +181,7 @@ func (r *Replay) Note(ctx context.Context, at string, count int64, done time.Tim
 // ReplayEntry is an event and its place in history. Places of one replay ascend, and none is "".
 type ReplayEntry struct {
 	Place string
-	Event *outbox.Event
+	Event *outbox.Record
 }
 
 // Take makes this process the replayer of stream, and returns the place up to which it is published, "" before the
@@ -220,7 +220,7 @@ func (r *Replay) Publish(ctx context.Context, stream string, entries []ReplayEnt
 }
 
 // replayArgs is the number of arguments of an entry.
-const replayArgs = 7
+const replayArgs = 8
 
 // publish makes one script call.
 func (r *Replay) publish(ctx context.Context, stream string, entries []ReplayEntry) error {

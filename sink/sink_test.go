@@ -118,17 +118,17 @@ func (f *fixture) must(err error) {
 }
 
 // publish publishes events in one delivery that has to succeed at once.
-func (f *fixture) publish(l outbox.LanePublisher, events ...*outbox.Event) outbox.Receipt {
+func (f *fixture) publish(l outbox.LanePublisher, events ...*outbox.Record) outbox.Receipt {
 	f.Helper()
 	r, err := l.Deliver(events).Publish(f.Context())
 	f.must(err)
 	return r
 }
 
-func makeEvents(n int) []*outbox.Event {
-	events := make([]*outbox.Event, n)
+func makeEvents(n int) []*outbox.Record {
+	events := make([]*outbox.Record, n)
 	for i := range events {
-		events[i] = &outbox.Event{
+		events[i] = &outbox.Record{
 			ID: uuid.Must(uuid.NewV7()), Seq: int64(i + 1), AggregateType: "order",
 			AggregateID: fmt.Sprintf("o-%d", i%7),
 			Type:        "order.created", Payload: fmt.Appendf(nil, `{"n":%d}`, i),
@@ -138,10 +138,10 @@ func makeEvents(n int) []*outbox.Event {
 	return events
 }
 
-func makeEvent() *outbox.Event { return makeEvents(1)[0] }
+func makeEvent() *outbox.Record { return makeEvents(1)[0] }
 
 // big returns an event with a payload of n bytes.
-func big(n int) *outbox.Event {
+func big(n int) *outbox.Record {
 	e := makeEvent()
 	e.Payload = append(append([]byte{'"'}, bytes.Repeat([]byte{'x'}, n-2)...), '"')
 	return e
@@ -160,7 +160,7 @@ func (f *fixture) stored() []string {
 }
 
 // wantStored is the oracle: exactly these events, in this order, once each.
-func (f *fixture) wantStored(events ...*outbox.Event) {
+func (f *fixture) wantStored(events ...*outbox.Record) {
 	f.Helper()
 	got := f.stored()
 	if len(got) != len(events) {

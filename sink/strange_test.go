@@ -24,7 +24,7 @@ func strange(t *testing.T, odd link.Oddities) (*fixture, *link.Strange) {
 	return bound(t, "redis://"+p.Addr(), server), p
 }
 
-func traced(events []*outbox.Event) []*outbox.Event {
+func traced(events []*outbox.Record) []*outbox.Record {
 	for _, e := range events {
 		e.Headers = []byte(`{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}`)
 	}
@@ -72,7 +72,7 @@ func TestNoCallHasTooManyArguments(t *testing.T) {
 
 // deliver publishes events and skips those that are refused for their own sake, as a relay does. It returns their
 // indexes, and the last other error.
-func (f *fixture) deliver(l outbox.LanePublisher, attempts int, events []*outbox.Event) (skipped []int, last error) {
+func (f *fixture) deliver(l outbox.LanePublisher, attempts int, events []*outbox.Record) (skipped []int, last error) {
 	f.Helper()
 	d := l.Deliver(events)
 	for range attempts {
@@ -130,7 +130,7 @@ func TestAnUnknownReplyToOneEvent(t *testing.T) {
 	if err != nil || fmt.Sprint(skipped) != "[0 41 99]" {
 		t.Fatalf("skipped %v, %v", skipped, err)
 	}
-	want := append(append([]*outbox.Event{}, events[1:41]...), events[42:99]...)
+	want := append(append([]*outbox.Record{}, events[1:41]...), events[42:99]...)
 	f.wantStored(want...)
 
 	all.Store(true)

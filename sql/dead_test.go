@@ -191,7 +191,7 @@ func TestDeadEvents(t *testing.T) {
 		t.Errorf("not being retried: %v, %v", ids, err)
 	}
 	// Parked again: attempts add up, and it can be retried again.
-	again := &outbox.Row{Event: outbox.Event{
+	again := &outbox.Row{Record: outbox.Record{
 		ID: a.ID, AggregateID: "a",
 		Seq: testenv.Value[int64](t, d, "SELECT max(seq) FROM outbox WHERE id = $1", a.ID),
 	}}

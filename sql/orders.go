@@ -17,6 +17,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/outbox"
 )
 
 // Statuses of an order.
@@ -116,7 +118,7 @@ func OrderPoolConfig(url, schema string) (*pgxpool.Config, error) {
 //
 // Errors: ErrCommitUnknown; ErrOrderLocked and any other mean that nothing was written. RetryOrder reports whether a
 // new attempt may succeed.
-func PlaceOrder(ctx context.Context, pool *Pool, o *Order, e *Event) (placed bool, err error) {
+func PlaceOrder(ctx context.Context, pool *Pool, o *Order, e *outbox.Event) (placed bool, err error) {
 	p, err := newPlacement(o, e)
 	if err != nil {
 		return false, err
@@ -143,7 +145,7 @@ func insertAlone(ctx context.Context, pool *Pool, within time.Duration, p *place
 type placement struct {
 	id      uuid.UUID
 	order   *Order
-	event   *Event // nil: no event
+	event   *outbox.Event // nil: no event
 	headers *string
 
 	// placed is set after the commit; started is the start time of the server.
@@ -158,7 +160,7 @@ type placement struct {
 	ctx   context.Context //nolint:containedctx // it ends with the call
 }
 
-func newPlacement(o *Order, e *Event) (*placement, error) {
+func newPlacement(o *Order, e *outbox.Event) (*placement, error) {
 	p := &placement{id: o.ID, order: o, event: e}
 	if e == nil {
 		return p, nil
@@ -424,3 +426,6 @@ func scanOrder(r pgx.Row) (*Order, error) {
 	o.CreatedAt = o.CreatedAt.UTC()
 	return &o, nil
 }
+
+// uuidParam returns id in a type that pgx sends directly. It would format a uuid.UUID as text and parse that.
+func uuidParam(id uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }

@@ -13,22 +13,23 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
-func newOrder(user uuid.UUID, key byte) (*sql.Order, *sql.Event) {
+func newOrder(user uuid.UUID, key byte) (*sql.Order, *outbox.Event) {
 	id := uuid.Must(uuid.NewV7())
 	o := &sql.Order{
 		ID: id, UserID: user, Key: [16]byte{key}, Fingerprint: []byte{1, 2}, Amount: 5, Currency: "USD",
 		Status: sql.OrderPending, CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
 	}
-	return o, &sql.Event{
+	return o, &outbox.Event{
 		ID: uuid.Must(uuid.NewV7()), AggregateType: "order", AggregateID: id.String(), Type: "order.created",
 		Payload: []byte(`{"id":"` + id.String() + `"}`), Headers: map[string]string{"traceparent": "x"},
 	}
 }
 
-func place(tb testing.TB, d *testenv.Database, o *sql.Order, e *sql.Event) bool {
+func place(tb testing.TB, d *testenv.Database, o *sql.Order, e *outbox.Event) bool {
 	tb.Helper()
 	placed, err := sql.PlaceOrder(tb.Context(), d.Pool, o, e)
 	must(tb, err)

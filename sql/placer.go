@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"posthaste/internal/batch"
+	"posthaste/outbox"
 )
 
 const (
@@ -49,7 +50,7 @@ func NewPlacer(pool *Pool) *Placer {
 // those of PlaceOrder, but it may take 7.5 s. If the server refuses a group, each of its orders is retried alone, so an
 // order that cannot be written does not block others. The whole group waits for its connection and for each lock that
 // one of its orders needs.
-func (w *Placer) Place(ctx context.Context, o *Order, e *Event) (placed bool, err error) {
+func (w *Placer) Place(ctx context.Context, o *Order, e *outbox.Event) (placed bool, err error) {
 	p, err := newPlacement(o, e)
 	if err != nil {
 		return false, err

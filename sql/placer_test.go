@@ -15,13 +15,14 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
 // pair is an order and its event.
 type pair struct {
 	o *sql.Order
-	e *sql.Event
+	e *outbox.Event
 }
 
 func pairs(n int) []pair {

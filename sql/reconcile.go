@@ -221,7 +221,7 @@ const (
 )
 
 // Events implements outbox.Store.
-func (s *store) Events(ctx context.Context, list []outbox.Logged) ([]*outbox.Event, int, error) {
+func (s *store) Events(ctx context.Context, list []outbox.Logged) ([]*outbox.Record, int, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	h := History{db: s.pool}
@@ -234,9 +234,9 @@ func (s *store) Events(ctx context.Context, list []outbox.Logged) ([]*outbox.Eve
 	if err != nil {
 		return nil, 0, fmt.Errorf("read events of the log: %w", err)
 	}
-	events := make([]*outbox.Event, len(rows))
+	events := make([]*outbox.Record, len(rows))
 	for i := range rows {
-		events[i] = &rows[i].Event
+		events[i] = &rows[i].Record
 	}
 	return events, used, nil
 }

@@ -50,7 +50,7 @@ func behindMark(mark int64) Place {
 
 // Replayed is an event of history.
 type Replayed struct {
-	outbox.Event
+	outbox.Record
 	Place  Place
 	Stream string
 }

@@ -66,7 +66,7 @@ func nonce() (n outbox.Nonce) {
 // insert writes a committed event and returns it as the slot would deliver it.
 func insert(tb testing.TB, d *testenv.Database, aggregate string) *outbox.Row {
 	tb.Helper()
-	row := &outbox.Row{Event: outbox.Event{
+	row := &outbox.Row{Record: outbox.Record{
 		ID: uuid.New(), AggregateType: "order", AggregateID: aggregate,
 		Type: "order.changed",
 	}}
@@ -368,7 +368,7 @@ func TestAuditMark(t *testing.T) {
 		return testenv.Value[int16](t, d, "SELECT part FROM outbox_rows WHERE seq = $1", r.Seq)
 	}
 	long := begin(t, d)
-	late := &outbox.Row{Event: outbox.Event{ID: uuid.New(), AggregateID: "x"}}
+	late := &outbox.Row{Record: outbox.Record{ID: uuid.New(), AggregateID: "x"}}
 	must(t, long.QueryRow(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		VALUES ($1, 'order', 'x', 'x', '{}') RETURNING seq, xmin::text::bigint`, late.ID).Scan(&late.Seq, &late.XID))
 	insert(t, d, "x")

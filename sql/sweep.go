@@ -189,7 +189,7 @@ var ErrPassed = errors.New("another session has written a mark of the part")
 // Page reads the next rows of the pass: at most limit rows and about bytes of payload. It may return none although rows
 // are listed, because they were deleted or parked since. It reads the same rows again until Settle is called. After
 // ErrPassed, and after an error that Unreadable reports, the claim continues.
-func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.Event, error) {
+func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	p.page = min(limit, len(p.seqs))
@@ -255,7 +255,7 @@ func (s *Sweep) back(ctx context.Context, err error) error {
 
 // readPage reads the events if mark is the part's newest one. The statement estimates sizes from stored sizes; readPage
 // counts the bytes read.
-func readPage(results pgx.BatchResults, mark int64, bytes int) ([]*outbox.Event, error) {
+func readPage(results pgx.BatchResults, mark int64, bytes int) ([]*outbox.Record, error) {
 	if _, err := results.Exec(); err != nil {
 		return nil, err
 	}
@@ -271,9 +271,9 @@ func readPage(results pgx.BatchResults, mark int64, bytes int) ([]*outbox.Event,
 		return nil, err
 	}
 	defer rows.Close()
-	var events []*outbox.Event
+	var events []*outbox.Record
 	for size := 0; size < bytes && rows.Next(); {
-		e := &outbox.Event{}
+		e := &outbox.Record{}
 		err := rows.Scan(&e.Seq, &e.ID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers, &e.Time)
 		if err != nil {
 			return nil, err
@@ -338,7 +338,7 @@ func noted(entries outbox.Entries) any {
 
 // Refused is an event to park, and the reason.
 type Refused struct {
-	Event    *outbox.Event
+	Event    *outbox.Record
 	Err      error
 	Class    string
 	Attempts int
@@ -375,7 +375,7 @@ func (s *Sweep) Park(ctx context.Context, p *Pass, o outbox.Owner, events []Refu
 // ParkRow parks the next row of the pass without reading it, because reading it failed with cause. It returns the
 // identifying columns, or nil if the row was deleted since. The parked row keeps the payload if the server can copy it.
 // outbox.ErrSuperseded as from Settle.
-func (s *Sweep) ParkRow(ctx context.Context, p *Pass, o outbox.Owner, cause error) (*outbox.Event, error) {
+func (s *Sweep) ParkRow(ctx context.Context, p *Pass, o outbox.Owner, cause error) (*outbox.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	e, err := s.parkRow(ctx, p, o, cause, true)
@@ -390,7 +390,7 @@ func (s *Sweep) ParkRow(ctx context.Context, p *Pass, o outbox.Owner, cause erro
 
 func (s *Sweep) parkRow(ctx context.Context, p *Pass, o outbox.Owner, cause error,
 	payload bool,
-) (*outbox.Event, error) {
+) (*outbox.Record, error) {
 	var owner bool
 	var id *uuid.UUID
 	var typ, aggregate *string
@@ -407,7 +407,7 @@ func (s *Sweep) parkRow(ctx context.Context, p *Pass, o outbox.Owner, cause erro
 	case id == nil:
 		return nil, nil
 	}
-	return &outbox.Event{ID: *id, Seq: p.seqs[0], AggregateType: *typ, AggregateID: *aggregate}, nil
+	return &outbox.Record{ID: *id, Seq: p.seqs[0], AggregateType: *typ, AggregateID: *aggregate}, nil
 }
 
 // Reached reports whether every row of the part that pass sees is settled, by any worker.

@@ -496,7 +496,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	p := next(t, w, 3, nil)
 	events, err := w.Page(t.Context(), p, 3, 1<<20)
 	must(t, err)
-	refuse := func(events ...*outbox.Event) (refused []sql.Refused) {
+	refuse := func(events ...*outbox.Record) (refused []sql.Refused) {
 		for _, e := range events {
 			refused = append(refused, sql.Refused{
 				Event: e, Err: errors.New("no \x00 text \xff"), Class: "x", Attempts: 2,
@@ -554,7 +554,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	// A deleted row is not parked.
 	gone := insertAll(t, d, 1)
 	d.Exec(t, "DELETE FROM outbox WHERE seq = $1", gone[0])
-	must(t, w.Park(t.Context(), p, o, refuse(&outbox.Event{Seq: gone[0]})))
+	must(t, w.Park(t.Context(), p, o, refuse(&outbox.Record{Seq: gone[0]})))
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead"); n != 3 {
 		t.Errorf("%d rows parked", n)
 	}

@@ -67,7 +67,7 @@ func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 	must(tb, err)
 	var pid int
 	must(tb, c.QueryRow(tb.Context(), "SELECT pg_backend_pid()").Scan(&pid))
-	row := &outbox.Row{Event: outbox.Event{
+	row := &outbox.Row{Record: outbox.Record{
 		ID: uuid.New(), AggregateType: "order", AggregateID: "held",
 		Type: "order.changed",
 	}}

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"posthaste/sql"
+	"posthaste/outbox"
 )
 
 // Deposit is the body of the event deposit.made, on the stream of aggregate type account.
@@ -47,10 +47,13 @@ func Pay(ctx context.Context, pool *pgxpool.Pool, account string, amount int64) 
 		if err != nil {
 			return fmt.Errorf("encode the event: %w", err)
 		}
-		id, err = sql.InsertEvent(ctx, tx, sql.Event{
+		ids, err := outbox.Insert(ctx, tx, outbox.Event{
 			AggregateType: "account", AggregateID: account,
 			Type: "deposit.made", Payload: body,
 		})
+		if err == nil {
+			id = ids[0]
+		}
 		return err
 	})
 	return id, err

@@ -165,11 +165,11 @@ func (t *tracing) requests() func(*http.Request) (*http.Request, func(method, ro
 
 // onPublished returns relay.Options.OnPublished: it makes a producer span, from the event's time until now, for every
 // event whose writer's trace is sampled. Ended spans go into the SDK's queue, which drops spans when it is full.
-func (t *tracing) onPublished() func(mode outbox.Mode, stream string, events []*outbox.Event) {
+func (t *tracing) onPublished() func(mode outbox.Mode, stream string, events []*outbox.Record) {
 	if t == nil {
 		return nil
 	}
-	return func(mode outbox.Mode, stream string, events []*outbox.Event) {
+	return func(mode outbox.Mode, stream string, events []*outbox.Record) {
 		now := time.Now()
 		for _, e := range events {
 			ctx := remote(context.Background(), e.TraceParent())

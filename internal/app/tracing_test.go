@@ -99,12 +99,12 @@ func BenchmarkPublishSpans(b *testing.B) {
 	published := (&tracing{provider: tp, tracer: tp.Tracer("bench")}).onPublished()
 	for name, headers := range map[string]string{"sampled": "01", "unsampled": "00"} {
 		b.Run(name, func(b *testing.B) {
-			e := &outbox.Event{
+			e := &outbox.Record{
 				ID: uuid.New(), Type: "order.created",
 				Headers: fmt.Appendf(nil, `{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-%s"}`,
 					headers),
 			}
-			events := []*outbox.Event{e}
+			events := []*outbox.Record{e}
 			b.ReportAllocs()
 			for b.Loop() {
 				published(outbox.ModeCDC, "outbox.order", events)

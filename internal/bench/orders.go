@@ -19,6 +19,7 @@ import (
 	"posthaste/api"
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -186,7 +187,7 @@ func (o *orders) transaction(ctx context.Context) error {
 					Currency: "USD",
 					Status:   sql.OrderPending, CreatedAt: time.Now(),
 				}
-				_, err = sql.PlaceOrder(ctx, pool, order, &sql.Event{
+				_, err = sql.PlaceOrder(ctx, pool, order, &outbox.Event{
 					ID: eventID(n), AggregateType: "order",
 					AggregateID: id.String(), Type: "order.created", Payload: payload,
 				})

@@ -23,14 +23,14 @@ func WaitsFor(id string) string { return "waits for parked event " + id }
 // Behind returns, when e is parked because it was refused, a filter for the events of its delivery to park with it,
 // and the class and reason of those: all events if the stream takes none; with block-key those of the aggregate; else
 // none (nil).
-func Behind(refused *outbox.PoisonError, e *outbox.Event, blockKey bool) (
-	also func(*outbox.Event) bool, class string, why error,
+func Behind(refused *outbox.PoisonError, e *outbox.Record, blockKey bool) (
+	also func(*outbox.Record) bool, class string, why error,
 ) {
 	switch {
 	case refused.All:
-		return func(*outbox.Event) bool { return true }, refused.Class, refused.Err
+		return func(*outbox.Record) bool { return true }, refused.Class, refused.Err
 	case blockKey:
-		return func(o *outbox.Event) bool {
+		return func(o *outbox.Record) bool {
 			return o.AggregateType == e.AggregateType && o.AggregateID == e.AggregateID
 		}, ClassBlocked, errors.New(WaitsFor(e.ID.String()))
 	}

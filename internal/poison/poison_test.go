@@ -39,16 +39,16 @@ func TestRefusals(t *testing.T) {
 
 func TestBehind(t *testing.T) {
 	t.Parallel()
-	e := &outbox.Event{AggregateType: "order", AggregateID: "a"}
+	e := &outbox.Record{AggregateType: "order", AggregateID: "a"}
 	one, all := &outbox.PoisonError{}, &outbox.PoisonError{Class: "wrongtype", All: true}
 	if behind, _, _ := poison.Behind(one, e, false); behind != nil {
 		t.Error("somebody has to wait although nobody asked for it")
 	}
-	if behind, class, _ := poison.Behind(all, e, true); !behind(&outbox.Event{}) || class != "wrongtype" {
+	if behind, class, _ := poison.Behind(all, e, true); !behind(&outbox.Record{}) || class != "wrongtype" {
 		t.Errorf("not all events are parked, or as %s", class)
 	}
 	behind, _, _ := poison.Behind(one, e, true)
-	for o, want := range map[*outbox.Event]bool{
+	for o, want := range map[*outbox.Record]bool{
 		{AggregateType: "order", AggregateID: "a"}: true, {AggregateType: "order", AggregateID: "b"}: false,
 		{AggregateType: "user", AggregateID: "a"}: false,
 	} {

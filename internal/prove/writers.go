@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/pause"
-	"posthaste/sql"
+	"posthaste/outbox"
 )
 
 // types are the aggregate types of the writers' events. Each has its own stream.
@@ -247,7 +247,7 @@ func (j *job) insert(ctx context.Context, tx pgx.Tx, a *aggregate, n int) error 
 		return err
 	}
 	for i := range n {
-		if _, err := sql.InsertEvent(ctx, tx, sql.Event{
+		if _, err := outbox.Insert(ctx, tx, outbox.Event{
 			ID: j.truth.id(at(i)), AggregateType: a.typ, AggregateID: a.id, Type: a.typ + ".changed",
 			Payload: payload(at(i), j.pad),
 		}); err != nil {

@@ -305,7 +305,7 @@ func (r *replaying) publish(ctx context.Context, page []sql.Replayed) error {
 		if _, ok := entries[name]; !ok {
 			names = append(names, name)
 		}
-		entries[name] = append(entries[name], sink.ReplayEntry{Place: place(page[i].Place), Event: &page[i].Event})
+		entries[name] = append(entries[name], sink.ReplayEntry{Place: place(page[i].Place), Event: &page[i].Record})
 	}
 	for _, name := range names {
 		var done string

@@ -18,7 +18,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/outbox"
-	"posthaste/sql"
 )
 
 // Load writes events at a rate, several to an aggregate, each aggregate's in order under a lock, and records which
@@ -144,10 +143,13 @@ func (l *Load) transaction(typ, aggregate string, n int, pad string) (int, error
 	l.mu.Unlock()
 	for i := range ids {
 		payload := fmt.Appendf(nil, `{"n":%d,"pad":%q}`, first+i+1, pad)
-		if ids[i], err = sql.InsertEvent(ctx, tx, sql.Event{AggregateType: typ, AggregateID: aggregate, Type: typ +
-			".changed", Payload: payload}); err != nil {
+		id, err := outbox.Insert(ctx, tx, outbox.Event{
+			AggregateType: typ, AggregateID: aggregate, Type: typ + ".changed", Payload: payload,
+		})
+		if err != nil {
 			return 0, err
 		}
+		ids[i] = id[0]
 	}
 	// Numbers are used up before the commit: if its outcome is unclear there is a gap, which keeps the order.
 	l.mu.Lock()

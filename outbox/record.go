@@ -16,8 +16,8 @@ const Partitions = 16
 // MaxPayload is the longest payload, in bytes of its JSON text, that the outbox table accepts.
 const MaxPayload = 8 << 20
 
-// Event is one row of the outbox table on its way to a stream. It is immutable once a source has handed it out.
-type Event struct {
+// Record is one row of the outbox table on its way to a stream. It is immutable once a source has handed it out.
+type Record struct {
 	// ID is the event's identity, chosen by the writer and unique in the table.
 	ID uuid.UUID
 	// Seq is the row's number in the table: the key, with the part, under which it is settled.
@@ -40,12 +40,12 @@ type Event struct {
 const rowOverhead = 256
 
 // Size returns the bytes with which the event counts against windows and batches.
-func (e *Event) Size() int {
+func (e *Record) Size() int {
 	return rowOverhead + len(e.AggregateType) + len(e.AggregateID) + len(e.Type) + len(e.Payload) + len(e.Headers)
 }
 
 // TraceParent returns the W3C trace context the writer left in the headers, or "".
-func (e *Event) TraceParent() string {
+func (e *Record) TraceParent() string {
 	traceParent, _ := e.SplitHeaders()
 	return traceParent
 }
@@ -53,7 +53,7 @@ func (e *Event) TraceParent() string {
 // SplitHeaders returns the W3C trace context in the headers, or "", and the object of all other headers, or nil if there
 // are none. Headers that are not an object have neither. A traceparent counts only if it is a string of at most 128
 // bytes, without escapes.
-func (e *Event) SplitHeaders() (traceParent string, others []byte) {
+func (e *Record) SplitHeaders() (traceParent string, others []byte) {
 	h := e.Headers
 	if len(h) <= len("{}") || h[0] != '{' {
 		return "", nil
@@ -135,7 +135,7 @@ func ParseLSN(s string) (LSN, error) {
 
 // Row is an event as the replication stream delivers it.
 type Row struct {
-	Event
+	Record
 	// Commit is the LSN of the transaction's commit record (BEGIN's final LSN).
 	Commit LSN
 	// XID is the transaction's 32-bit id.

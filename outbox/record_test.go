@@ -32,7 +32,7 @@ func TestTraceParent(t *testing.T) {
 		"": "", "{}": "", "[]": "", "{": "", `{"traceparent":1}`: "",
 		`{"traceparent":"00-a-b-01","x":"y"}`: "00-a-b-01",
 	} {
-		e := &outbox.Event{Headers: []byte(headers)}
+		e := &outbox.Record{Headers: []byte(headers)}
 		if got := e.TraceParent(); got != want {
 			t.Errorf("%s: got %q, want %q", headers, got, want)
 		}
@@ -55,7 +55,7 @@ func TestSplitHeaders(t *testing.T) {
 		`{"a": "\\\\\",{\\", "b": "traceparent", "traceparent": "x"}`: {"x", `{"a": "\\\\\",{\\", "b": "traceparent"}`},
 		`{"\"traceparent\"": 1}`:                                      {"", `{"\"traceparent\"": 1}`},
 	} {
-		traceParent, others := (&outbox.Event{Headers: []byte(headers)}).SplitHeaders()
+		traceParent, others := (&outbox.Record{Headers: []byte(headers)}).SplitHeaders()
 		if traceParent != want[0] || string(others) != want[1] {
 			t.Errorf("%s: got %q and %s, want %q and %s", headers, traceParent, others, want[0], want[1])
 		}
@@ -66,7 +66,7 @@ func FuzzSplitHeaders(f *testing.F) {
 	f.Add(`{"traceparent": "x", "a": [1, {"traceparent": "\\\""}]}`)
 	f.Fuzz(func(t *testing.T, headers string) {
 		want := map[string]any{}
-		traceParent, others := (&outbox.Event{Headers: []byte(headers)}).SplitHeaders()
+		traceParent, others := (&outbox.Record{Headers: []byte(headers)}).SplitHeaders()
 		if json.Unmarshal([]byte(headers), &want) != nil || headers[0] != '{' || strings.Count(headers, "traceparent") != 1 {
 			return // must not panic
 		}
