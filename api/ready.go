@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"posthaste/idem"
+	"posthaste/internal/redisurl"
 	"posthaste/sql"
 )
 
@@ -35,11 +36,11 @@ func (s *Server) Ready(ctx context.Context) Readiness {
 	defer cancel()
 	var r Readiness
 	var wg sync.WaitGroup
-	var newer, degraded []string
+	var newer, degraded, remedies []string
 	wg.Go(func() { r.Reasons, r.Remedy, newer = s.postgresTrouble(ctx) })
-	wg.Go(func() { degraded = s.redisTrouble(ctx) })
+	wg.Go(func() { degraded, remedies = s.redisTrouble(ctx) })
 	wg.Wait()
-	r.Degraded = append(newer, degraded...)
+	r.Degraded, r.Remedy = append(newer, degraded...), append(r.Remedy, remedies...)
 	switch {
 	case s.tokens == nil:
 	case !s.tokens.keys.set.Load().good():
@@ -69,6 +70,7 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 	var tables *sql.OrderTablesError
 	switch {
 	case err == nil:
+		s.refused.Store(false)
 		return nil, nil, degraded
 	case errors.As(err, &tables):
 		return []string{"tables"}, []string{err.Error()}, degraded
@@ -76,33 +78,41 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 		return []string{"read_only"}, []string{err.Error()}, degraded
 	case errors.Is(err, sql.ErrSchemaMissing), errors.Is(err, sql.ErrSchemaNewer):
 		return []string{"schema"}, []string{err.Error()}, nil
+	case sql.LoginRefused(err):
+		if s.refused.CompareAndSwap(false, true) {
+			s.log.Warn("postgres refuses the user or the password", "err", err)
+		}
+		return []string{"postgres"}, []string{"postgres: " + err.Error()}, nil
 	default:
 		return []string{"postgres"}, nil, nil
 	}
 }
 
-func (s *Server) redisTrouble(ctx context.Context) []string {
+func (s *Server) redisTrouble(ctx context.Context) (degraded, remedies []string) {
 	if s.redis == nil {
-		return []string{"redis"}
+		return []string{"redis"}, nil
 	}
-	switch silent := idem.Unreachable(ctx, s.redis); {
-	case len(silent) == 0:
-	case silent[0] == "":
-		return []string{"redis"}
-	default:
-		return []string{"redis: no answer from node " + strings.Join(silent, ", ")}
+	silent := idem.Unreachable(ctx, s.redis)
+	if len(silent) > 0 {
+		if err := s.redis.Ping(ctx).Err(); redisurl.LoginRefused(err) {
+			remedies = []string{"redis: " + redisurl.WithAuthRemedy(err).Error()}
+		}
+		if silent[0] == "" {
+			return []string{"redis"}, remedies
+		}
+		return []string{"redis: no answer from node " + strings.Join(silent, ", ")}, remedies
 	}
 	if policy := s.checkEviction(ctx); policy != "" && policy != evictionSafe {
-		return []string{"redis_eviction"}
+		return []string{"redis_eviction"}, nil
 	}
 	// A server that answers PING may refuse scripts: memory is full, it is a replica, or rights are missing.
 	if err := s.guard.Check(ctx); err != nil {
-		return []string{"guard: " + err.Error()}
+		return []string{"guard: " + err.Error()}, nil
 	}
 	if s.guard.Short() {
-		return []string{"guard_memory"}
+		return []string{"guard_memory"}, nil
 	}
-	return nil
+	return nil, nil
 }
 
 const evictionSafe = "noeviction"

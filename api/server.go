@@ -93,6 +93,8 @@ type Server struct {
 	eviction atomic.Pointer[string]
 	// fitted is set once the schema had this binary's version.
 	fitted atomic.Bool
+	// refused is set while Postgres refuses the user or the password; the log has a line about it.
+	refused atomic.Bool
 	// failpoint is nil outside tests.
 	failpoint func(ctx context.Context, name string)
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -178,7 +177,7 @@ func (r *Reader) Run(ctx context.Context, started func(ctx context.Context) erro
 // open connects and starts replication.
 func (r *Reader) open(ctx context.Context, out chan<- outbox.Chunk) (*session, error) {
 	// A copy: the frontend hook is this connection's own. (pgconn insists on a config made by ParseConfig.)
-	cfg := r.cfg.Copy().Config
+	cfg := r.cfg.Copy()
 	in := &gulp{}
 	cfg.BuildFrontend = func(src io.Reader, w io.Writer) *pgproto3.Frontend {
 		in.src = src // again for each host that is tried
@@ -190,7 +189,7 @@ func (r *Reader) open(ctx context.Context, out chan<- outbox.Chunk) (*session, e
 	if err != nil {
 		return nil, err
 	}
-	c, err := pgconn.ConnectConfig(ctx, &cfg)
+	c, err := sql.ConnectReplication(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/redisurl"
 )
 
 // Consumer is one member of a consumer group. It runs once.
@@ -197,7 +199,7 @@ func (o *outages) note(op, stream string, err error) int {
 	o.runs[key] = n + 1
 	o.metrics.redisErrors.WithLabelValues(op).Inc()
 	if n == 0 {
-		o.log.Warn("redis call fails, retrying", "op", op, "stream", stream, "err", err)
+		o.log.Warn("redis call fails, retrying", "op", op, "stream", stream, "err", redisurl.WithAuthRemedy(err))
 	}
 	return n + 1
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/redisurl"
 )
 
 const (
@@ -293,7 +295,7 @@ func busy(left time.Duration, contested bool) verdict {
 
 func (g *Guard) degraded(r *Request, err error) verdict {
 	if !errors.Is(err, errUnusable) {
-		g.log.Warn("guard goes without redis for a request", "err", err)
+		g.log.Warn("guard goes without redis for a request", "err", redisurl.WithAuthRemedy(err))
 	}
 	t := &Ticket{guard: g, key: r.Key, in: r.in, fp: r.Fingerprint}
 	return verdict{Decision: Decision{Outcome: Proceed, Ticket: t}, outcome: OutcomeDegraded}

@@ -239,7 +239,8 @@ func (r Report) Remedy() string {
 // Store is the relay's side of Postgres, implemented by posthaste/sql. Every call has a timeout of its own, and a
 // failed call changes nothing.
 type Store interface {
-	// Register makes sure this relay's row exists. Errors: *SecondNameError, and the schema errors of the store.
+	// Register makes sure this relay's row exists. Errors: *SecondNameError, *TakenNameError, and the schema errors of
+	// the store.
 	Register(ctx context.Context) error
 	State(ctx context.Context) (State, error)
 	// Adopt writes a new owner and its sink if the epoch is still a.From; otherwise it returns false. In the same
@@ -377,6 +378,17 @@ func (e *SecondNameError) Error() string {
 
 // Permanent reports that waiting does not help.
 func (*SecondNameError) Permanent() bool { return true }
+
+// TakenNameError means that the outbox in another schema of the database has a relay of this name.
+type TakenNameError struct{ Name, Schema string }
+
+func (e *TakenNameError) Error() string {
+	return fmt.Sprintf("relay name %q is taken by the outbox in schema %q of this database: use another --relay-name",
+		e.Name, e.Schema)
+}
+
+// Permanent reports that waiting does not help.
+func (*TakenNameError) Permanent() bool { return true }
 
 // ErrSuperseded means that another owner has adopted since: step down.
 var ErrSuperseded = errors.New("another relay has taken over")

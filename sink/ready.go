@@ -137,7 +137,7 @@ func Remedy(class string) string {
 	case "noreplicas":
 		return "bring the replicas back, or lower min-replicas-to-write"
 	case "noauth":
-		return "check user and password in the Redis URL"
+		return redisurl.AuthRemedy
 	case "noperm":
 		return "grant the user the commands and keys it needs"
 	case "tls":

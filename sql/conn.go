@@ -56,6 +56,9 @@ func ConnConfig(url, schema, component string) (*pgx.ConnConfig, error) {
 // Connect connects, directly or through a pooler.
 func Connect(ctx context.Context, cfg *pgx.ConnConfig) (*pgx.Conn, error) {
 	cfg = cfg.Copy()
+	if err := readCredentials(cfg); err != nil {
+		return nil, err
+	}
 	settleLater(cfg)
 	return pgx.ConnectConfig(ctx, cfg)
 }
@@ -69,8 +72,9 @@ func PoolConfig(url, schema, component string) (*pgxpool.Config, error) {
 	decorate(cfg.ConnConfig, schema, component)
 	prepare(cfg.ConnConfig)
 	cfg.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		err := readCredentials(c)
 		settleLater(c)
-		return nil
+		return err
 	}
 	return cfg, nil
 }

@@ -84,6 +84,12 @@ func (schemaError) Condition() string { return "schema" }
 // at url, and returns those that it applied. Concurrent calls wait for each other on an advisory lock. Roles named like
 // the files in rights get exactly the rights in them.
 func Migrate(ctx context.Context, url, schema string, log *slog.Logger, lines ...Line) ([]Applied, error) {
+	return MigrateFor(ctx, url, schema, "", log, lines...)
+}
+
+// MigrateFor is Migrate for the relay called relay. It applies nothing if an outbox in another schema of the database
+// has a relay of that name.
+func MigrateFor(ctx context.Context, url, schema, relay string, log *slog.Logger, lines ...Line) ([]Applied, error) {
 	if len(lines) == 0 {
 		lines = Lines()
 	}
@@ -99,7 +105,7 @@ func Migrate(ctx context.Context, url, schema string, log *slog.Logger, lines ..
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	var applied []Applied
 	for {
-		done, err := apply(ctx, conn, schema, lines)
+		done, err := apply(ctx, conn, schema, relay, lines)
 		applied = append(applied, done...)
 		busy := SQLState(err) == pgerrcode.LockNotAvailable
 		if err == nil {
@@ -144,9 +150,14 @@ func exclusively(ctx context.Context, conn *pgx.Conn, schema string, do func(tx 
 }
 
 // apply applies the missing migrations of lines, all or none.
-func apply(ctx context.Context, conn *pgx.Conn, schema string, lines []Line) (applied []Applied, err error) {
+func apply(ctx context.Context, conn *pgx.Conn, schema, relay string, lines []Line) (applied []Applied, err error) {
 	err = exclusively(ctx, conn, schema, func(tx pgx.Tx) error {
 		applied = nil
+		if relay != "" {
+			if err := CheckRelayName(ctx, tx, relay); err != nil {
+				return err
+			}
+		}
 		if err := createSchema(ctx, tx, schema); err != nil {
 			return err
 		}
@@ -157,6 +168,11 @@ func apply(ctx context.Context, conn *pgx.Conn, schema string, lines []Line) (ap
 		if err != nil {
 			return err
 		}
+		if have[LineOutbox] == 0 {
+			if err := checkPublication(ctx, tx, schema); err != nil {
+				return err
+			}
+		}
 		for _, line := range lines {
 			for v := have[line] + 1; v <= latest(line); v++ {
 				if _, err := tx.Exec(ctx, migration(line, v)); err != nil {
@@ -166,6 +182,11 @@ func apply(ctx context.Context, conn *pgx.Conn, schema string, lines []Line) (ap
 					return fmt.Errorf("%s %d: %w", line, v, err)
 				}
 				applied = append(applied, Applied{line, v})
+			}
+			if line == LineOutbox && have[LineOutbox] == 0 {
+				if err := createPublication(ctx, tx, schema); err != nil {
+					return fmt.Errorf("create the publication: %w", err)
+				}
 			}
 			if len(applied) > 0 {
 				if _, err := tx.Exec(ctx, words[line]); err != nil {

@@ -89,6 +89,9 @@ func (s *store) register(ctx context.Context) error {
 	if _, err := s.pool.Exec(ctx, query("state_sequences")); err != nil {
 		return fmt.Errorf("see whether a sequence is behind its table: %w", err)
 	}
+	if err := CheckRelayName(ctx, s.pool, s.name); err != nil {
+		return err
+	}
 	return Register(ctx, s.pool, s.name)
 }
 

@@ -67,11 +67,14 @@ func worldOf(t *testing.T, db *testenv.Database, redis *testenv.RedisServer) *wo
 
 // args returns the flags with the world's addresses.
 func (w *world) args(extra ...string) []string {
-	return append([]string{
-		"--postgres-url=" + w.pgURL, "--redis-url=" + w.rdURL, "--relay-name=" + w.db.Relay, "--admin-addr=127.0.0.1:0",
-		"--http-addr=127.0.0.1:0",
-		"--log-level=debug", "--log-format=json",
-	}, extra...)
+	args := []string{
+		"--relay-name=" + w.db.Relay, "--admin-addr=127.0.0.1:0", "--http-addr=127.0.0.1:0", "--log-level=debug",
+		"--log-format=json",
+	}
+	if w.pgURL != "" { // else the addresses come from the environment
+		args = append(args, "--postgres-url="+w.pgURL, "--redis-url="+w.rdURL)
+	}
+	return append(args, extra...)
 }
 
 // child is a process of the program.

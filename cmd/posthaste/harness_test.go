@@ -31,16 +31,16 @@ func runToEnd(t *testing.T, args ...string) result {
 	t.Helper()
 	exe, err := os.Executable()
 	must(t, err)
-	return runAs(t, exe, args...)
+	return runAs(t, exe, nil, args...)
 }
 
-// runAs is runToEnd for another build of the program.
-func runAs(t *testing.T, exe string, args ...string) result {
+// runAs is runToEnd for another build of the program and additional environment variables.
+func runAs(t *testing.T, exe string, env []string, args ...string) result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // a benchmark takes 10 s
 	defer cancel()
 	cmd := exec.CommandContext(ctx, exe, args...)
-	cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
+	cmd.Env = append(append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"), env...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	err := cmd.Run()
@@ -58,7 +58,9 @@ func (w *world) once(args ...string) result {
 	if n < 0 {
 		n = len(args)
 	}
-	return runToEnd(w.t, slices.Concat(args[:n], w.args("--log-level=error"), args[n:])...)
+	exe, err := os.Executable()
+	must(w.t, err)
+	return runAs(w.t, exe, w.env, slices.Concat(args[:n], w.args("--log-level=error"), args[n:])...)
 }
 
 // oneLine fails unless the exit code is code and the error output is one line that contains text.
@@ -120,7 +122,7 @@ func (w *world) begin(p *program, errOut io.Writer, args []string) *program {
 	p.done = make(chan struct{})
 	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
 	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
-	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
+	p.cmd.Env = append(append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"), w.env...)
 	p.cmd.Stdout, p.cmd.Stderr = p, errOut
 	must(w.t, p.cmd.Start())
 	go func() { _ = p.cmd.Wait(); close(p.done) }()
@@ -133,6 +135,7 @@ type readiness struct {
 	Role     string
 	Reasons  []string
 	Degraded []string
+	Remedy   []string
 }
 
 // waitReady waits until /readyz answers with the status, and with text somewhere in its reasons.
@@ -141,8 +144,8 @@ func (c *child) waitReady(t *testing.T, status int, text string) {
 	testenv.Eventually(t, 30*time.Second, func() error {
 		var h readiness
 		got, err := c.get("/readyz", &h)
-		if err != nil || got != status || !strings.Contains(strings.Join(append(h.Reasons, h.Degraded...), "\n"),
-			text) {
+		texts := strings.Join(slices.Concat(h.Reasons, h.Degraded, h.Remedy), "\n")
+		if err != nil || got != status || !strings.Contains(texts, text) {
 			return fmt.Errorf("readyz: %d %+v, %w; want %d and %q", got, h, err, status, text)
 		}
 		return nil

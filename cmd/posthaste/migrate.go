@@ -20,7 +20,8 @@ func (c migrateCmd) Run(ctx context.Context, e *env) error {
 	if c.Only != "" {
 		lines = sql.OutboxLines()
 	}
-	applied, err := sql.Migrate(ctx, e.config.PostgresURL, e.config.Schema, slog.New(slog.DiscardHandler), lines...)
+	applied, err := sql.MigrateFor(ctx, e.config.PostgresURL, e.config.Schema, e.config.RelayName,
+		slog.New(slog.DiscardHandler), lines...)
 	if err != nil {
 		return cli.OneLine(err)
 	}

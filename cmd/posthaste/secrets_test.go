@@ -1,8 +1,17 @@
 package main
 
 import (
+	"cmp"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"posthaste/internal/testenv"
 )
 
 // Every command warns in its log about a secret on the command line, without showing the secret.
@@ -23,4 +32,132 @@ func TestASecretAmongTheFlagsIsWarnedAbout(t *testing.T) {
 			t.Errorf("%s: exit %d, %q", c.flag, r.code, r.errOut)
 		}
 	}
+}
+
+// rotation is a world whose processes log in with passwords from files.
+type rotation struct {
+	*world
+	role, postgres, redisFile string
+	n                         int
+}
+
+func newRotation(t *testing.T) *rotation {
+	t.Helper()
+	w := newWorld(t)
+	r := &rotation{world: w, role: "rotated_" + w.db.Relay}
+	w.db.Exec(t, "CREATE ROLE "+r.role+" SUPERUSER LOGIN") // a role of the server, which ends with the tests
+	dir := t.TempDir()
+	r.postgres, r.redisFile = filepath.Join(dir, "postgres"), filepath.Join(dir, "redis")
+	u, err := url.Parse(w.pgURL)
+	must(t, err)
+	u.User = url.User(r.role)
+	w.pgURL, w.rdURL = u.String(), "redis://app@"+w.redis.Addr()
+	w.env = []string{
+		"POSTHASTE_POSTGRES_PASSWORD_FILE=" + r.postgres, "POSTHASTE_REDIS_PASSWORD_FILE=" + r.redisFile,
+	}
+	r.files()
+	r.servers()
+	return r
+}
+
+// password is the current one.
+func (r *rotation) password() string { return secret + strconv.Itoa(r.n) }
+
+func (r *rotation) files() {
+	for _, path := range []string{r.postgres, r.redisFile} {
+		must(r.t, os.WriteFile(path, []byte(r.password()+"\n"), 0o600))
+	}
+}
+
+func (r *rotation) servers() {
+	r.db.Exec(r.t, "ALTER ROLE "+r.role+" PASSWORD '"+r.password()+"'")
+	must(r.t, r.redis.Client.Do(r.t.Context(), "ACL", "SETUSER", "app", "on", "resetpass", ">"+r.password(), "~*", "&*",
+		"+@all").Err())
+}
+
+// cut ends the connections of the processes.
+func (r *rotation) cut() {
+	r.db.Exec(r.t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", r.role)
+	must(r.t, r.redis.Client.Do(r.t.Context(), "CLIENT", "KILL", "USER", "app").Err())
+}
+
+// Passwords change at the servers and in their files, in either order, while every kind of process runs. A refused
+// password is named by its setting and never shown. The processes recover without a restart, and lose nothing.
+func TestPasswordsChange(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		r := newRotation(t)
+		relay := r.relayIn(mode)
+		api := r.spawn("serve")
+		api.waitReady(t, http.StatusOK, "")
+		exe, err := os.Executable()
+		must(t, err)
+		consumer := r.fork(exe, r.env, "consume", "--group=g", "--admin-addr=")
+		load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Rate: 200, Types: []string{"invoice"}})
+		for _, first := range []func(){r.files, r.servers} {
+			r.n++
+			first()
+			r.cut()
+			relay.waitReady(t, http.StatusServiceUnavailable, "POSTHASTE_POSTGRES_PASSWORD_FILE")
+			relay.waitReady(t, http.StatusServiceUnavailable, "POSTHASTE_REDIS_PASSWORD_FILE")
+			api.waitReady(t, http.StatusServiceUnavailable, "POSTHASTE_POSTGRES_PASSWORD_FILE")
+			api.waitReady(t, http.StatusServiceUnavailable, "POSTHASTE_REDIS_PASSWORD_FILE")
+			consumer.waitLogged("POSTHASTE_REDIS_PASSWORD_FILE")
+			r.once("status").oneLine(t, 1, "POSTHASTE_POSTGRES_PASSWORD_FILE is read again")
+			r.files()
+			r.servers()
+			testenv.Eventually(t, 30*time.Second, func() error { return ready(relay, "leader") })
+			api.waitReady(t, http.StatusOK, "")
+			if a, err := placeOrder(t.Context(), api.http, 5); err != nil || a.status != http.StatusCreated {
+				t.Errorf("order: status %d, %v", a.status, err)
+			}
+		}
+		r.waitMode(mode, 30*time.Second)
+		r.ended(load)
+		testenv.Eventually(t, 30*time.Second, func() error {
+			n := strings.Count(consumer.output(), `"entry_id":`)
+			return testenv.FailIf(n < load.Committed()+2, "consumed %d events of %d", n, load.Committed()+2)
+		})
+		for name, out := range map[string]string{
+			"relay": relay.output(), "serve": api.output(), "consume": consumer.output(),
+		} {
+			if strings.Contains(out, secret) {
+				t.Errorf("%s shows the password", name)
+			}
+		}
+		for _, text := range []string{"POSTHASTE_POSTGRES_PASSWORD_FILE is read again", "POSTHASTE_REDIS_PASSWORD_FILE"} {
+			if !relay.logged(text) {
+				t.Errorf("the log of the relay does not have %s", text)
+			}
+		}
+		if !api.logged("POSTHASTE_POSTGRES_PASSWORD_FILE is read again") {
+			t.Error("the log of serve does not name the setting")
+		}
+	})
+}
+
+// A file with an address gives the user and the password of each connection. Its host is that of the start.
+func TestAddressesOfFilesChange(t *testing.T) {
+	t.Parallel()
+	r := newRotation(t)
+	as := func(role, host string) {
+		u, err := url.Parse(r.db.URL)
+		must(t, err)
+		u.User = url.UserPassword(role, r.password())
+		u.Host = cmp.Or(host, u.Host)
+		must(t, os.WriteFile(r.postgres, []byte(u.String()), 0o600))
+		must(t, os.WriteFile(r.redisFile, []byte("redis://app:"+r.password()+"@"+cmp.Or(host, r.redis.Addr())), 0o600))
+	}
+	as(r.role, "")
+	r.env = []string{"POSTHASTE_POSTGRES_URL_FILE=" + r.postgres, "POSTHASTE_REDIS_URL_FILE=" + r.redisFile}
+	r.pgURL, r.rdURL = "", ""
+	relay := r.relayIn("cdc")
+	r.n++
+	r.servers()
+	r.db.Exec(t, "CREATE ROLE "+r.role+"_2 SUPERUSER LOGIN PASSWORD '"+r.password()+"'")
+	r.cut()
+	relay.waitReady(t, http.StatusServiceUnavailable, "POSTHASTE_POSTGRES_URL_FILE")
+	as(r.role+"_2", "127.0.0.1:1")
+	testenv.Eventually(t, 30*time.Second, func() error { return ready(relay, "leader") })
+	r.delivers()
 }

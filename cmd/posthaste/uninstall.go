@@ -7,7 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"posthaste/internal/app"
 	"posthaste/internal/audit"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -30,7 +29,7 @@ type uninstalled struct {
 // Run removes posthaste's objects from the database. It works with a schema of any version, and without a schema: a
 // slot without tables also fills the disk.
 func (c uninstallCmd) Run(ctx context.Context, e *env) error {
-	what := fmt.Sprintf("Drop slot %s and publication %s", e.config.Slot, app.Publication)
+	what := fmt.Sprintf("Drop slot %s and publication %s", e.config.Slot, e.config.Publication)
 	if c.Tables {
 		what += " and ALL TABLES of posthaste in schema " + e.config.Schema
 		var found remains
@@ -49,6 +48,10 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		return err
 	}
 	return e.config.WithDatabase(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		// Otherwise the slot of another outbox would be dropped.
+		if err := sql.CheckRelayName(ctx, pool, e.config.RelayName); err != nil {
+			return err
+		}
 		found, err := c.remains(ctx, pool) // read again, because the user's answer may have taken long
 		if err != nil {
 			return err
@@ -62,7 +65,7 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		if c.Tables || !found.schema { // the table of the audit is dropped, or does not exist
 			noting = nil
 		}
-		args := audit.Detail{"slot": e.config.Slot, "publication": app.Publication, "tables": c.Tables}
+		args := audit.Detail{"slot": e.config.Slot, "publication": e.config.Publication, "tables": c.Tables}
 		var done uninstalled
 		err = e.audited(ctx, noting, audit.Uninstall, args, func(ctx context.Context) (_ audit.Detail, err error) {
 			done, err = e.uninstall(ctx, pool, c.Tables)
@@ -79,7 +82,7 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		} else {
 			fmt.Fprintf(e.Stdout, "slot %s belongs to another database and was kept\n", e.config.Slot)
 		}
-		fmt.Fprintf(e.Stdout, "publication %s is gone\n", app.Publication)
+		fmt.Fprintf(e.Stdout, "publication %s is gone\n", e.config.Publication)
 		if c.Tables {
 			fmt.Fprintln(e.Stdout, "the tables are gone")
 		}
@@ -154,7 +157,7 @@ func (e *env) uninstall(ctx context.Context, pool *pgxpool.Pool, tables bool) (u
 	if err != nil && !theirs {
 		return uninstalled{}, err
 	}
-	if err := sql.Uninstall(ctx, pool, app.Publication, tables); err != nil {
+	if err := sql.Uninstall(ctx, pool, e.config.Publication, tables); err != nil {
 		return uninstalled{}, err
 	}
 	return uninstalled{Slot: !theirs, Publication: true, Tables: tables}, nil

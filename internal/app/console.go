@@ -37,7 +37,7 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 		p.close()
 		return nil, err
 	}
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication})
+	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: c.Publication})
 	if err != nil {
 		p.close()
 		return nil, err
@@ -77,7 +77,7 @@ func (c Config) DoctorOptions(ctx context.Context) (ops.DoctorOptions, error) {
 	}
 	return ops.DoctorOptions{
 		PostgresURL: c.PostgresURL, Redis: client, Schema: c.Schema, RelayName: c.RelayName,
-		Slot: c.Slot, Publication: Publication,
+		Slot: c.Slot, Publication: c.Publication,
 		WALBudget: c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
 		SharedStreams: c.SharedStreams, Restore: c.Restore, Guard: guard,
 	}, nil

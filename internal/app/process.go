@@ -32,9 +32,6 @@ const (
 	defaultRelayAdmin = "127.0.0.1:9091"
 )
 
-// Publication is the name of the publication that the slot reads.
-const Publication = "posthaste"
-
 // process has the parts that serve and relay share: connections, the console, and the admin listener.
 type process struct {
 	config   Config

@@ -99,7 +99,7 @@ func (p *Relay) build(ctx context.Context) error {
 		return err
 	}
 	reader, err := cdc.NewReader(cdc.ReaderOptions{
-		URL: c.PostgresURL, Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: Publication, Registerer: reg,
+		URL: c.PostgresURL, Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: c.Publication, Registerer: reg,
 		Logger: p.log,
 	})
 	if err != nil {
@@ -129,7 +129,7 @@ func (p *Relay) migrate() func(ctx context.Context) error {
 		return nil
 	}
 	return func(ctx context.Context) error {
-		applied, err := sql.Migrate(ctx, c.PostgresURL, c.Schema, p.log, sql.OutboxLines()...)
+		applied, err := sql.MigrateFor(ctx, c.PostgresURL, c.Schema, c.RelayName, p.log, sql.OutboxLines()...)
 		for _, a := range applied {
 			p.log.Info("migration applied", "line", a.Line, "version", a.Version)
 		}

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"posthaste/internal/secretfile"
 )
 
 // secret is a setting that may hold a secret.
@@ -18,12 +20,20 @@ type secret struct {
 	inURL bool
 }
 
+// The passwords that have a file and no flag.
+const (
+	postgresPassword = "postgres-password"
+	redisPassword    = "redis-password"
+)
+
 // secrets returns the settings that may come from a file. The variable with _FILE appended names the file.
 func (s *Settings) secrets() []secret {
 	return []secret{
 		{"postgres-url", "POSTHASTE_POSTGRES_URL", &s.PostgresURL, true},
 		{"redis-url", "POSTHASTE_REDIS_URL", &s.RedisURL, true},
 		{"guard-redis-url", "POSTHASTE_GUARD_REDIS_URL", &s.GuardRedisURL, true},
+		{postgresPassword, "POSTHASTE_POSTGRES_PASSWORD", new(string), false},
+		{redisPassword, "POSTHASTE_REDIS_PASSWORD", new(string), false},
 		{"admin-token", "POSTHASTE_ADMIN_TOKEN", &s.AdminToken, false},
 		{"admin-read-token", "POSTHASTE_ADMIN_READ_TOKEN", &s.AdminReadToken, false},
 	}
@@ -39,26 +49,35 @@ func (p *parser) readSecrets(s *Settings) {
 		case os.Getenv(x.variable) != "":
 			p.faults = append(p.faults, fmt.Errorf("%s and %s: set one of them", x.variable, variable))
 		default:
-			p.readSecret(variable, path, x.value)
+			p.readSecret(x.flag, secretfile.File{Setting: variable, Path: path}, x.value)
 		}
 	}
 }
 
-// readSecret reads a file of one line. Its errors do not quote it.
-func (p *parser) readSecret(variable, path string, value *string) {
-	text, err := os.ReadFile(path) //nolint:gosec // the operator names it
-	line := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
-	switch {
-	case err != nil: // it names the path
-	case strings.TrimSpace(line) == "":
-		err = fmt.Errorf("%s is empty", path)
-	case strings.ContainsAny(line, "\r\n"):
-		err = fmt.Errorf("%s has more than one line", path)
-	default:
-		*value = line
+// readSecret reads the file of a secret.
+func (p *parser) readSecret(flag string, file secretfile.File, value *string) {
+	line, err := file.Read()
+	if err != nil {
+		p.faults = append(p.faults, err)
 		return
 	}
-	p.faults = append(p.faults, fmt.Errorf("%s: %w", variable, err))
+	*value, p.files[flag] = line, file
+}
+
+// rereads returns address, the value of flag, with the file that each connection reads its password from: the file of
+// the password, else that of the address. A flag beats the files. known is whether the address has a password.
+func (p *parser) rereads(s Settings, flag, password, address string, known bool) string {
+	file, ok := p.files[password]
+	switch {
+	case ok && !known:
+		return file.Into(address)
+	case ok && !slices.Contains(s.Given, flag):
+		p.faults = append(p.faults, fmt.Errorf("%s: the address has a password, too: set one of them", file.Setting))
+	}
+	if file, ok = p.files[flag]; ok {
+		return file.Into(address)
+	}
+	return address
 }
 
 // passwordPattern finds a password in a connection string of libpq's keyword=value form.

@@ -1,12 +1,14 @@
 package app_test
 
 import (
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"posthaste/internal/app"
+	"posthaste/internal/redisurl"
 )
 
 // secretFile writes a file and returns its path.
@@ -115,6 +117,58 @@ func TestASecretOnTheCommandLineIsToldOf(t *testing.T) {
 	} {
 		if app.HasPassword(address) != want {
 			t.Errorf("%s: want %v", address, want)
+		}
+	}
+}
+
+// The address has the file that each connection reads. A password in the address is a fault; in a flag it beats the
+// file.
+func TestPasswordFiles(t *testing.T) {
+	path := secretFile(t, "of-a-file\n")
+	t.Setenv("POSTHASTE_POSTGRES_PASSWORD_FILE", path)
+	t.Setenv("POSTHASTE_REDIS_PASSWORD_FILE", path)
+	s := defaults(t)
+	s.PostgresURL, s.RedisURL = "postgres://u@h/d", "redis://sentinels:theirs@s?master_name=m"
+	c, err := s.Parse()
+	if err != nil || strings.Contains(c.PostgresURL+c.RedisURL, "of-a-file") {
+		t.Fatalf("%s %s: %v", c.PostgresURL, c.RedisURL, err)
+	}
+	for _, address := range []string{c.PostgresURL, c.RedisURL} {
+		if !strings.Contains(address, "_PASSWORD_FILE%3A"+url.QueryEscape(path)) {
+			t.Errorf("%s does not name the file", address)
+		}
+	}
+	o, err := redisurl.Parse(c.RedisURL)
+	must(t, err)
+	must(t, os.WriteFile(path, []byte("another"), 0o600))
+	if _, password, err := o.CredentialsProviderContext(t.Context()); err != nil || password != "another" ||
+		o.SentinelPassword != "theirs" {
+		t.Errorf("%q, %q, %v", password, o.SentinelPassword, err)
+	}
+	s.PostgresURL = "postgres://u:hidden@h/d"
+	if _, err = s.Parse(); len(faults(err)) != 1 || !strings.Contains(err.Error(), "POSTHASTE_POSTGRES_PASSWORD_FILE") ||
+		strings.Contains(err.Error(), "hidden") {
+		t.Errorf("two passwords: %v", err)
+	}
+	s.Given = []string{"postgres-url"}
+	if c, err = s.Parse(); err != nil || c.PostgresURL != s.PostgresURL {
+		t.Errorf("a flag with a password: %s, %v", c.PostgresURL, err)
+	}
+}
+
+// The names of an outbox follow from its schema.
+func TestNamesOfASchema(t *testing.T) {
+	t.Parallel()
+	for schema, want := range map[string][2]string{
+		"public":                {"default", "posthaste"},
+		"Sales":                 {"sales", "posthaste_Sales"},
+		strings.Repeat("s", 63): {strings.Repeat("s", 50), "posthaste_" + strings.Repeat("s", 53)},
+	} {
+		s := defaults(t)
+		s.Schema = schema
+		c, err := s.Parse()
+		if err != nil || c.RelayName != want[0] || c.Publication != want[1] || c.Slot != "posthaste_"+want[0] {
+			t.Errorf("%s: %s, %s, %s, %v", schema, c.RelayName, c.Publication, c.Slot, err)
 		}
 	}
 }

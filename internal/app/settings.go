@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"posthaste/credits"
 	"posthaste/internal/cli"
 	"posthaste/internal/redisurl"
+	"posthaste/internal/secretfile"
 	"posthaste/internal/tlsfile"
 	"posthaste/outbox"
 	"posthaste/relay"
@@ -60,7 +62,7 @@ type ServerSettings struct {
 // NameSettings name what one outbox consists of.
 type NameSettings struct {
 	Schema        string `help:"Schema of posthaste's tables." default:"public"`
-	RelayName     string `help:"Name of the relay; its slot is posthaste_<name>." default:"default"`
+	RelayName     string `help:"Name of the relay; its slot is posthaste_<name>. Default: the schema, and for public: default." placeholder:"default"`
 	StreamPrefix  string `help:"The stream is this prefix and the aggregate type." default:"outbox."`
 	SharedStreams string `help:"Whether other databases publish to the same streams: on or off; the same for all of them. Each needs a relay name of its own." default:"off"`
 }
@@ -143,12 +145,14 @@ type Config struct {
 	RedisSkipVerify bool
 	// HTTPTLS and AdminTLS are the certificates of the listeners; nil: HTTP. With AdminMTLS, the admin listener
 	// requires certificates of its clients.
-	HTTPTLS      *tlsfile.Files
-	AdminTLS     *tlsfile.Files
-	AdminMTLS    bool
-	Schema       string
-	RelayName    string
-	Slot         string
+	HTTPTLS   *tlsfile.Files
+	AdminTLS  *tlsfile.Files
+	AdminMTLS bool
+	Schema    string
+	RelayName string
+	Slot      string
+	// Publication is that of the schema.
+	Publication  string
 	StreamPrefix string
 	// MigrateFirst makes a relay apply the migrations of the outbox before it starts.
 	MigrateFirst bool
@@ -193,7 +197,19 @@ var (
 	channelPattern   = regexp.MustCompile(`^([a-zA-Z0-9.:-][a-zA-Z0-9_.:-]{0,63})?$`) // __ begins Redis' own
 )
 
-type parser struct{ faults []error }
+// relayNameOf returns the default name of the relay of a schema.
+func relayNameOf(schema string) string {
+	if schema == "public" {
+		return "default"
+	}
+	return strings.ToLower(schema[:min(len(schema), 50)])
+}
+
+type parser struct {
+	faults []error
+	// files are those of the secrets, by flag.
+	files map[string]secretfile.File
+}
 
 func (p *parser) bad(name, value, want string) {
 	p.faults = append(p.faults, fmt.Errorf("--%s=%q: want %s", name, value, want))
@@ -282,7 +298,7 @@ func (s Settings) OfAdminListener() Settings {
 
 // Parse checks every setting and returns the Config, or one error that names every fault.
 func (s Settings) Parse() (Config, error) {
-	p := &parser{}
+	p := &parser{files: map[string]secretfile.File{}}
 	p.readSecrets(&s)
 	c := Config{
 		modes:    &modes{by: map[string]string{}},
@@ -291,7 +307,8 @@ func (s Settings) Parse() (Config, error) {
 		AdminOpen:     p.choice("admin-open", s.AdminOpen, "on", "off") == "on",
 		AdminProfiles: p.choice("admin-pprof", s.AdminPprof, "on", "off") == "on",
 		Schema:        p.match("schema", s.Schema, schemaPattern),
-		RelayName:     p.match("relay-name", s.RelayName, relayNamePattern),
+		RelayName:     p.match("relay-name", cmp.Or(s.RelayName, relayNameOf(s.Schema)), relayNamePattern),
+		Publication:   sql.Publication(s.Schema),
 		StreamPrefix:  p.match("stream-prefix", s.StreamPrefix, prefixPattern),
 		SharedStreams: p.choice("shared-streams", s.SharedStreams, "on", "off") == "on",
 		PubSub:        p.choice("pubsub", s.Pubsub, "on", "off") == "on",
@@ -315,9 +332,12 @@ func (s Settings) Parse() (Config, error) {
 	}
 	c.Slot = "posthaste_" + s.RelayName
 	c.PostgresURL = p.postgres(s.PostgresURL)
+	c.PostgresURL = p.rereads(s, "postgres-url", postgresPassword, c.PostgresURL, hasPassword(c.PostgresURL))
 	c.RedisURL = p.redis("redis-url", s.RedisURL)
+	c.RedisURL = p.rereads(s, "redis-url", redisPassword, c.RedisURL, redisurl.HasPassword(c.RedisURL))
 	if s.GuardRedisURL != "" {
 		c.GuardRedisURL = p.redis("guard-redis-url", s.GuardRedisURL)
+		c.GuardRedisURL = p.rereads(s, "guard-redis-url", "", c.GuardRedisURL, false)
 	}
 	c.RateLimit = p.rate("rate-limit", s.RateLimit)
 	c.AddressRateLimit = p.rate("address-rate-limit", s.AddressRateLimit)

@@ -161,7 +161,7 @@ func (s *scene) readSlot(ctx context.Context, n int) error {
 	}()
 	err = pglogrepl.StartReplication(ctx, conn, s.config.Slot, 0, pglogrepl.StartReplicationOptions{
 		Mode:       pglogrepl.LogicalReplication,
-		PluginArgs: []string{"proto_version '1'", "publication_names '" + app.Publication + "'"},
+		PluginArgs: []string{"proto_version '1'", "publication_names '" + s.config.Publication + "'"},
 	})
 	if err != nil {
 		return err

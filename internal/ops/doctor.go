@@ -269,6 +269,9 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 	if err == nil && len(names) > 0 && names[0] != d.config.RelayName {
 		d.add(SeverityFail, "relay name", "use --relay-name="+names[0], "the table belongs to relay %q", names[0])
 	}
+	if err := sql.CheckRelayName(ctx, conn, d.config.RelayName); err != nil {
+		d.add(SeverityFail, "relay name", "use another --relay-name", "%v", oneLine(err))
+	}
 	if st, err := sql.ReadState(ctx, conn, d.config.RelayName); err == nil {
 		d.desired, d.source = st.Desired, st.Owner.Source
 		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)

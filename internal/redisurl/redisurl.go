@@ -26,6 +26,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/secretfile"
 )
 
 // askFor bounds the query of an address for its mode.
@@ -41,6 +43,14 @@ func Parse(rawURL string) (*redis.UniversalOptions, error) {
 		return nil, errors.New("not a URL (a password with special characters must be percent-encoded)")
 	}
 	q := u.Query()
+	var file *secretfile.File
+	if q.Has(secretfile.Parameter) {
+		f := secretfile.Parse(q.Get(secretfile.Parameter))
+		file = &f
+		q.Del(secretfile.Parameter)
+		u.RawQuery = q.Encode()
+		rawURL = u.String()
+	}
 	for _, name := range []string{"read_only", "replica_only", "route_by_latency", "route_randomly"} {
 		if q.Has(name) {
 			return nil, errors.New(name + " is not possible: replicas may be out of date")
@@ -64,11 +74,53 @@ func Parse(rawURL string) (*redis.UniversalOptions, error) {
 	if err != nil {
 		return nil, err
 	}
+	if file != nil {
+		o.CredentialsProviderContext = credentials(*file, o.Username)
+	}
 	if o.TLSConfig != nil {
 		// Each certificate must be for the dialled address, not for the first one in the URL.
 		o.TLSConfig.ServerName, o.TLSConfig.MinVersion = "", tls.VersionTLS12
 	}
 	return o, nil
+}
+
+// credentials returns a function that reads a file of secrets: the password of user, or a URL with user and password.
+// The password of sentinels is not read again.
+func credentials(file secretfile.File, user string) func(ctx context.Context) (string, string, error) {
+	return func(context.Context) (string, string, error) {
+		secret, err := file.Read()
+		if err != nil || !file.HasURL() {
+			return user, secret, err
+		}
+		o, err := Parse(secret)
+		if err != nil {
+			return "", "", fmt.Errorf("%s: %w", file.Setting, err)
+		}
+		return o.Username, o.Password, nil
+	}
+}
+
+// HasPassword reports whether a URL has the password of the servers; that of sentinels does not count.
+func HasPassword(rawURL string) bool {
+	o, err := Parse(rawURL)
+	return err == nil && o.Password != ""
+}
+
+// AuthRemedy is the remedy if a server refuses the user or the password.
+const AuthRemedy = "check user and password in the Redis URL; POSTHASTE_REDIS_PASSWORD_FILE and " +
+	"POSTHASTE_REDIS_URL_FILE are read again for each connection"
+
+// LoginRefused reports whether a server refuses the user or the password.
+func LoginRefused(err error) bool {
+	return redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "NOAUTH")
+}
+
+// WithAuthRemedy returns err, with AuthRemedy if LoginRefused.
+func WithAuthRemedy(err error) error {
+	if LoginRefused(err) {
+		return fmt.Errorf("%w (%s)", err, AuthRemedy)
+	}
+	return err
 }
 
 var errDatabase = errors.New("a cluster has database 0 only")

@@ -46,9 +46,6 @@ CREATE INDEX outbox_owed ON outbox (outbox_part(aggregate_id), xid, (
 -- ANALYZE would make the text of each payload that it samples.
 ALTER INDEX outbox_owed ALTER COLUMN 1 SET STATISTICS 0, ALTER COLUMN 3 SET STATISTICS 0;
 
--- The publication exists before any slot: a slot older than its publication cannot be decoded.
-CREATE PUBLICATION posthaste FOR TABLE outbox WITH (publish = 'insert');
-
 -- These columns define the order of events and which of them are settled. And a change by the transaction that inserts
 -- the row would be published in one mode and not in the other.
 CREATE FUNCTION outbox_guard() RETURNS trigger LANGUAGE plpgsql AS $$
