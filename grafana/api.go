@@ -3,6 +3,30 @@ package grafana
 const errorShare = `(sum(rate(http_request_duration_seconds_count{status=~"5..", FILTER}[$__rate_interval])) / ` +
 	`sum(rate(http_request_duration_seconds_count{FILTER}[$__rate_interval])))`
 
+var requests = panel{
+	title: "Requests", unit: "reqps", alert: "ApiErrors",
+	means: "Requests by route and status. 503: Postgres is unreachable, or Redis for credits. 409, 422: clients " +
+		"and their keys. 429: the rate limit.",
+	queries: []query{{rate("http_request_duration_seconds_count", "route", "status") + " > 0", "{{route}} {{status}}"}},
+	empty:   "no requests",
+}
+
+var requestDuration = panel{
+	title: "Request duration", unit: "s", alert: "ApiErrors",
+	means: "99 of 100 requests are faster than this, by route. On a rise, Postgres is usually slow: check the wait " +
+		"for a connection. The dots are traces.",
+	queries: []query{{quantile(0.99, "http_request_duration_seconds", "route"), "{{route}}"}},
+	steps:   []step{{0, green}, {0.5, red}},
+}
+
+var guardOutcomes = panel{
+	title: "Idempotency guard", unit: "reqps", alert: "ApiErrors",
+	means: "The guard's decisions. degraded: Redis is unusable and Postgres decides alone, which is slower but " +
+		"correct. replay_…: clients repeat. mismatch: clients reuse keys. unknown: it is not known whether the " +
+		"commit succeeded.",
+	queries: []query{{rate("idem_requests_total", "outcome"), "{{outcome}}"}},
+}
+
 var api = board{
 	file: "api", title: "API and idempotency", question: "Do clients get their answers, once each, and fast?",
 	rows: []row{
@@ -51,6 +75,7 @@ var api = board{
 				steps: below(0.8, 0.95),
 			},
 		}},
+		{"Requests", 7, []panel{requests, requestDuration, guardOutcomes}},
 		{"Requests", 7, []panel{
 			requests, requestDuration,
 			{

@@ -2,7 +2,8 @@
 // metrics that posthaste has (docs/metrics.md, which is generated from its registries), with their labels, in valid
 // PromQL.
 //
-// The boards are in overview.go, cdc.go, api.go, redis.go and drill.go; make dashboards writes their JSON.
+// The boards are in overview.go, cdc.go, redis.go and drill.go, those of the shop in api.go and credits.go. make
+// dashboards writes their JSON.
 package grafana
 
 import (
@@ -45,7 +46,7 @@ type row struct {
 // Dashboards returns the JSON of every dashboard by its file name.
 func Dashboards() (map[string][]byte, error) {
 	all := map[string][]byte{}
-	for _, b := range []board{overview, cdc, api, redis, drill} {
+	for _, b := range []board{overview, cdc, redis, drill, api, creditsBoard} {
 		d, err := b.build()
 		if err != nil {
 			return nil, fmt.Errorf("dashboard %s: %w", b.file, err)

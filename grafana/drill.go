@@ -103,28 +103,12 @@ var drill = board{
 					"older one. Expect one step per kill; a ramp means that relays compete for the lead.",
 				queries: []query{{"max by (instance) (outbox_relay_epoch{FILTER})", "{{instance}}"}},
 			},
-			{
-				title: "Failed requests", unit: "reqps", alert: "ApiErrors",
-				means: "Answers of 500 and above, and requests decided without Redis. Killing Redis or a relay must " +
-					"not make an order fail; stopping Postgres makes all fail until it is back.",
-				queries: []query{
-					{`sum by (status) (rate(http_request_duration_seconds_count{status=~"5..", ` +
-						`FILTER}[$__rate_interval]))`, "{{status}}"},
-					{rate(`idem_requests_total{outcome="degraded"}`), "without Redis"},
-				},
-			},
 			groupLag,
 			{
 				title: "Failed reads behind the gauges", unit: "ops", alert: "SlotScrapeFailing",
 				means: "Which server did not answer: backlog, dead and slot are Postgres, streams is Redis. While " +
 					"it rises, the gauges are out of date.",
 				queries: []query{{rate("outbox_scrape_errors_total", "collector"), "{{collector}}"}},
-			},
-			{
-				title: "Credits not yet in the ledger", unit: "s", alert: "CreditsSyncLagging",
-				means: "While Postgres is unreachable, operations continue and wait in Redis. Afterwards it must " +
-					"fall to 0.",
-				queries: []query{{"max(credits_sync_lag_seconds{FILTER})", "lag"}}, steps: below(10, 60),
 			},
 		}},
 	},

@@ -80,8 +80,8 @@ var leaders = panel{
 
 var writtenAndPublished = panel{
 	title: "Written and published", unit: "ops", alert: "OutboxRelayNotPublishing",
-	means: "Events committed by the API and the sync of credits, and events published, by mode. A lasting gap is a " +
-		"growing backlog. The first line does not include what other services insert.",
+	means: "Events that posthaste itself writes, which are none without its API, and events published, by mode. A " +
+		"lasting gap is a growing backlog. The first line does not include what other services insert.",
 	queries: []query{
 		{rate("outbox_events_written_total"), "written"},
 		{rate("outbox_published_total", "mode"), "published, {{mode}}"},
@@ -196,30 +196,6 @@ var redisMemory = panel{
 	queries: []query{{"max(redis_memory_ratio{FILTER})", "used"}}, steps: below(0.85, 0.95),
 }
 
-var requests = panel{
-	title: "Requests", unit: "reqps", alert: "ApiErrors",
-	means: "Requests by route and status. 503: Postgres is unreachable, or Redis for credits. 409, 422: clients " +
-		"and their keys. 429: the rate limit.",
-	queries: []query{{rate("http_request_duration_seconds_count", "route", "status") + " > 0", "{{route}} {{status}}"}},
-	empty:   "no requests",
-}
-
-var requestDuration = panel{
-	title: "Request duration", unit: "s", alert: "ApiErrors",
-	means: "99 of 100 requests are faster than this, by route. On a rise, Postgres is usually slow: check the wait " +
-		"for a connection. The dots are traces.",
-	queries: []query{{quantile(0.99, "http_request_duration_seconds", "route"), "{{route}}"}},
-	steps:   []step{{0, green}, {0.5, red}},
-}
-
-var guardOutcomes = panel{
-	title: "Idempotency guard", unit: "reqps", alert: "ApiErrors",
-	means: "The guard's decisions. degraded: Redis is unusable and Postgres decides alone, which is slower but " +
-		"correct. replay_…: clients repeat. mismatch: clients reuse keys. unknown: it is not known whether the " +
-		"commit succeeded.",
-	queries: []query{{rate("idem_requests_total", "outcome"), "{{outcome}}"}},
-}
-
 var overview = board{
 	file: "overview", title: "overview", question: "Is anything lost or late, in which mode, and what holds it back?",
 	rows: []row{
@@ -237,6 +213,5 @@ var overview = board{
 		}},
 		{"Slot", 7, []panel{slotWAL, slotAndWire, switches}},
 		{"Redis and consumers", 7, []panel{streamLength, groupLag, redisMemory}},
-		{"API", 7, []panel{requests, requestDuration, guardOutcomes}},
 	},
 }

@@ -173,3 +173,25 @@ func TestRulesAreTested(t *testing.T) {
 		}
 	}
 }
+
+// ofShop matches the metrics of the API, of its guard and of credits.
+var ofShop = regexp.MustCompile(`\b(credits|idem|http_request)_\w+`)
+
+// TestShopIsApart checks that an outbox alone needs neither rules/shop.yml nor the dashboards of the shop: nothing else
+// queries the shop's metrics.
+func TestShopIsApart(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("prometheus/rules/*.yml")
+	must(t, err)
+	boards, err := filepath.Glob("dashboards/*.json")
+	must(t, err)
+	for _, name := range append(files, boards...) {
+		text, err := os.ReadFile(name)
+		must(t, err)
+		found := ofShop.FindString(string(text))
+		shop := slices.Contains([]string{"shop.yml", "api.json", "credits.json"}, filepath.Base(name))
+		if shop != (found != "") {
+			t.Errorf("%s has %q of the shop", name, found)
+		}
+	}
+}
