@@ -1,12 +1,19 @@
 package main
 
 import (
+	"encoding/json"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"posthaste/internal/testenv"
 )
+
+// ofShop matches the words of the shop, and errors about its tables.
+var ofShop = regexp.MustCompile(`(?i)\b(orders?|credits?|payments?|shop\b[^":]|idem)|credits?_|orders?_|does not exist`)
 
 // A relay migrates an empty database to an outbox without the shop, and publishes. All processes and commands work
 // without the shop's tables, which a later migration adds.
@@ -14,8 +21,8 @@ func TestAnOutboxAlone(t *testing.T) {
 	t.Parallel()
 	w := worldOf(t, testenv.Empty(t), testenv.Redis(t))
 	r := w.relayIn("cdc", "--migrate")
-	id := w.insert("order", "a", 1)
-	w.waitEntries(1)
+	id := w.insert("invoice", "a", 1)
+	w.waitIDs("outbox.invoice", id)
 	w.oracle.WaitEmpty(t, 20*time.Second)
 	if n := testenv.Value[int](t, w.db, `SELECT count(*) FROM pg_class
 		WHERE relnamespace = 'public'::regnamespace AND relname ~ '^(orders|order_|credit_)'`); n != 0 {
@@ -23,6 +30,7 @@ func TestAnOutboxAlone(t *testing.T) {
 	}
 	for _, args := range [][]string{
 		{"status"},
+		{"status", "--json"},
 		{"doctor"},
 		{"trace", id},
 		{"dead", "list"},
@@ -31,21 +39,36 @@ func TestAnOutboxAlone(t *testing.T) {
 		{"migrate", "--only=outbox"},
 		{"mode", "poll"},
 	} {
-		if res := w.once(args...); res.code != 0 || strings.Contains(res.out+res.errOut, "does not exist") {
+		if res := w.once(args...); res.code != 0 || ofShop.MatchString(res.out+res.errOut) {
 			t.Errorf("%v: exit %d: %s%s", args, res.code, res.out, res.errOut)
 		}
 	}
 	w.waitMode("poll", 20*time.Second)
 	r.waitReady(t, 200, "")
-	if status, err := r.get("/console/api/trace?id="+id, nil); err != nil || status != 200 {
-		t.Errorf("the console's trace: %d, %v", status, err)
+	text, err := r.metrics()
+	must(t, err)
+	for _, path := range []string{"/readyz", "/relay", "/console/api/trace?id=" + id, "/console/api/state"} {
+		var answer json.RawMessage
+		if status, err := r.get(path, &answer); err != nil || status != 200 {
+			t.Errorf("%s: %d, %v", path, status, err)
+		}
+		text += path + string(answer)
 	}
-	if log := r.output(); strings.Contains(log, "does not exist") || strings.Contains(log, `"level":"ERROR"`) {
+	if found := ofShop.FindAllString(text, -1); len(found) > 0 {
+		t.Errorf("the relay's pages have %q", found)
+	}
+	if log := r.output(); ofShop.MatchString(log) || strings.Contains(log, `"level":"ERROR"`) {
 		t.Errorf("the relay logs %s", log)
+	}
+	if list := w.redis.Client.FunctionList(t.Context(), redis.FunctionListQuery{}).Val(); len(list) != 0 {
+		t.Errorf("the relay has loaded functions: %v", list)
 	}
 	if res := w.once("migrate"); res.code != 0 || res.out != "applied migration 1 of shop\n" {
 		t.Errorf("migrate: exit %d: %s%s", res.code, res.out, res.errOut)
 	}
+	testenv.Eventually(t, 30*time.Second, func() error {
+		return r.shows("credits_sync_lag_seconds 0", true)
+	})
 	if res := w.once("trace", id); res.code != 0 {
 		t.Errorf("trace with a shop: exit %d: %s%s", res.code, res.out, res.errOut)
 	}

@@ -11,7 +11,8 @@ import (
 	"posthaste/internal/tlsfile"
 )
 
-// EachRegistry builds every process without connecting, and calls do with the name of its command and its registry.
+// EachRegistry builds every process without connecting, as in a database with a shop, and calls do with the name of its
+// command and its registry.
 func EachRegistry(ctx context.Context, c Config, do func(process string, reg *prometheus.Registry) error) error {
 	c.HTTPAddr, c.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
 	log := slog.New(slog.DiscardHandler)
@@ -25,6 +26,9 @@ func EachRegistry(ctx context.Context, c Config, do func(process string, reg *pr
 		return err
 	}
 	defer relay.Close()
+	if err := relay.buildCredits(ctx); err != nil {
+		return err
+	}
 	client, err := c.ReaderClient(ctx)
 	if err != nil {
 		return err

@@ -24,7 +24,8 @@ import (
 	"posthaste/sql"
 )
 
-// Relay is what `posthaste relay` runs: the relay, the sync of credits, and the admin listener.
+// Relay is what `posthaste relay` runs: the relay, the admin listener, and, in a database that has the tables of the
+// shop, the sync of credits and payments.
 type Relay struct {
 	process
 
@@ -91,9 +92,6 @@ func (p *Relay) build(ctx context.Context) error {
 		TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
 	})
 	p.names()
-	if err := p.buildCredits(ctx); err != nil {
-		return err
-	}
 	slots, err := c.Slots(p.pool, p.log)
 	if err != nil {
 		return err
@@ -147,7 +145,7 @@ func (p *Relay) names() {
 	p.registry.MustRegister(info)
 }
 
-// buildCredits builds the part of the relay that syncs credits.
+// buildCredits builds the parts of the relay for the shop, and registers their metrics.
 func (p *Relay) buildCredits(ctx context.Context) error {
 	client, connections, err := p.config.CreditsClient(ctx)
 	if err != nil {
@@ -199,7 +197,7 @@ func (p *Relay) work(ctx context.Context) error {
 // shopInterval is how often a relay checks whether its database has the tables of the shop.
 const shopInterval = 5 * time.Second
 
-// shop runs the sync of credits, and payments, in a database that has their tables.
+// shop waits until the database has the tables of the shop. Then it runs the sync of credits, and payments.
 func (p *Relay) shop(ctx context.Context) error {
 	for {
 		if there, err := sql.HasLine(ctx, p.pool, sql.LineShop); err == nil && there {
@@ -208,6 +206,9 @@ func (p *Relay) shop(ctx context.Context) error {
 		if err := pause.For(ctx, shopInterval); err != nil {
 			return nil //nolint:nilerr // stopping
 		}
+	}
+	if err := p.buildCredits(ctx); err != nil {
+		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.credits.Run(ctx) })

@@ -115,9 +115,12 @@ func (d *doctor) log(ctx context.Context, conn *pgx.Conn) {
 
 // ledger checks the credits in Postgres.
 func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
+	if !d.shop {
+		return
+	}
 	frozen, err := credits.FrozenAccounts(ctx, conn)
 	if err != nil {
-		return // the missing schema was reported already
+		return // missing rights were reported already
 	}
 	buckets, err := credits.LedgerBuckets(ctx, conn)
 	if err != nil || len(buckets) == 0 && len(frozen) == 0 {
@@ -152,6 +155,9 @@ func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 // balances reports balances in Redis that belong to another database. Credit requests are refused then; without credits
 // in this database that is only a warning.
 func (d *doctor) balances(ctx context.Context, client redis.UniversalClient) {
+	if !d.shop {
+		return
+	}
 	theirs, err := credits.Owner(ctx, client)
 	if err != nil || theirs == "" || d.source == uuid.Nil || theirs == d.source.String() {
 		return
@@ -166,6 +172,9 @@ func (d *doctor) balances(ctx context.Context, client redis.UniversalClient) {
 
 // functions reports whether the credits' function library is loaded, or could be.
 func (d *doctor) functions(ctx context.Context, client *redis.Client) {
+	if !d.shop {
+		return
+	}
 	list, err := client.FunctionList(ctx, redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits*"}).Result()
 	switch {
 	case err != nil:

@@ -128,8 +128,8 @@ type doctor struct {
 	// names are the streams in Postgres, and source its identity; nil if it is unknown.
 	names  []string
 	source uuid.UUID
-	// credits reports whether the ledger has entries.
-	credits bool
+	// shop reports whether Postgres has the tables of the shop, credits whether the ledger has entries.
+	shop, credits bool
 }
 
 func (d *doctor) add(severity, check, remedy, format string, args ...any) {
@@ -193,6 +193,7 @@ func (d *doctor) postgres(ctx context.Context) {
 		d.leader(ctx, conn)
 		d.log(ctx, conn)
 		d.capacity(ctx, conn, f)
+		d.shop, _ = sql.HasLine(ctx, conn, sql.LineShop)
 		d.ledger(ctx, conn)
 	}
 }
@@ -499,7 +500,7 @@ func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
 	look func(ctx context.Context, one *doctor, n redisurl.Node),
 ) {
 	found, _ := redisurl.Gather(ctx, nodes, func(ctx context.Context, n redisurl.Node) ([]Finding, error) {
-		one := &doctor{config: d.config, desired: d.desired, names: d.names}
+		one := &doctor{config: d.config, desired: d.desired, names: d.names, shop: d.shop}
 		look(ctx, one, n)
 		return one.findings, nil
 	})

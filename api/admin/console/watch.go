@@ -203,6 +203,8 @@ type Postgres struct {
 	ops.Postgres
 	// Streams is the number of streams. At most maxStreams of them are read.
 	Streams int `json:"streams"`
+	// Shop reports whether the database has the tables of the shop.
+	Shop bool `json:"shop"`
 }
 
 type Stream struct {
@@ -331,10 +333,14 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	if err != nil {
 		return Postgres{}, err
 	}
+	shop, err := sql.HasLine(ctx, o.Pool, sql.LineShop)
+	if err != nil {
+		return Postgres{}, err
+	}
 	w.mu.Lock()
 	w.streams, w.bases = outbox.StreamNames(streams[:min(len(streams), maxStreams)]), outbox.Bases(streams)
 	w.mu.Unlock()
-	return Postgres{Postgres: p, Streams: len(streams)}, nil
+	return Postgres{Postgres: p, Streams: len(streams), Shop: shop}, nil
 }
 
 // names returns the streams that are read, at most maxStreams.

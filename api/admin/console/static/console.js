@@ -643,6 +643,7 @@ function onState(st) {
   drawMode(st);
   drawHandover(st);
   drawGroups(st);
+  $('trace-shop').hidden = !st.postgres.value.shop;
   const n = st.dead.value;
   // As many as before may be others; where there are none, there is nothing to look at again.
   const key = JSON.stringify([n, st.dead.error, n.relay + n.groups + n.retrying > 0 && st.dead.as_of]);
