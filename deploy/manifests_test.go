@@ -114,13 +114,18 @@ func (m manifests) selected(t *testing.T, s *meta.LabelSelector) []string {
 	return names
 }
 
-// container is the only one of a pod.
+// container is the only one of a pod that lasts.
 func container(t *testing.T, p core.PodTemplateSpec) core.Container {
 	t.Helper()
-	if len(p.Spec.Containers) != 1 || len(p.Spec.InitContainers) != 0 {
-		t.Fatalf("want one container, got %d and %d", len(p.Spec.Containers), len(p.Spec.InitContainers))
+	if len(p.Spec.Containers) != 1 {
+		t.Fatalf("want one container, got %d", len(p.Spec.Containers))
 	}
 	return p.Spec.Containers[0]
+}
+
+// containers are all of a pod, in the order of their starts.
+func containers(p core.PodTemplateSpec) []core.Container {
+	return slices.Concat(p.Spec.InitContainers, p.Spec.Containers)
 }
 
 const base, example = "kubernetes/base", "kubernetes/example"
@@ -140,17 +145,47 @@ func TestManifestsAreAllThere(t *testing.T) {
 			t.Errorf("%s: more than one may be evicted at once: %v", name, most)
 		}
 	}
-	if len(m.jobs) != 1 || len(m.monitors) != 1 || len(m.rules) != 1 || len(m.namespaces) != 1 || len(m.configs) != 1 {
-		t.Errorf("jobs %d, monitors %d, rules %d, namespaces %d, configs %d; want one of each", len(m.jobs),
+	if len(m.monitors) != 1 || len(m.rules) != 2 || len(m.namespaces) != 1 || len(m.configs) != 1 {
+		t.Errorf("monitors %d, rules %d, namespaces %d, configs %d; want two rules, and one of the others",
 			len(m.monitors), len(m.rules), len(m.namespaces), len(m.configs))
 	}
 	for name, p := range m.pods() {
-		if image := container(t, p).Image; image != "registry.example.com/posthaste:v0.1.0" {
-			t.Errorf("%s: the overlay's image is not used: %s", name, image)
+		for _, c := range containers(p) {
+			if c.Image != "registry.example.com/posthaste:v0.1.0" {
+				t.Errorf("%s: the overlay's image is not used: %s", name, c.Image)
+			}
 		}
 	}
-	if b := render(t, base); len(b.deployments) != 2 || len(b.monitors)+len(b.rules) != 0 {
-		t.Errorf("the base needs the Prometheus operator, or has %d deployments", len(b.deployments))
+}
+
+// TestManifestsOfAnOutboxAlone: the base is the relay, which migrates the outbox. It needs neither the API, nor a hook
+// of a tool, nor the Prometheus operator. The API's pods migrate before they start.
+func TestManifestsOfAnOutboxAlone(t *testing.T) {
+	t.Parallel()
+	b := render(t, base)
+	relay, ok := b.deployments["posthaste-relay"]
+	if !ok || len(b.pods()) != 1 || len(b.services) != 1 || len(b.budgets) != 1 || len(b.policies) != 2 {
+		t.Fatalf("the base has %d pods, %d services, %d budgets, %d policies", len(b.pods()), len(b.services),
+			len(b.budgets), len(b.policies))
+	}
+	if args := container(t, relay.Spec.Template).Args; !slices.Equal(args, []string{"relay", "--migrate"}) {
+		t.Errorf("the relay does not migrate: %v", args)
+	}
+	if n := len(b.monitors) + len(b.rules); n != 0 {
+		t.Errorf("the base needs the Prometheus operator, for %d objects", n)
+	}
+	m := render(t, example)
+	first := m.deployments["posthaste-api"].Spec.Template.Spec.InitContainers
+	if len(first) != 1 || !slices.Equal(first[0].Args, []string{"migrate"}) {
+		t.Errorf("the API does not migrate: %+v", first)
+	}
+	for name, d := range m.deployments {
+		for key := range d.Annotations {
+			t.Errorf("%s has the annotation %s", name, key)
+		}
+	}
+	if len(m.jobs) != 0 {
+		t.Errorf("a job cannot be changed: %v", m.jobs)
 	}
 }
 
@@ -176,7 +211,7 @@ func TestManifestsSelect(t *testing.T) {
 	for name, b := range m.budgets {
 		want("budget "+name, m.selected(t, b.Spec.Selector), name)
 	}
-	all := []string{"posthaste-api", "posthaste-migrate", "posthaste-relay"}
+	all := []string{"posthaste-api", "posthaste-relay"}
 	for name, pods := range map[string][]string{
 		"posthaste-deny": all, "posthaste-servers": all, "posthaste-scrapes": all, "posthaste-clients": all[:1],
 	} {
@@ -245,7 +280,7 @@ func TestManifestsAreRestricted(t *testing.T) {
 	}
 	is := func(b *bool, want bool) bool { return b != nil && *b == want }
 	for name, p := range m.pods() {
-		c, pod := container(t, p), p.Spec
+		pod := p.Spec
 		if pod.HostNetwork || pod.HostPID || pod.HostIPC || len(pod.Volumes) > 0 {
 			t.Errorf("%s shares what is the node's", name)
 		}
@@ -254,18 +289,20 @@ func TestManifestsAreRestricted(t *testing.T) {
 			s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
 			t.Errorf("%s: security context of the pod %+v", name, s)
 		}
-		if s := c.SecurityContext; s == nil || !is(s.AllowPrivilegeEscalation, false) ||
-			!is(s.ReadOnlyRootFilesystem, true) || s.Privileged != nil || s.Capabilities == nil ||
-			len(s.Capabilities.Add) > 0 ||
-			!slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) {
-			t.Errorf("%s: security context of the container %+v", name, s)
-		}
 		if !is(pod.AutomountServiceAccountToken, false) || !is(pod.EnableServiceLinks, false) {
 			t.Errorf("%s gets a token of the cluster, or variables of other services", name)
 		}
-		if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() ||
-			c.Resources.Limits.Memory().Cmp(*c.Resources.Requests.Memory()) < 0 {
-			t.Errorf("%s: resources %+v", name, c.Resources)
+		for _, c := range containers(p) {
+			if s := c.SecurityContext; s == nil || !is(s.AllowPrivilegeEscalation, false) ||
+				!is(s.ReadOnlyRootFilesystem, true) || s.Privileged != nil || s.Capabilities == nil ||
+				len(s.Capabilities.Add) > 0 ||
+				!slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) {
+				t.Errorf("%s: security context of the container %s: %+v", name, c.Name, s)
+			}
+			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() ||
+				c.Resources.Limits.Memory().Cmp(*c.Resources.Requests.Memory()) < 0 {
+				t.Errorf("%s: resources of %s: %+v", name, c.Name, c.Resources)
+			}
 		}
 	}
 }
@@ -340,8 +377,7 @@ func TestManifestsSettings(t *testing.T) {
 	t.Parallel()
 	m, known := render(t, example), settings(t)
 	page := file(t, "../docs/deploying.md")
-	for name, p := range m.pods() {
-		c := container(t, p)
+	check := func(name string, c core.Container) {
 		given := environment(c)
 		for _, from := range c.EnvFrom {
 			switch {
@@ -369,6 +405,11 @@ func TestManifestsSettings(t *testing.T) {
 			t.Errorf("%s: base and overlay are not merged: %v", name, given)
 		}
 	}
+	for name, p := range m.pods() {
+		for _, c := range containers(p) {
+			check(name+" "+c.Name, c)
+		}
+	}
 }
 
 // TestManifestsStop: a pod has time for an orderly stop, and the API keeps serving until the cluster has noticed.
@@ -390,13 +431,15 @@ func TestManifestsStop(t *testing.T) {
 	}
 }
 
-// TestRulesAreCurrent: the PrometheusRule is what the rule files say.
+// TestRulesAreCurrent: the PrometheusRules contain the rule files.
 func TestRulesAreCurrent(t *testing.T) {
 	t.Parallel()
 	want, err := Rules("../grafana/prometheus/rules")
 	must(t, err)
-	if file(t, "kubernetes/monitoring/rules.yaml") != string(want) {
-		t.Error("kubernetes/monitoring/rules.yaml is not what the rules say: run make manifests")
+	for name, text := range want {
+		if file(t, "kubernetes/"+name) != string(text) {
+			t.Errorf("kubernetes/%s does not contain the rules: run make manifests", name)
+		}
 	}
 	if _, err := Rules(t.TempDir()); err == nil {
 		t.Error("a folder without rules is no error")

@@ -2,16 +2,19 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"posthaste/deploy"
 )
 
 func main() {
-	text, err := deploy.Rules("../grafana/prometheus/rules")
-	if err == nil {
-		err = os.WriteFile("kubernetes/monitoring/rules.yaml", text, 0o644) //nolint:gosec // for everybody
+	all, err := deploy.Rules("../grafana/prometheus/rules")
+	for name, text := range all {
+		//nolint:gosec // for all users
+		err = errors.Join(err, os.WriteFile(filepath.Join("kubernetes", name), text, 0o644))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
