@@ -311,11 +311,7 @@ func awaits(ctx context.Context, c *pgx.Conn) error {
 	raw, err := s.SyscallConn()
 	if err == nil {
 		// Not raw.Read, which waits for other readers: pgx leaves one running after a slow write.
-		err = raw.Control(func(fd uintptr) {
-			// Data on an idle connection is a final message of the server, or the end of the stream.
-			_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-			ended = !errors.Is(err, syscall.EAGAIN)
-		})
+		err = raw.Control(func(fd uintptr) { ended = endedByPeer(fd) })
 	}
 	if err == nil && !ended {
 		return nil
