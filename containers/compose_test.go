@@ -47,20 +47,48 @@ func service(tb testing.TB, p *types.Project, name string) types.ServiceConfig {
 
 func TestComposeServices(t *testing.T) {
 	t.Parallel()
-	p := load(t)
-	want := []string{"api", "consumer", "grafana", "migrate", "postgres", "prometheus", "redis", "relay"}
-	if got := p.ServiceNames(); !slices.Equal(got, want) {
-		t.Errorf("started by default: got %v, want %v", got, want)
+	for profile, want := range map[string][]string{
+		"relay":      {"relay"},
+		"demo":       {"api", "consumer", "migrate", "postgres", "redis", "relay"},
+		"monitoring": {"grafana", "prometheus"},
+		"tools":      {"cli"},
+	} {
+		if got := load(t, profile).ServiceNames(); !slices.Equal(got, want) {
+			t.Errorf("profile %s: got %v, want %v", profile, got, want)
+		}
 	}
-	if got := load(t, "tools").ServiceNames(); !slices.Contains(got, "cli") {
-		t.Errorf("profile tools: got %v, want cli among them", got)
+}
+
+// TestComposeRelayAlone: the profile relay starts a relay that migrates the outbox, on the servers that .env names.
+func TestComposeRelayAlone(t *testing.T) {
+	t.Setenv("RELAY_POSTGRES_URL", "postgres://mine")
+	t.Setenv("RELAY_REDIS_URL", "redis://mine")
+	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv, cli.WithProfiles([]string{"relay"}))
+	must(t, err)
+	p, err := opts.LoadProject(t.Context())
+	must(t, err)
+	relay := service(t, p, "relay")
+	if !slices.Equal(relay.Command, []string{"relay", "--migrate"}) {
+		t.Errorf("it runs %v", relay.Command)
+	}
+	for name, d := range relay.DependsOn {
+		if d.Required {
+			t.Errorf("it needs %s", name)
+		}
+	}
+	for key, want := range map[string]string{
+		"POSTHASTE_POSTGRES_URL": "postgres://mine", "POSTHASTE_REDIS_URL": "redis://mine",
+	} {
+		if got := relay.Environment[key]; got == nil || *got != want {
+			t.Errorf("%s is not %s", key, want)
+		}
 	}
 }
 
 func TestComposeImagesArePinned(t *testing.T) {
 	t.Parallel()
 	pinned := regexp.MustCompile(`^[a-z0-9./-]+:v?\d+\.\d+(\.\d+)?$`)
-	for name, s := range load(t, "tools").Services {
+	for name, s := range load(t, "*").Services {
 		switch {
 		case s.Build != nil:
 			if !strings.HasPrefix(s.Image, "posthaste:") {
@@ -74,7 +102,7 @@ func TestComposeImagesArePinned(t *testing.T) {
 
 func TestComposeMountsExist(t *testing.T) {
 	t.Parallel()
-	for name, s := range load(t, "tools").Services {
+	for name, s := range load(t, "*").Services {
 		for _, v := range s.Volumes {
 			if v.Type != types.VolumeTypeBind {
 				continue
@@ -92,7 +120,7 @@ func TestComposeMountsExist(t *testing.T) {
 func TestComposePorts(t *testing.T) {
 	t.Parallel()
 	seen := map[string]string{}
-	for name, s := range load(t, "tools").Services {
+	for name, s := range load(t, "*").Services {
 		for _, p := range s.Ports {
 			if p.HostIP != "127.0.0.1" {
 				t.Errorf("%s publishes port %s on %q, not on 127.0.0.1", name, p.Published, p.HostIP)
@@ -110,7 +138,7 @@ func TestComposePorts(t *testing.T) {
 
 func TestComposeIsHardened(t *testing.T) {
 	t.Parallel()
-	for name, s := range load(t, "tools").Services {
+	for name, s := range load(t, "*").Services {
 		if !s.ReadOnly {
 			t.Errorf("%s: the root file system is writable", name)
 		}
@@ -133,7 +161,7 @@ func TestComposeIsHardened(t *testing.T) {
 // is healthy or has finished.
 func TestComposeHealth(t *testing.T) {
 	t.Parallel()
-	p := load(t)
+	p := load(t, "demo", "monitoring")
 	for name, s := range p.Services {
 		oneShot := s.Restart == "no"
 		if s.HealthCheck == nil && !oneShot {
@@ -151,7 +179,7 @@ func TestComposeHealth(t *testing.T) {
 	}
 }
 
-var variable = regexp.MustCompile(`\$\{([A-Z_]+)(?::-([^}]*))?\}`)
+var variable = regexp.MustCompile(`\$\{([A-Z_]+)(?::-([^}$]*))?\}`)
 
 // TestComposeVariables: .env.example has exactly the variables that the compose file reads, with the same defaults.
 func TestComposeVariables(t *testing.T) {
@@ -185,13 +213,13 @@ func TestComposeVariables(t *testing.T) {
 // silence.
 func TestComposeSettings(t *testing.T) {
 	t.Parallel()
-	settings := read(t, "internal/app/settings.go")
-	for name, s := range load(t, "tools").Services {
+	settings := read(t, "docs/configuration.md")
+	for name, s := range load(t, "*").Services {
 		if s.Build == nil {
 			continue
 		}
 		for key := range s.Environment {
-			if strings.HasPrefix(key, "POSTHASTE_") && !strings.Contains(settings, `env:"`+key+`"`) {
+			if strings.HasPrefix(key, "POSTHASTE_") && !strings.Contains(settings, "| `"+key+"` |") {
 				t.Errorf("%s is given %s, which is no setting", name, key)
 			}
 		}
@@ -201,7 +229,7 @@ func TestComposeSettings(t *testing.T) {
 // TestComposeSlotBound: Postgres gives a slot up only far beyond the budget at which a running relay acts.
 func TestComposeSlotBound(t *testing.T) {
 	t.Parallel()
-	p := load(t)
+	p := load(t, "demo", "monitoring")
 	budget := size(t, *service(t, p, "relay").Environment["POSTHASTE_WAL_BUDGET"])
 	keep := size(t, argument(t, service(t, p, "postgres"), "-cmax_slot_wal_keep_size="))
 	if keep < 3*budget {
@@ -216,7 +244,7 @@ func TestComposeSlotBound(t *testing.T) {
 // persistent.
 func TestComposeRedisRoom(t *testing.T) {
 	t.Parallel()
-	p := load(t)
+	p := load(t, "demo", "monitoring")
 	redis := service(t, p, "redis")
 	maxlen, err := strconv.ParseInt(*service(t, p, "relay").Environment["POSTHASTE_STREAM_MAXLEN"], 10, 64)
 	must(t, err)
@@ -239,7 +267,7 @@ func TestComposeRedisRoom(t *testing.T) {
 // Prometheus.
 func TestComposeScrapeTargets(t *testing.T) {
 	t.Parallel()
-	p := load(t)
+	p := load(t, "demo", "monitoring")
 	var prom struct {
 		ScrapeConfigs []struct {
 			StaticConfigs []struct {
@@ -285,7 +313,7 @@ func TestComposeScrapeTargets(t *testing.T) {
 // TestComposeDashboardPaths: Grafana's provider and home dashboard point into what is mounted.
 func TestComposeDashboardPaths(t *testing.T) {
 	t.Parallel()
-	g := service(t, load(t), "grafana")
+	g := service(t, load(t, "monitoring"), "grafana")
 	var provider struct {
 		Providers []struct {
 			Options struct {
@@ -369,7 +397,7 @@ func TestComposePasswordsAreNoArguments(t *testing.T) {
 	const secret = `pass "word" #1 $HOME`
 	t.Setenv("REDIS_PASSWORD", secret)
 	t.Setenv("POSTGRES_PASSWORD", secret)
-	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv)
+	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv, cli.WithProfiles([]string{"*"}))
 	must(t, err)
 	p, err := opts.LoadProject(t.Context())
 	must(t, err)
