@@ -51,18 +51,24 @@ func TestUnits(t *testing.T) {
 	drain, err := time.ParseDuration(settings(t)["POSTHASTE_DRAIN_TIMEOUT"])
 	must(t, err)
 	for name, want := range map[string]service{
-		"posthaste-api":     {"Type": {"exec"}, "ExecStart": {"serve"}, "EnvironmentFile": {"api"}},
-		"posthaste-relay":   {"Type": {"exec"}, "ExecStart": {"relay"}, "EnvironmentFile": {"relay"}},
+		"posthaste-api":     {"Type": {"notify"}, "ExecStart": {"serve"}, "EnvironmentFile": {"api"}},
+		"posthaste-relay":   {"Type": {"notify"}, "ExecStart": {"relay"}, "EnvironmentFile": {"relay"}},
 		"posthaste-migrate": {"Type": {"oneshot"}, "ExecStart": {"migrate"}, "EnvironmentFile": {"relay"}},
 	} {
 		s := units(t)[name]
 		env := "/etc/posthaste/" + want["EnvironmentFile"][0] + ".env"
-		if !slices.Equal(s["Type"], want["Type"]) || !slices.Equal(s["EnvironmentFile"], []string{env}) ||
-			!slices.Equal(s["ExecStart"], []string{"/usr/local/bin/posthaste " + want["ExecStart"][0]}) {
+		if !slices.Equal(s["Type"], want["Type"]) || !slices.Equal(s["EnvironmentFile"], []string{"-" + env}) ||
+			!slices.Equal(s["ExecStart"], []string{"posthaste " + want["ExecStart"][0]}) {
 			t.Errorf("%s: %v %v %v", name, s["Type"], s["ExecStart"], s["EnvironmentFile"])
 		}
 		if !strings.Contains(page, env) || !strings.Contains(page, name) {
 			t.Errorf("docs/deploying.md does not speak of %s and %s", name, env)
+		}
+		secret := "/etc/posthaste/" + want["EnvironmentFile"][0] + ".postgres-url"
+		if !slices.Equal(s["LoadCredential"], []string{"postgres-url:" + secret, "redis-url:/etc/posthaste/redis-url"}) ||
+			!slices.Equal(s["Environment"], []string{"POSTHASTE_POSTGRES_URL_FILE=%d/postgres-url " +
+				"POSTHASTE_REDIS_URL_FILE=%d/redis-url"}) || !strings.Contains(page, filepath.Base(secret)) {
+			t.Errorf("%s: credentials %v, environment %v", name, s["LoadCredential"], s["Environment"])
 		}
 		for directive, value := range sandbox {
 			if got := strings.Join(s[directive], "|"); len(s[directive]) == 0 || got != value {
@@ -75,6 +81,9 @@ func TestUnits(t *testing.T) {
 		stop, err := time.ParseDuration(strings.Join(s["TimeoutStopSec"], "") + "s")
 		if err != nil || stop < drain+5*time.Second {
 			t.Errorf("%s has %v for a stop that may take %v and a little, %v", name, stop, drain, err)
+		}
+		if !slices.Equal(s["TimeoutStartSec"], []string{"infinity"}) || len(s["WatchdogSec"]) != 1 {
+			t.Errorf("%s: TimeoutStartSec=%v WatchdogSec=%v", name, s["TimeoutStartSec"], s["WatchdogSec"])
 		}
 		if !slices.Equal(s["Restart"], []string{"always"}) ||
 			!slices.Equal(s["RestartPreventExitStatus"], []string{"2"}) {
@@ -94,7 +103,7 @@ func TestUnitsBySystemd(t *testing.T) {
 	var names []string
 	for name := range units(t) {
 		// It looks for the program, too.
-		text := strings.ReplaceAll(file(t, "systemd/"+name+".service"), "/usr/local/bin/posthaste", "/bin/true")
+		text := strings.ReplaceAll(file(t, "systemd/"+name+".service"), "ExecStart=posthaste", "ExecStart=/bin/true")
 		name = filepath.Join(dir, name+".service")
 		names = append(names, name)
 		must(t, os.WriteFile(name, []byte(text), 0o600))

@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"net"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -72,6 +74,39 @@ func TestAnOutboxAlone(t *testing.T) {
 	if res := w.once("trace", id); res.code != 0 {
 		t.Errorf("trace with a shop: exit %d: %s%s", res.code, res.out, res.errOut)
 	}
+}
+
+// A relay reports to systemd why it is not ready, that it is ready, that it runs, and that it stops.
+func TestSystemdIsNotified(t *testing.T) {
+	t.Parallel()
+	w := worldOf(t, testenv.Empty(t), testenv.Redis(t))
+	socket := filepath.Join(t.TempDir(), "notify")
+	heard, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	must(t, err)
+	defer heard.Close()
+	wait := func(text string) {
+		t.Helper()
+		must(t, heard.SetReadDeadline(time.Now().Add(time.Minute)))
+		for b := make([]byte, 4096); ; {
+			n, err := heard.Read(b)
+			if err != nil {
+				t.Fatalf("nothing with %q: %v", text, err)
+			}
+			if strings.Contains(string(b[:n]), text) {
+				return
+			}
+		}
+	}
+	w.env = append(w.env, "NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=100000")
+	r := w.spawn("relay")
+	wait("STATUS=not ready: schema")
+	if res := w.once("migrate"); res.code != 0 {
+		t.Errorf("migrate: exit %d: %s", res.code, res.errOut)
+	}
+	wait("READY=1")
+	wait("WATCHDOG=1")
+	r.stops()
+	wait("STOPPING=1")
 }
 
 // A relay started with --migrate waits for Postgres.

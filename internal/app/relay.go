@@ -189,6 +189,15 @@ func (p *Relay) work(ctx context.Context) error {
 		return p.relay.Run(gctx)
 	})
 	g.Go(func() error { return p.shop(gctx) })
+	g.Go(func() error {
+		p.notify(gctx, func(context.Context) []string {
+			if h := p.relay.Health(); !h.Ready {
+				return append(h.Reasons, "starting")
+			}
+			return nil
+		})
+		return nil
+	})
 	g.Go(func() error { return p.console.Run(actx) })
 	g.Go(func() error { return ServeHTTP(actx, p.server, p.admin, time.Second) })
 	return g.Wait()

@@ -123,6 +123,10 @@ func (p *Serve) work(ctx context.Context) error {
 	g.Go(func() error { return p.api.Run(gctx) })
 	g.Go(func() error { return p.credits.Run(gctx) })
 	g.Go(func() error {
+		p.notify(gctx, func(ctx context.Context) []string { return p.api.Ready(ctx).Reasons })
+		return nil
+	})
+	g.Go(func() error {
 		srv := withTLS(p.config.HTTPTLS, p.log, api.NewHTTPServer(p.api.Public()))
 		return ServeHTTP(gctx, srv, p.public, p.config.DrainTimeout)
 	})
