@@ -3,11 +3,11 @@
 GO       ?= go
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  := -s -w -X main.version=$(VERSION)
-# One static binary, without gin's MessagePack, a seventh of it, which nothing uses. The Dockerfile runs the same line, and
-# .goreleaser.yaml has its flags; tests compare them.
+# One static binary, without gin's MessagePack, a seventh of it, which nothing uses. The Dockerfile runs the same line; a
+# test compares them.
 BUILD    := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags=nomsgpack -ldflags='$(LDFLAGS)'
 LINT     := bin/tools/golangci-lint
-RELEASER := bin/tools/goreleaser
+BINARY   ?= bin/posthaste
 # The tests of dashboards and rules, those of the compose file and the Dockerfile, and those of manifests, units and the
 # release are separate modules, see their go.mod. They read files outside it, which the test cache does not track, hence
 # -count=1.
@@ -31,7 +31,7 @@ help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/posthaste, one static binary
-	$(BUILD) -o bin/posthaste ./cmd/posthaste
+	$(BUILD) -o $(BINARY) ./cmd/posthaste
 
 demo: ## see it work on its own servers; with ARGS=--once it exits when done
 	@./scripts/ensure.sh postgres redis
@@ -116,7 +116,9 @@ check: lint rules ## formatting, linters, modules, rules, manifests, generated d
 	$(PEERS) mod tidy -diff
 	$(GO) mod verify
 	$(GO) run ./cmd/posthaste gen-docs --check docs
-	GOOS=darwin $(BUILD) -o /dev/null ./cmd/posthaste # releases have it, and nothing else compiles it
+	@# Releases have these, and nothing else compiles them.
+	GOOS=darwin $(BUILD) -o /dev/null ./cmd/posthaste
+	GOOS=windows $(BUILD) -o /dev/null ./cmd/posthaste
 
 lint: $(LINT) ## formatting and linters only
 	$(LINT) fmt --diff
@@ -152,15 +154,9 @@ manifests: ## write the PrometheusRule for Kubernetes
 vulnerabilities: ## known vulnerabilities in what the binary calls; asks vuln.go.dev
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
-# What a machine without syft cannot do.
-SKIP     ?= sbom
-
-release-snapshot: $(RELEASER) ## what a release would have, in dist; publishes nothing. SKIP= for the SBOMs, too
-	$(RELEASER) release --snapshot --clean $(if $(SKIP),--skip=$(SKIP))
-
-# Built for five minutes on two cores, hence by releases and the workflow alone. 2.16 is the last for Go 1.26.
-$(RELEASER):
-	GOBIN=$(CURDIR)/bin/tools $(GO) install -trimpath -ldflags='-s -w' github.com/goreleaser/goreleaser/v2@v2.16.0
+release-snapshot: ## what a release would have, in dist; publishes nothing
+	rm -rf dist
+	scripts/release.sh dist
 
 fuzz: ## fuzz every target for FUZZTIME each
 	@for dir in $$($(GO) list -f '{{.Dir}}' ./...); do \

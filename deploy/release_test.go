@@ -6,59 +6,83 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/rhysd/actionlint"
-	"sigs.k8s.io/yaml"
 )
 
-// read into what is looked at here; goreleaser itself refuses what it does not know.
-type release struct {
-	Builds []struct {
-		Main, Binary                      string
-		Env, Goos, Goarch, Flags, Ldflags []string
-	}
-	Archives []struct{ Files []string }
-}
-
-func goreleaser(t *testing.T) release {
+// unpacked builds the release of this platform, and unpacks the deb into a folder. The second result is the folder with
+// the release.
+func unpacked(t *testing.T) (root, dist string) {
 	t.Helper()
-	var r release
-	must(t, yaml.Unmarshal([]byte(file(t, "../.goreleaser.yaml")), &r))
-	if len(r.Builds) != 1 || len(r.Archives) != 1 {
-		t.Fatalf("%d builds and %d archives, want one of each", len(r.Builds), len(r.Archives))
+	dist, root = t.TempDir(), t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "../scripts/release.sh", dist, "linux/"+runtime.GOARCH)
+	cmd.Env = append(os.Environ(), "VERSION=v1.2.3", "SOURCE_DATE_EPOCH=1700000000", "SBOM=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("release.sh: %v\n%s", err, out)
 	}
-	return r
+	output(t, "dpkg-deb", "-x", filepath.Join(dist, "posthaste_1.2.3_"+runtime.GOARCH+".deb"), root)
+	return root, dist
 }
 
-var buildLine = regexp.MustCompile(`(?m)^BUILD    := (CGO_ENABLED=0) \$\(GO\) build (.*) -ldflags='\$\(LDFLAGS\)'$`)
-
-// TestReleaseIsWhatMakeBuilds: a release has the same binary as make build, for four platforms.
-func TestReleaseIsWhatMakeBuilds(t *testing.T) {
-	t.Parallel()
-	makefile, b := file(t, "../Makefile"), goreleaser(t).Builds[0]
-	line := buildLine.FindStringSubmatch(makefile)
-	if line == nil || !slices.Equal(b.Env, line[1:2]) || !slices.Equal(b.Flags, strings.Fields(line[2])) {
-		t.Errorf("make build has %q, a release %q and %q", line, b.Env, b.Flags)
+func output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
+	if err != nil {
+		t.Errorf("%s %q: %v\n%s", name, args, err, out)
 	}
-	if want := []string{"-s -w -X main.version=v{{ .Version }}"}; !slices.Equal(b.Ldflags, want) ||
-		!strings.Contains(makefile, "LDFLAGS  := -s -w -X main.version=$(VERSION)\n") {
-		t.Errorf("the linker's flags are %q, or make build has others", b.Ldflags)
-	}
-	if !slices.Equal(b.Goos, []string{"linux", "darwin"}) || !slices.Equal(b.Goarch, []string{"amd64", "arm64"}) ||
-		b.Main != "./cmd/posthaste" || b.Binary != "posthaste" {
-		t.Errorf("built: %+v", b)
-	}
+	return string(out)
 }
 
-func TestReleaseFilesExist(t *testing.T) {
+// TestPackages builds the release of this platform, unpacks its deb and runs what is in it.
+func TestPackages(t *testing.T) {
 	t.Parallel()
-	for _, pattern := range goreleaser(t).Archives[0].Files {
-		if found, err := filepath.Glob("../" + pattern); err != nil || len(found) == 0 {
-			t.Errorf("archives have %s, which is not there, %v", pattern, err)
+	if _, err := exec.LookPath("dpkg-deb"); err != nil {
+		t.Skip("dpkg-deb is not installed")
+	}
+	root, dist := unpacked(t)
+	if out := output(t, root+"/usr/bin/posthaste", "version"); !strings.HasPrefix(out, "posthaste v1.2.3 (") {
+		t.Errorf("version: %s", out)
+	}
+	for name := range units(t) {
+		if file(t, root+"/usr/lib/systemd/system/"+name+".service") != file(t, "systemd/"+name+".service") {
+			t.Errorf("%s is another unit", name)
 		}
+	}
+	if info, err := os.Stat(root + "/etc/posthaste"); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the folder of secrets: %v, %v", info, err)
+	}
+	page := file(t, root+"/usr/share/man/man1/posthaste.1")
+	for _, want := range []string{
+		".TH POSTHASTE 1", "\n.SS posthaste dead list\n", "\n.B \\-\\-migrate\n", "POSTHASTE_WAL_BUDGET",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the manual page lacks %q", want)
+		}
+	}
+	completed := output(t, "bash", "-c", `. "$1"; COMP_WORDS=(posthaste --schema=x dead re); COMP_CWORD=3; _posthaste
+		echo "${COMPREPLY[*]}"; COMP_WORDS=(posthaste completion z); COMP_CWORD=2; _posthaste; echo "${COMPREPLY[*]}"`,
+		"bash", root+"/usr/share/bash-completion/completions/posthaste")
+	if completed != "retry\nzsh\n" {
+		t.Errorf("completed: %q", completed)
+	}
+	for _, name := range []string{"/zsh/site-functions/_posthaste", "/fish/vendor_completions.d/posthaste.fish"} {
+		if !strings.Contains(file(t, root+"/usr/share"+name), "/dead/list") {
+			t.Errorf("%s has no commands", name)
+		}
+	}
+	sums := file(t, dist+"/checksums.txt")
+	for _, kind := range []string{".deb", ".rpm", ".tar.gz"} {
+		if found, err := filepath.Glob(dist + "/posthaste*1.2.3*" + kind); err != nil || len(found) != 1 ||
+			!strings.Contains(sums, filepath.Base(found[0])+"\n") {
+			t.Errorf("%s: %v, %v; checksums %s", kind, found, err, sums)
+		}
+	}
+	if rpm, err := filepath.Glob(dist + "/*.rpm"); err == nil && !strings.HasPrefix(file(t, rpm[0]), "\xed\xab\xee\xdb") {
+		t.Errorf("%v is no rpm", rpm)
 	}
 }
 
@@ -107,7 +131,7 @@ func TestWorkflows(t *testing.T) {
 	if !slices.Contains(scripts(t, "ci.yml", "all"), ".ci/run") {
 		t.Error("CI does not run .ci/run")
 	}
-	makefile := strings.ReplaceAll(file(t, "../Makefile"), "$(RELEASER)", "bin/tools/goreleaser")
+	makefile := file(t, "../Makefile")
 	for _, name := range []string{"ci.yml", "release.yml"} {
 		for job, j := range workflow(t, name).Jobs { // by id, in lower case
 			if len(j.Steps) == 0 {

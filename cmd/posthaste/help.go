@@ -18,17 +18,11 @@ const usualSettings = "Servers,Names"
 // help prints the help of a command. All commands accept all settings: the help shows the groups that the command
 // uses.
 func help(options kong.HelpOptions, ctx *kong.Context) error {
-	shown := ""
-	for n := ctx.Selected(); n != nil && n.Tag != nil && shown == ""; n = n.Parent {
-		shown = n.Tag.Get("settings")
-		if n.Parent != nil && n.Parent.Type == kong.ApplicationNode && shown == "" {
-			shown = usualSettings
-		}
-	}
+	shown := settingGroups(ctx.Selected())
 	settings := false
 	for _, f := range ctx.Model.Flags {
 		if f.Group != nil {
-			f.Hidden = !slices.Contains(strings.Split(shown, ","), f.Group.Title)
+			f.Hidden = !slices.Contains(shown, f.Group.Title)
 			settings = settings || !f.Hidden
 		}
 	}
@@ -37,6 +31,18 @@ func help(options kong.HelpOptions, ctx *kong.Context) error {
 		_, err = fmt.Fprintln(ctx.Stdout, "\nEach setting is a variable, too: --wal-budget is POSTHASTE_WAL_BUDGET.")
 	}
 	return err
+}
+
+// settingGroups returns the groups of settings that a command uses; nil for no command.
+func settingGroups(n *kong.Node) []string {
+	shown := ""
+	for ; n != nil && n.Tag != nil && shown == ""; n = n.Parent {
+		shown = n.Tag.Get("settings")
+		if n.Parent != nil && n.Parent.Type == kong.ApplicationNode && shown == "" {
+			shown = usualSettings
+		}
+	}
+	return strings.Split(shown, ",")
 }
 
 // meaning is the help of a flag. The help of a setting does not repeat the variable, which follows from its name.

@@ -55,6 +55,7 @@ type commandLine struct {
 	Bench       benchCmd       `cmd:"" group:"Try and measure" settings:"Servers" help:"Measure throughput and latency, and compare them with limits measured in the same run."`
 	Prove       proveCmd       `cmd:"" group:"Try and measure" settings:"Process" help:"Inject faults into the whole product, on its own servers, and verify that every promise is kept."`
 	Shown       settingsCmd    `cmd:"" name:"settings" group:"About" settings:"Servers,Names,Relay,API,Admin listener,Process" help:"Print the effective settings, and where each comes from."`
+	Completion  completionCmd  `cmd:"" group:"About" settings:"none" help:"Print what completes commands and flags in a shell."`
 	Version     versionCmd     `cmd:"" group:"About" settings:"none" help:"Print the version."`
 	HelpOn      helpCmd        `cmd:"" group:"About" settings:"none" name:"help" help:"Print the help of a command."`
 	GenDocs     genDocsCmd     `cmd:"" hidden:"" help:"Write the reference of the settings."`

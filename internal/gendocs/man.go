@@ -1,0 +1,61 @@
+package gendocs
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+// Man returns the manual page of the program, posthaste(1), from the help texts in m.
+func Man(m *kong.Application, version string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH POSTHASTE 1 \"\" \"posthaste %s\"\n.SH NAME\nposthaste \\- %s\n.SH SYNOPSIS\n.B posthaste\n"+
+		".I COMMAND\n[FLAGS]\n.SH COMMANDS\n", version, roff(m.Help))
+	for _, n := range m.Children {
+		manCommand(&b, n, "posthaste")
+	}
+	b.WriteString(".SH SETTINGS\nAll commands accept them, as flags or as variables. A flag beats the variable.\n")
+	for _, f := range m.Flags {
+		if f.Group != nil {
+			manFlag(&b, f, " "+strings.Join(f.Envs, " "))
+		}
+	}
+	return b.String()
+}
+
+// manCommand writes a command, or each of its subcommands, with its flags.
+func manCommand(b *strings.Builder, n *kong.Node, path string) {
+	if n.Hidden {
+		return
+	}
+	path += " " + n.Name
+	if len(n.Children) > 0 && n.Type == kong.CommandNode && len(n.Positional) == 0 {
+		for _, c := range n.Children {
+			manCommand(b, c, path)
+		}
+		return
+	}
+	for _, p := range n.Positional {
+		path += " [" + strings.ToUpper(p.Name) + "]"
+	}
+	fmt.Fprintf(b, ".SS %s\n%s\n", roff(path), roff(n.Help))
+	for _, f := range n.Flags {
+		if !f.Hidden {
+			manFlag(b, f, "")
+		}
+	}
+}
+
+func manFlag(b *strings.Builder, f *kong.Flag, more string) {
+	fmt.Fprintf(b, ".TP\n.B %s\n%s\n", roff("--"+f.Name+more), roff(f.Help))
+}
+
+// roff escapes a line of text.
+func roff(s string) string {
+	s = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n", " ").Replace(s)
+	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {
+		return `\&` + s
+	}
+	return s
+}
