@@ -25,7 +25,7 @@ BENCH    ?= .
 ROUNDS   ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full test-versions mutations steps test-browser pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot fuzz bench bench-compare bench-peers rules clean
+.PHONY: help build demo test test-full test-versions mutations steps test-browser pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot module fuzz bench bench-compare bench-peers rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -157,6 +157,9 @@ vulnerabilities: ## known vulnerabilities in what the binary calls; asks vuln.go
 release-snapshot: ## what a release would have, in dist; publishes nothing
 	rm -rf dist
 	scripts/release.sh dist
+
+module: ## rename the module, as in MODULE=example.org/you/posthaste, so that others can import it from there
+	@scripts/module.sh '$(MODULE)'
 
 fuzz: ## fuzz every target for FUZZTIME each
 	@for dir in $$($(GO) list -f '{{.Dir}}' ./...); do \

@@ -86,6 +86,30 @@ func TestPackages(t *testing.T) {
 	}
 }
 
+// TestModuleIsRenamed renames the module in a copy and builds packages of it.
+func TestModuleIsRenamed(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	output(t, "bash", "-c", `cd .. && git ls-files -co --exclude-standard | while read -r f; do [ ! -f "$f" ] || echo "$f"
+		done | tar -cf - -T - | tar -C "$1" -xf -`, "bash", dir)
+	if out, err := exec.CommandContext(t.Context(), dir+"/scripts/module.sh", "posthaste").CombinedOutput(); err == nil {
+		t.Errorf("a path without a host is accepted: %s", out)
+	}
+	output(t, dir+"/scripts/module.sh", "example.org/you/posthaste")
+	for _, args := range [][]string{
+		{"-C", dir, "build", "./outbox", "./examples/emit"},
+		{"-C", dir, "list", "-test", "-deps", "./..."},
+		{"-C", dir + "/grafana", "list", "-test", "-deps", "./..."},
+	} {
+		if out := output(t, "go", args...); strings.Contains("\n"+out, "\nposthaste/") {
+			t.Errorf("go %v has packages of the old module", args)
+		}
+	}
+	if page := file(t, dir+"/README.md"); !strings.Contains(page, "go get example.org/you/posthaste/") {
+		t.Error("the README has another path")
+	}
+}
+
 func workflow(t *testing.T, name string) *actionlint.Workflow {
 	t.Helper()
 	w, faults := actionlint.Parse([]byte(file(t, "../.github/workflows/"+name)))
