@@ -81,8 +81,9 @@ func TestPackages(t *testing.T) {
 			t.Errorf("%s: %v, %v; checksums %s", kind, found, err, sums)
 		}
 	}
-	if rpm, err := filepath.Glob(dist + "/*.rpm"); err == nil && !strings.HasPrefix(file(t, rpm[0]), "\xed\xab\xee\xdb") {
-		t.Errorf("%v is no rpm", rpm)
+	rpm, err := filepath.Glob(dist + "/*.rpm")
+	if err != nil || len(rpm) != 1 || !strings.HasPrefix(file(t, rpm[0]), "\xed\xab\xee\xdb") {
+		t.Errorf("no rpm: %v, %v", rpm, err)
 	}
 }
 
@@ -90,12 +91,13 @@ func TestPackages(t *testing.T) {
 func TestModuleIsRenamed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	output(t, "bash", "-c", `cd .. && git ls-files -co --exclude-standard | while read -r f; do [ ! -f "$f" ] || echo "$f"
-		done | tar -cf - -T - | tar -C "$1" -xf -`, "bash", dir)
-	if out, err := exec.CommandContext(t.Context(), dir+"/scripts/module.sh", "posthaste").CombinedOutput(); err == nil {
+	output(t, "bash", "-c", `cd .. && git ls-files -co --exclude-standard |
+		while read -r f; do [ ! -f "$f" ] || echo "$f"; done | tar -cf - -T - | tar -C "$1" -xf -`, "bash", dir)
+	rename := dir + "/scripts/module.sh"
+	if out, err := exec.CommandContext(t.Context(), rename, "posthaste").CombinedOutput(); err == nil {
 		t.Errorf("a path without a host is accepted: %s", out)
 	}
-	output(t, dir+"/scripts/module.sh", "example.org/you/posthaste")
+	output(t, rename, "example.org/you/posthaste")
 	for _, args := range [][]string{
 		{"-C", dir, "build", "./outbox", "./examples/emit"},
 		{"-C", dir, "list", "-test", "-deps", "./..."},

@@ -65,7 +65,8 @@ func TestUnits(t *testing.T) {
 			t.Errorf("docs/deploying.md does not speak of %s and %s", name, env)
 		}
 		secret := "/etc/posthaste/" + want["EnvironmentFile"][0] + ".postgres-url"
-		if !slices.Equal(s["LoadCredential"], []string{"postgres-url:" + secret, "redis-url:/etc/posthaste/redis-url"}) ||
+		loaded := []string{"postgres-url:" + secret, "redis-url:/etc/posthaste/redis-url"}
+		if !slices.Equal(s["LoadCredential"], loaded) ||
 			!slices.Equal(s["Environment"], []string{"POSTHASTE_POSTGRES_URL_FILE=%d/postgres-url " +
 				"POSTHASTE_REDIS_URL_FILE=%d/redis-url"}) || !strings.Contains(page, filepath.Base(secret)) {
 			t.Errorf("%s: credentials %v, environment %v", name, s["LoadCredential"], s["Environment"])
