@@ -59,10 +59,14 @@ type Files struct {
 
 // content is the parsed content of the files. It is immutable.
 type content struct {
-	raw  [3][]byte
-	cert *tls.Certificate
-	ca   *x509.CertPool
+	raw    [3][]byte
+	cert   *tls.Certificate
+	ca     *x509.CertPool
+	client *tls.Config
 }
+
+// none is the content of nil Files.
+var none = &content{client: &tls.Config{MinVersion: tls.VersionTLS12}}
 
 // Load reads the files. Its error names the faulty file. It returns nil if no file is named.
 func Load(n Names) (*Files, error) {
@@ -124,6 +128,10 @@ func (n Names) read(old *content) (*content, error) {
 			return nil, fmt.Errorf("%s has no certificate in PEM", n.CA)
 		}
 	}
+	c.client = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: c.ca}
+	if c.cert != nil {
+		c.client.Certificates = []tls.Certificate{*c.cert}
+	}
 	return c, nil
 }
 
@@ -148,7 +156,7 @@ func whole(text []byte, name string) error {
 // latest reads the files if the last read is old enough, and returns the content in use.
 func (f *Files) latest() *content {
 	if f == nil {
-		return &content{}
+		return none
 	}
 	if !f.mu.TryLock() {
 		return f.current.Load()
@@ -213,6 +221,10 @@ func (f *Files) Server() *tls.Config {
 	return first
 }
 
+// Client returns a configuration for connections to a server: TLS 1.2 at least. A server's certificate must be signed
+// by the CA or, without one, by a CA of the system. It returns the same configuration until the files change.
+func (f *Files) Client() *tls.Config { return f.latest().client }
+
 // Dial connects with TLS 1.2 at least. The server's certificate must be for the host of addr, and signed by the CA
 // or, without one, by a CA of the system. skipVerify turns this check off, which is insecure. ctx also bounds the
 // handshake.
@@ -221,14 +233,8 @@ func (f *Files) Dial(ctx context.Context, network, addr string, skipVerify bool)
 	if err != nil {
 		return nil, fmt.Errorf("address %q: %w", addr, err)
 	}
-	c := f.latest()
-	t := &tls.Config{
-		MinVersion: tls.VersionTLS12, ServerName: host, RootCAs: c.ca,
-		InsecureSkipVerify: skipVerify, //nolint:gosec // asked for by a loud setting
-	}
-	if c.cert != nil {
-		t.Certificates = []tls.Certificate{*c.cert}
-	}
+	t := f.Client().Clone()
+	t.ServerName, t.InsecureSkipVerify = host, skipVerify
 	return (&tls.Dialer{Config: t}).DialContext(ctx, network, addr)
 }
 
