@@ -3,6 +3,7 @@ package consumer
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 type permanentError struct{ err error }
@@ -28,8 +29,8 @@ func (*unavailableError) Unavailable() bool { return true }
 
 // Unavailable marks an error that is not the event's fault, for example a database that cannot be reached. The event
 // is retried with backoff for as long as it takes, and no attempt is counted. Without this mark an outage is recognized
-// only if nearly all events fail. Any error with a method Unavailable() bool that returns true counts the same.
-// Unavailable(nil) is nil.
+// only if nearly all events fail. Any error with a method Unavailable() bool that returns true counts the same. If it
+// also has a method RetryAfter() time.Duration, the retry begins no sooner than that. Unavailable(nil) is nil.
 func Unavailable(err error) error {
 	if err == nil {
 		return nil
@@ -45,6 +46,14 @@ func isPermanent(err error) bool {
 func isUnavailable(err error) bool {
 	var u interface{ Unavailable() bool }
 	return errors.As(err, &u) && u.Unavailable()
+}
+
+func retryAfter(err error) time.Duration {
+	var r interface{ RetryAfter() time.Duration }
+	if errors.As(err, &r) {
+		return r.RetryAfter()
+	}
+	return 0
 }
 
 // panicError is what a handler's panic becomes. The stack goes to the log, not into the dead stream.

@@ -136,7 +136,7 @@ func (c *Consumer) wait(e *entry, ev *Event, err error) {
 	c.log.Debug("event waits", "event_id", ev.ID, "stream", e.stream, "attempt", e.attempt, "err", err)
 	e.waits++
 	e.suspect = false
-	c.queues.retry(e, c.opt.Backoff(e.waits))
+	c.queues.retry(e, max(c.opt.Backoff(e.waits), retryAfter(err)))
 }
 
 // finish hands e to the acknowledger and lets its queue go on: in this order, so that acknowledgements of a subject are
