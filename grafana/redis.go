@@ -165,6 +165,17 @@ var redis = board{
 					"check the ACL.",
 				queries: []query{{rate("outbox_consumer_redis_errors_total", "op"), "{{op}}"}},
 			},
+			{
+				title: "Webhooks", unit: "reqps", alert: "OutboxConsumerStuck", empty: "no posthaste deliver",
+				means: "Requests of posthaste deliver by outcome. busy and unreachable: the receiver does not take " +
+					"events, which wait; the log shows its answer. refused: they will be dead.",
+				queries: []query{{rate("outbox_deliver_seconds_count", "group", "outcome"), "{{group}} {{outcome}}"}},
+			},
+			{
+				title: "Webhooks, p99", unit: "s", alert: "OutboxConsumerStuck", empty: "no posthaste deliver",
+				means:   "99 of 100 requests are answered within this time. At --timeout, the receiver does not answer.",
+				queries: []query{{quantile(0.99, "outbox_deliver_seconds", "group"), "{{group}}"}},
+			},
 		}},
 	},
 }

@@ -18,7 +18,7 @@ import (
 
 // silent are the commands that change nothing that needs an audit entry.
 var silent = []string{
-	"migrate", "serve", "relay", "consume", "status", "dead list", "audit", "groups list", "trace",
+	"migrate", "serve", "relay", "consume", "deliver", "status", "dead list", "audit", "groups list", "trace",
 	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "settings", "version", "help",
 	"bench drain", "bench latency", "bench orders", "bench idle", "bench growth", "demo", "prove",
 	"prove-consumer", "gen-docs",

@@ -23,7 +23,6 @@ func (c consumeCmd) Run(ctx context.Context, e *env) error {
 	}
 	o := app.ConsumeOptions{
 		Group: c.Group, Consumer: c.Consumer, Streams: c.Stream, Ordered: c.Ordered, ClaimIdle: c.ClaimIdle,
-		Out: e.Stdout,
 	}
-	return app.Consume(ctx, e.config, o, e.config.Logger())
+	return app.Consume(ctx, e.config, o, e.Stdout, e.config.Logger())
 }

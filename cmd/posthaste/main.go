@@ -36,6 +36,7 @@ type commandLine struct {
 	Serve       serveCmd       `cmd:"" group:"Run" settings:"Servers,Names,API,Admin listener,Process" help:"Run the API."`
 	Relay       relayCmd       `cmd:"" group:"Run" settings:"Servers,Names,Relay,Admin listener,Process" help:"Run the relay."`
 	Consume     consumeCmd     `cmd:"" group:"Run" help:"Print one JSON line per event, as a member of a consumer group."`
+	Deliver     deliverCmd     `cmd:"" group:"Run" help:"POST each event to a URL as a signed webhook, as a member of a consumer group."`
 	Healthcheck healthcheckCmd `cmd:"" group:"Run" settings:"API,Admin listener" help:"Ask a running process whether it is healthy; for containers."`
 	Mode        modeCmd        `cmd:"" group:"Operate" help:"Show or set the desired mode: auto, cdc or poll."`
 	Status      statusCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay" help:"Show mode, leader, backlog, slot, parked events, and what was lost or restored."`

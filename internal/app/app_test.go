@@ -191,7 +191,7 @@ func TestEachRegistry(t *testing.T) {
 		}
 		return errors.Join(err, errors.New(process+" does not say which build it is"))
 	})
-	if err != nil || strings.Join(names, " ") != "serve relay consume" {
+	if err != nil || strings.Join(names, " ") != "serve relay consume deliver" {
 		t.Errorf("%v, of %q", err, names)
 	}
 	stop := errors.New("stop")

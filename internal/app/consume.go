@@ -7,13 +7,15 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"posthaste/api/admin"
 	"posthaste/consumer"
 	"posthaste/internal/cli"
 	"posthaste/internal/tlsfile"
 )
 
-// ConsumeOptions select what a consumer reads, and where it prints.
+// ConsumeOptions select what a consumer reads.
 type ConsumeOptions struct {
 	// Group is the consumer group, Consumer the name within it. If Consumer is empty, a unique name is made.
 	Group, Consumer string
@@ -21,14 +23,25 @@ type ConsumeOptions struct {
 	Streams []string
 	// Ordered keeps the order per subject over all consumers of the group.
 	Ordered bool
-	// ClaimIdle is how long an entry may be pending before another consumer claims it.
+	// ClaimIdle is how long an entry may be pending before another consumer claims it. 0: as the library.
 	ClaimIdle time.Duration
-	// Out receives one JSON line per event. An entry is acknowledged only after its line was written.
-	Out io.Writer
 }
 
-// Consume prints events until ctx ends. With an admin address it serves its metrics there until it has drained.
-func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) error {
+// Consume prints one JSON line per event to out until ctx ends. It acknowledges an entry only after its line was
+// written.
+func Consume(ctx context.Context, c Config, o ConsumeOptions, out io.Writer, log *slog.Logger) error {
+	return c.consume(ctx, o, member{newRegistry(c.Version), consumer.LineWriter(out), tlsfile.Collector{}}, log)
+}
+
+// member is what differs between the processes that are members of a consumer group.
+type member struct {
+	registry *prometheus.Registry
+	handler  consumer.Handler
+	files    tlsfile.Collector
+}
+
+// consume handles events until ctx ends. With an admin address it serves its metrics there until it has drained.
+func (c Config) consume(ctx context.Context, o ConsumeOptions, m member, log *slog.Logger) error {
 	client, err := c.ReaderClient(ctx)
 	if err != nil {
 		return err
@@ -36,14 +49,12 @@ func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) 
 	defer client.Close()
 	traces := setupTracing(ctx, "posthaste-consumer", c.Version, log)
 	defer traces.shutdown()
-	reg := newRegistry(c.Version)
-	c.useTLS(log, reg, tlsfile.Collector{})
-	refused := newRefusals(reg)
+	c.useTLS(log, m.registry, m.files)
+	refused := newRefusals(m.registry)
 	options := consumer.Options{
 		Client: client, Group: o.Group, Consumer: o.Consumer, Streams: o.Streams, ClaimIdle: o.ClaimIdle,
-		Ordered:      o.Ordered,
-		Handler:      traces.handler(o.Group, consumer.LineWriter(o.Out)),
-		DrainTimeout: c.DrainTimeout, Registerer: reg, Logger: log,
+		Ordered: o.Ordered, Handler: traces.handler(o.Group, m.handler),
+		DrainTimeout: c.DrainTimeout, Registerer: m.registry, Logger: log,
 	}
 	if len(o.Streams) == 0 {
 		options.Prefix = c.StreamPrefix
@@ -64,7 +75,7 @@ func Consume(ctx context.Context, c Config, o ConsumeOptions, log *slog.Logger) 
 	actx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
 	go func() {
-		done <- ServeHTTP(actx, c.adminServer(log, admin.Metrics(withRuntime(reg), cons.Stalled)), l, time.Second)
+		done <- ServeHTTP(actx, c.adminServer(log, admin.Metrics(withRuntime(m.registry), cons.Stalled)), l, time.Second)
 	}()
 	err = cons.Run(ctx)
 	stop()

@@ -4,10 +4,12 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/consumer"
+	"posthaste/internal/deliver"
 	"posthaste/internal/tlsfile"
 )
 
@@ -34,21 +36,31 @@ func EachRegistry(ctx context.Context, c Config, do func(process string, reg *pr
 		return err
 	}
 	defer client.Close()
-	consuming := newRegistry(c.Version)
-	c.useTLS(log, consuming, tlsfile.Collector{})
-	newRefusals(consuming)
-	_, err = consumer.New(consumer.Options{
-		Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: consumer.LineWriter(io.Discard),
-		Registerer: consuming,
-		Logger:     log,
+	delivering := newRegistry(c.Version)
+	sender, err := deliver.New(deliver.Options{
+		Group: "group", To: "http://localhost", Timeout: time.Second, Registerer: delivering,
 	})
 	if err != nil {
 		return err
 	}
+	printing := member{newRegistry(c.Version), consumer.LineWriter(io.Discard), tlsfile.Collector{}}
+	posting := member{delivering, sender.Handle, tlsfile.Collector{"receiver": nil}}
+	for _, m := range []member{printing, posting} {
+		c.useTLS(log, m.registry, m.files)
+		newRefusals(m.registry)
+		if _, err := consumer.New(consumer.Options{
+			Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: m.handler, Registerer: m.registry,
+		}); err != nil {
+			return err
+		}
+	}
 	for _, p := range []struct {
 		name     string
 		registry *prometheus.Registry
-	}{{"serve", api.registry}, {"relay", relay.registry}, {"consume", consuming}} {
+	}{
+		{"serve", api.registry}, {"relay", relay.registry}, {"consume", printing.registry},
+		{"deliver", posting.registry},
+	} {
 		if err := do(p.name, p.registry); err != nil {
 			return err
 		}

@@ -171,7 +171,7 @@ var metricNotes = []struct {
 		{
 			"tls_certificate_expiry_timestamp_seconds",
 			"the certificate was replaced. By what it is used for: the public API (`http`), the admin listener " +
-				"(`admin`), or as a client of Redis (`redis`).",
+				"(`admin`), as a client of Redis (`redis`), or of webhooks (`receiver`).",
 			"min by (job, instance, use) (tls_certificate_expiry_timestamp_seconds)",
 		},
 		{
@@ -412,6 +412,12 @@ var metricNotes = []struct {
 			"outbox_consumer_redis_errors_total",
 			"Redis is away or refuses; every call is repeated.",
 			"sum by (op) (rate(outbox_consumer_redis_errors_total[5m]))",
+		},
+		{
+			"outbox_deliver_seconds",
+			"the receiver of webhooks is slow. Of the count of `busy` or `unreachable`: it does not take events, which " +
+				"wait. Of `refused`: it does not accept them, and they will be dead. Of `gone`: it wants no more.",
+			"sum by (group, outcome) (rate(outbox_deliver_seconds_count[5m]))",
 		},
 	}},
 	{"The API", []metricNote{

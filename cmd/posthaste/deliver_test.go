@@ -1,0 +1,302 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/consumer"
+	"posthaste/internal/testenv"
+)
+
+// hook is a receiver of webhooks. It answers with the status that answer returns for an event's id.
+type hook struct {
+	*httptest.Server
+	answer func(id string) int
+
+	mu  sync.Mutex
+	ids []string
+}
+
+func newHook(t *testing.T, answer func(id string) int) *hook {
+	t.Helper()
+	h := &hook{answer: answer}
+	h.Server = httptest.NewServer(h)
+	t.Cleanup(h.Close)
+	return h
+}
+
+func (h *hook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	id := r.Header.Get("Webhook-Id")
+	h.mu.Lock()
+	h.ids = append(h.ids, id)
+	h.mu.Unlock()
+	w.WriteHeader(h.answer(id))
+}
+
+// got returns the ids of the requests.
+func (h *hook) got() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.ids)
+}
+
+// waits waits until there were n requests.
+func (h *hook) waits(t *testing.T, n int) {
+	t.Helper()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		got := len(h.got())
+		return testenv.FailIf(got < n, "%d of %d requests", got, n)
+	})
+}
+
+// addEvents adds events to a stream as the relay does, each of its own subject, and returns their ids.
+func (w *world) addEvents(stream string, n int) (ids []string) {
+	w.t.Helper()
+	for range n {
+		id := uuid.NewString()
+		must(w.t, w.redis.Client.XAdd(w.t.Context(), &redis.XAddArgs{Stream: stream, Values: []any{
+			"id", id, "type", "order.created", "source", "/posthaste/default", "subject", id, "data", "{}",
+		}}).Err())
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// unacknowledged waits until a group has so many events of a stream that it has not acknowledged.
+func (w *world) unacknowledged(stream, group string, n int64) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 30*time.Second, func() error {
+		st, err := consumer.Inspect(w.t.Context(), w.redis.Client, stream, group)
+		if err != nil {
+			return err
+		}
+		return testenv.FailIf(st.Lag+st.Pending != n, "%d unread and %d pending, want %d", st.Lag, st.Pending, n)
+	})
+}
+
+// Events come from the outbox to the receiver. One that it refuses is dead, is listed, and arrives after a retry.
+func TestDeliverFromTheOutbox(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var refuse atomic.Bool
+	h := newHook(t, func(string) int {
+		if refuse.Load() {
+			return http.StatusBadRequest
+		}
+		return http.StatusNoContent
+	})
+	w.relayIn("cdc")
+	secrets := testenv.WriteFile(t, t.TempDir(), "secrets", []byte("whsec_bm90IGEgc2VjcmV0IG9mIGFueXRoaW5n"))
+	d := w.spawn("deliver", "--group=hooks", "--to="+h.URL, "--secret-file="+secrets)
+	n := w.wrote(testenv.LoadOptions{Total: 100}).Committed()
+	h.waits(t, n)
+	refuse.Store(true)
+	bad := w.insert("order", "bad", 1)
+	testenv.Eventually(t, 90*time.Second, func() error { // ten attempts with growing pauses
+		n := w.redis.Client.XLen(t.Context(), "dead.outbox.order").Val()
+		return testenv.FailIf(n == 0, "no event is dead")
+	})
+	var list []deadEvent
+	must(t, json.Unmarshal([]byte(w.once("dead", "list", "--json").out), &list))
+	if len(list) != 1 || list[0].ID != bad || list[0].Source != "hooks" || !strings.Contains(list[0].Error, "400") {
+		t.Errorf("dead: %+v", list)
+	}
+	w.unacknowledged("outbox.order", "hooks", 0)
+	text, err := d.metrics()
+	must(t, err)
+	if got, _ := sample(text, `outbox_deliver_seconds_count{group="hooks",outcome="accepted"}`); int(got) != n {
+		t.Errorf("%v events accepted, want %d", got, n)
+	}
+	refuse.Store(false)
+	if r := w.once("dead", "retry", bad); r.code != 0 {
+		t.Errorf("dead retry: %+v", r)
+	}
+	w.unacknowledged("outbox.order", "hooks", 0)
+	if ids := h.got(); ids[len(ids)-1] != bad {
+		t.Errorf("the last request is %s", ids[len(ids)-1])
+	}
+	if r := w.once("groups", "list"); !strings.Contains(r.out, "hooks") {
+		t.Errorf("groups list: %+v", r)
+	}
+}
+
+// A process that is killed has repeated, in the end, exactly those events whose requests were in flight.
+func TestDeliverKilledRepeatsWhatWasInFlight(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const events, workers = 40, 8
+	released, killed := make(chan struct{}), make(chan struct{})
+	var mu sync.Mutex
+	accepted, held := 0, map[string]bool{}
+	h := newHook(t, func(id string) int {
+		mu.Lock()
+		if accepted < events/2 {
+			accepted++
+			mu.Unlock()
+			return http.StatusOK
+		}
+		select {
+		case <-killed:
+		default:
+			held[id] = true
+		}
+		mu.Unlock()
+		<-released
+		return http.StatusOK
+	})
+	ids := w.addEvents("outbox.order", events)
+	first := w.spawn("deliver", "--group=hooks", "--to="+h.URL)
+	h.waits(t, events/2+workers)
+	w.unacknowledged("outbox.order", "hooks", events/2)
+	first.kill()
+	close(killed)
+	close(released)
+	w.spawn("deliver", "--group=hooks", "--to="+h.URL)
+	w.unacknowledged("outbox.order", "hooks", 0)
+	times := map[string]int{}
+	for _, id := range h.got() {
+		times[id]++
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(held) != workers {
+		t.Errorf("%d requests were in flight, want %d", len(held), workers)
+	}
+	for _, id := range ids {
+		if want := 1 + map[bool]int{true: 1}[held[id]]; times[id] != want {
+			t.Errorf("event %s was sent %d times, want %d", id, times[id], want)
+		}
+	}
+}
+
+// SIGTERM lets requests in flight finish, and their events are acknowledged. The others are not begun.
+func TestDeliverStopsInOrder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const events, workers = 30, 8
+	release := make(chan struct{})
+	h := newHook(t, func(string) int { <-release; return http.StatusOK })
+	w.addEvents("outbox.order", events)
+	d := w.spawn("deliver", "--group=hooks", "--to="+h.URL, "--drain-timeout=60s")
+	h.waits(t, workers)
+	d.signal(syscall.SIGTERM)
+	d.waitLogged("consumer stopping")
+	close(release)
+	<-d.done
+	if code := d.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit %d: %s", code, d.output())
+	}
+	if n := len(h.got()); n != workers {
+		t.Errorf("%d requests, want %d", n, workers)
+	}
+	w.unacknowledged("outbox.order", "hooks", events-workers)
+}
+
+// A receiver that wants no more events ends the command with an error. The events stay with the group.
+func TestDeliverEndsWhenTheReceiverIsGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	h := newHook(t, func(string) int { return http.StatusGone })
+	w.addEvents("outbox.order", 20)
+	p := w.start("deliver", "--group=hooks", "--to="+h.URL)
+	<-p.done
+	if code := p.cmd.ProcessState.ExitCode(); code != 1 || strings.Count(p.text(), "\n") != 1 ||
+		!strings.Contains(p.text(), "410 Gone: it wants no more events. Change --to, or run posthaste groups drop "+
+			"--stream=outbox.order --group=hooks") {
+		t.Errorf("exit %d: %s", code, p.text())
+	}
+	if n := len(h.got()); n > 8 {
+		t.Errorf("%d requests", n)
+	}
+	w.unacknowledged("outbox.order", "hooks", 20)
+	if n := w.redis.Client.Exists(t.Context(), "dead.outbox.order").Val(); n != 0 {
+		t.Error("an event is dead")
+	}
+}
+
+// The environment names a proxy, as for net/http.
+func TestDeliverThroughAProxy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var mu sync.Mutex
+	var asked []string
+	proxy := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, r.URL.String())
+	}))
+	t.Cleanup(proxy.Close)
+	exe, err := os.Executable()
+	must(t, err)
+	w.addEvents("outbox.order", 1)
+	w.spawnAs(exe, []string{"HTTP_PROXY=" + proxy.URL}, "deliver", "--group=hooks", "--to=http://receiver.invalid/in")
+	w.unacknowledged("outbox.order", "hooks", 0)
+	mu.Lock()
+	defer mu.Unlock()
+	if !slices.Equal(asked, []string{"http://receiver.invalid/in"}) {
+		t.Errorf("the proxy was asked for %q", asked)
+	}
+}
+
+func TestDeliverExplainsMistakes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	dir := t.TempDir()
+	bare := testenv.WriteFile(t, dir, "bare", []byte(secret))
+	deliver := func(code int, text string, args ...string) {
+		t.Helper()
+		r := w.once(append([]string{"deliver"}, args...)...)
+		r.oneLine(t, code, text)
+		if strings.Contains(r.errOut, secret) {
+			t.Errorf("%q shows a secret", r.errOut)
+		}
+	}
+	deliver(2, "missing flags: --to=https://HOST/PATH", "--group=g")
+	deliver(2, "missing flags: --group", "--to=http://h")
+	to := "--to=https://h"
+	deliver(2, "--to: want a URL with its scheme, such as https://", "--group=g", "--to=h/"+secret)
+	deliver(2, "none: no such file or directory: want a file", "--group=g", to, "--secret-file="+dir+"/none")
+	deliver(2, "does not begin with whsec_; make one with: echo", "--group=g", to, "--secret-file="+bare)
+	deliver(2, "--timeout must be positive", "--group=g", to, "--timeout=0s")
+	deliver(2, "--cert and --key need each other", "--group=g", to, "--cert="+bare)
+	deliver(2, "has no certificate in PEM", "--group=g", to, "--ca="+bare)
+	ca := testenv.WriteFile(t, dir, "ca", testenv.NewCA(t).PEM)
+	deliver(2, "must begin with https://", "--group=g", "--to=http://h", "--ca="+ca)
+	deliver(2, "--stream=order: no such stream; there are none yet", "--group=g", to, "--stream=order")
+	for i := range 12 {
+		w.addEvents(fmt.Sprintf("outbox.type%02d", i), 1)
+	}
+	deliver(2, "--stream=outbox.typo: no such stream; there are outbox.type00, outbox.type01", "--group=g", to,
+		"--stream=outbox.type00", "--stream=outbox.typo")
+}
+
+// A stream that is named before its first event is read when it appears, also with several streams of a type.
+func TestDeliverWaitsForTheFirstStream(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	h := newHook(t, func(string) int { return http.StatusOK })
+	d := w.spawn("deliver", "--group=hooks", "--to="+h.URL, "--stream=outbox.order")
+	d.waitLogged("the stream does not exist yet")
+	w.addEvents("outbox.order", 3)
+	h.waits(t, 3)
+	d.stops()
+	must(t, w.redis.Client.Set(t.Context(), "outbox.item#sharded", "2", 0).Err())
+	w.addEvents("outbox.item.0", 3)
+	w.spawn("deliver", "--group=hooks", "--to="+h.URL, "--stream=outbox.item")
+	h.waits(t, 6)
+}

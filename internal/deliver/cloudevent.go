@@ -1,0 +1,34 @@
+package deliver
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"posthaste/consumer"
+)
+
+// encode returns an event as a structured CloudEvent in JSON.
+func encode(ev consumer.Event) ([]byte, error) {
+	attributes := map[string]any{"specversion": "1.0", "id": ev.ID, "source": ev.Source, "type": ev.Type}
+	if ev.Subject != "" {
+		attributes["subject"] = ev.Subject
+	}
+	if !ev.Time.IsZero() {
+		attributes["time"] = ev.Time.UTC().Format(time.RFC3339Nano)
+	}
+	if ev.TraceParent != "" {
+		attributes["traceparent"] = ev.TraceParent
+	}
+	if len(ev.Data) > 0 {
+		attributes["datacontenttype"], attributes["data"] = "application/json", ev.Data
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(attributes); err != nil {
+		return nil, errors.New("the payload is not JSON") // the encoder's error may quote it
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte{'\n'}), nil
+}
