@@ -18,6 +18,7 @@ var objects = []string{
 	"FUNCTION outbox_mark_until", "FUNCTION outbox_owned", "FUNCTION outbox_timeline", "FUNCTION outbox_stream_name",
 	"FUNCTION outbox_holds", "FUNCTION outbox_publish", "FUNCTION inbox_once",
 	"FUNCTION outbox_retry", "FUNCTION outbox_readable", "FUNCTION outbox_time",
+	"FUNCTION outbox_bridge_refuse", "FUNCTION outbox_bridge_json", "FUNCTION outbox_bridge_id",
 	"TABLE order_payments", "TABLE credit_quarantine", "TABLE credit_entries", "TABLE credit_accounts",
 	"TABLE credit_epoch", "TABLE orders", "TABLE inbox",
 	"TABLE outbox", "DOMAIN outbox_xid", "FUNCTION outbox_copying",

@@ -194,3 +194,25 @@ BEGIN ATOMIC
     UPDATE outbox_dead d SET retry_seq = again.seq FROM again WHERE d.id = again.id;
 END;
 REVOKE EXECUTE ON FUNCTION outbox_retry FROM PUBLIC;
+
+-- The functions of a bridge's trigger (package bridge), which runs with the search path pg_catalog. Place is a column
+-- and its table, row the id of the row.
+CREATE OR REPLACE FUNCTION outbox_bridge_refuse(want text, place text, of_row text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION '% must be %', place, want USING ERRCODE = 'data_exception',
+        DETAIL = pg_catalog.format('It is not in the row with the id "%s".', of_row);
+END $$;
+CREATE OR REPLACE FUNCTION outbox_bridge_json(value text, place text, of_row text) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN value::jsonb;
+EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+    RAISE EXCEPTION '% must be JSON: %', place, SQLERRM USING ERRCODE = 'data_exception',
+        DETAIL = pg_catalog.format('It is not in the row with the id "%s".', of_row);
+END $$;
+-- The name-based uuid (version 3) of a name in the namespace of URLs.
+CREATE OR REPLACE FUNCTION outbox_bridge_id(name text) RETURNS uuid LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+BEGIN ATOMIC
+    SELECT pg_catalog.concat(pg_catalog.left(h, 12), '3', pg_catalog.substr(h, 14, 3), pg_catalog.translate(
+        pg_catalog.substr(h, 17, 1), '0123456789abcdef', '89ab89ab89ab89ab'), pg_catalog.substr(h, 18))::uuid
+    FROM pg_catalog.md5('\x6ba7b8119dad11d180b400c04fd430c8'::bytea || pg_catalog.convert_to(name, 'UTF8')) AS x(h);
+END;
