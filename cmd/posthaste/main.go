@@ -49,9 +49,10 @@ type commandLine struct {
 	Trace       traceCmd       `cmd:"" group:"Operate" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`
 	Doctor      doctorCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay" help:"Check Postgres and Redis before the relay does; every finding names its remedy."`
 	Adopt       adoptCmd       `cmd:"" group:"Operate" help:"Take over streams last written by another database."`
+	Bridge      bridgeCmd      `cmd:"" group:"Operate" help:"Use an existing outbox table as it is: a trigger copies its rows into the outbox."`
 	Credits     creditsCmd     `cmd:"" group:"Operate" help:"Inspect and repair the ledger of credits."`
 	Keygen      keygenCmd      `cmd:"" group:"Operate" settings:"none" help:"Make an API key and its line for the file of keys: the line goes to standard output, the key to standard error."`
-	Uninstall   uninstallCmd   `cmd:"" group:"Operate" help:"Drop the slot and the publication; an abandoned slot fills a disk."`
+	Uninstall   uninstallCmd   `cmd:"" group:"Operate" help:"Drop the slot, the publication and all bridges; an abandoned slot fills a disk."`
 	Demo        demoCmd        `cmd:"" group:"Try and measure" settings:"Process" help:"Run everything on its own servers and show events arriving."`
 	Bench       benchCmd       `cmd:"" group:"Try and measure" settings:"Servers" help:"Measure throughput and latency, and compare them with limits measured in the same run."`
 	Prove       proveCmd       `cmd:"" group:"Try and measure" settings:"Process" help:"Inject faults into the whole product, on its own servers, and verify that every promise is kept."`

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/audit"
+	"posthaste/internal/bridge"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
@@ -24,12 +25,14 @@ type uninstalled struct {
 	Slot        bool `json:"slot"` // false if it belongs to another database, and stays
 	Publication bool `json:"publication"`
 	Tables      bool `json:"tables"`
+	// Bridges are the tables whose rows are no longer copied.
+	Bridges []string `json:"bridges,omitempty"`
 }
 
 // Run removes posthaste's objects from the database. It works with a schema of any version, and without a schema: a
 // slot without tables also fills the disk.
 func (c uninstallCmd) Run(ctx context.Context, e *env) error {
-	what := fmt.Sprintf("Drop slot %s and publication %s", e.config.Slot, e.config.Publication)
+	what := fmt.Sprintf("Drop slot %s, publication %s and all bridges", e.config.Slot, e.config.Publication)
 	if c.Tables {
 		what += " and ALL TABLES of posthaste in schema " + e.config.Schema
 		var found remains
@@ -83,6 +86,9 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 			fmt.Fprintf(e.Stdout, "slot %s belongs to another database and was kept\n", e.config.Slot)
 		}
 		fmt.Fprintf(e.Stdout, "publication %s is gone\n", e.config.Publication)
+		for _, table := range done.Bridges {
+			fmt.Fprintf(e.Stdout, "the bridge of %s is gone\n", table)
+		}
 		if c.Tables {
 			fmt.Fprintln(e.Stdout, "the tables are gone")
 		}
@@ -157,8 +163,12 @@ func (e *env) uninstall(ctx context.Context, pool *pgxpool.Pool, tables bool) (u
 	if err != nil && !theirs {
 		return uninstalled{}, err
 	}
+	bridges, err := bridge.DropAll(ctx, pool)
+	if err != nil {
+		return uninstalled{}, err
+	}
 	if err := sql.Uninstall(ctx, pool, e.config.Publication, tables); err != nil {
 		return uninstalled{}, err
 	}
-	return uninstalled{Slot: !theirs, Publication: true, Tables: tables}, nil
+	return uninstalled{Slot: !theirs, Publication: true, Tables: tables, Bridges: bridges}, nil
 }

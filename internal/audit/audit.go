@@ -61,6 +61,9 @@ const (
 	Adopt       = "adopt"
 	Unfreeze    = "credits unfreeze"
 	Uninstall   = "uninstall"
+
+	BridgeCreate = "bridge create"
+	BridgeDrop   = "bridge drop"
 )
 
 // Outcomes of an attempt.

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/bridge"
 	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 	"posthaste/sink"
@@ -195,6 +196,23 @@ func (d *doctor) postgres(ctx context.Context) {
 		d.capacity(ctx, conn, f)
 		d.shop, _ = sql.HasLine(ctx, conn, sql.LineShop)
 		d.ledger(ctx, conn)
+		d.bridges(ctx, conn)
+	}
+}
+
+// bridges names the bridges that do not copy the rows of their tables.
+func (d *doctor) bridges(ctx context.Context, conn *pgx.Conn) {
+	list, err := bridge.List(ctx, conn)
+	if err != nil {
+		d.add(SeverityWarn, "bridge", "let this role read pg_catalog", "%v", oneLine(err))
+	}
+	for _, b := range list {
+		if b.Fault != "" {
+			d.add(SeverityFail, "bridge", "correct it, or: posthaste bridge drop --table="+cmp.Or(b.Now, b.Table)+
+				", then posthaste bridge create", "the rows of %s are not copied: %s", b.Table, b.Fault)
+		} else {
+			d.add(SeverityOK, "bridge", "", "each row inserted into %s is copied", b.Now)
+		}
 	}
 }
 

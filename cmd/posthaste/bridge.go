@@ -1,0 +1,110 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/audit"
+	"posthaste/internal/bridge"
+	"posthaste/internal/cli"
+	"posthaste/internal/ops"
+)
+
+type bridgeCmd struct {
+	Create bridgeCreateCmd `cmd:"" help:"Make a trigger that copies each row inserted into a table into the outbox. Without --yes, print the SQL first."`
+	List   bridgeListCmd   `cmd:"" help:"List the bridges, the rows that they have copied, and the waiting rows that they have not."`
+	Drop   bridgeDropCmd   `cmd:"" help:"Drop the bridge of a table: later rows are not copied. Both tables keep their rows."`
+}
+
+type bridgeCreateCmd struct {
+	bridge.Config
+
+	Yes bool `help:"Do not print the SQL and ask."`
+}
+
+// Run creates a bridge. Copying the waiting rows has no time limit.
+func (c bridgeCreateCmd) Run(ctx context.Context, e *env) error {
+	if err := c.Check(); err != nil {
+		return cli.Usage(err.Error())
+	}
+	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
+		plan, err := bridge.New(ctx, pool, c.Config)
+		if err != nil {
+			return cli.OneLine(err)
+		}
+		waiting := humanize.Comma(plan.Waiting)
+		if !c.Yes {
+			fmt.Fprintf(e.Stdout, "-- one transaction; %s waiting rows are copied\n%s;\n", waiting,
+				strings.Join(plan.Statements, ";\n"))
+		}
+		if err := e.Confirm(ctx, c.Yes, fmt.Sprintf("Create the bridge of %s, and copy %s waiting rows? Until they are "+
+			"copied, writers of the table wait.", c.Table, waiting)); err != nil {
+			return err
+		}
+		var copied int64
+		create := func(ctx context.Context) (_ audit.Detail, err error) {
+			copied, err = plan.Create(ctx, pool)
+			return audit.Detail{"copied": copied}, cli.OneLine(err)
+		}
+		if err := e.audited(ctx, pool, audit.BridgeCreate, audit.Detail{"table": c.Table}, create); err != nil {
+			return err
+		}
+		fmt.Fprintf(e.Stdout, "each row inserted into %s is copied into outbox; %s waiting rows were copied\n", c.Table,
+			humanize.Comma(copied))
+		return nil
+	})
+}
+
+type bridgeListCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+// Run lists the bridges. Counting the waiting rows has no time limit.
+func (c bridgeListCmd) Run(ctx context.Context, e *env) error {
+	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
+		list, err := bridge.List(ctx, pool)
+		switch {
+		case err != nil:
+			return err
+		case c.JSON:
+			return e.JSON(list)
+		case len(list) == 0:
+			_, err := fmt.Fprintln(e.Stdout, "no bridges")
+			return err
+		}
+		t := cli.Table(e.Stdout)
+		fmt.Fprintln(t, "TABLE\tCOPIED\tWAITING\tSTATE")
+		for _, b := range list {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", ops.Printable(cmp.Or(b.Now, b.Table)), countOr(b.Copied, "unknown"),
+				countOr(b.Waiting, "unknown"), ops.Printable(cmp.Or(b.Fault, "ok")))
+		}
+		return t.Flush()
+	})
+}
+
+type bridgeDropCmd struct {
+	Table string `required:"" placeholder:"SCHEMA.NAME" help:"The table, as its name is in the catalog."`
+	Yes   bool   `help:"Do not ask."`
+}
+
+// Run drops a bridge.
+func (c bridgeDropCmd) Run(ctx context.Context, e *env) error {
+	if err := e.Confirm(ctx, c.Yes, fmt.Sprintf("Drop the bridge of %s? Rows that are inserted later are not published.",
+		c.Table)); err != nil {
+		return err
+	}
+	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
+		err := e.audited(ctx, pool, audit.BridgeDrop, audit.Detail{"table": c.Table},
+			func(ctx context.Context) (audit.Detail, error) { return nil, bridge.Drop(ctx, pool, c.Table) })
+		if err != nil {
+			return cli.OneLine(err)
+		}
+		fmt.Fprintf(e.Stdout, "the bridge of %s is gone; the copied rows stay\n", c.Table)
+		return nil
+	})
+}

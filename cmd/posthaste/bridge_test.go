@@ -1,0 +1,134 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"posthaste/internal/bridge"
+	"posthaste/internal/testenv"
+)
+
+// debezium makes a table as Debezium documents it, with a column that says what a relay before has published.
+func (w *world) debezium() (flags []string) {
+	w.t.Helper()
+	w.db.Exec(w.t, `CREATE TABLE outboxevent (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), aggregatetype varchar(255),
+		aggregateid varchar(255), type varchar(255), payload jsonb, n bigserial, sent boolean DEFAULT false)`)
+	return []string{
+		"--table=public.outboxevent", "--id=id", "--aggregate-type=aggregatetype", "--aggregate-id=aggregateid",
+		"--event-type=type", "--payload=payload", "--pending=NOT sent", "--order-by=n",
+	}
+}
+
+// Rows of a table that knows nothing of posthaste are published once and in order, also those that are deleted by the
+// transaction that inserts them, while relays are killed.
+func TestBridgedRowsArePublished(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		flags := w.debezium()
+		insert := func(n int) {
+			w.db.Exec(t, fmt.Sprintf(`INSERT INTO outboxevent (aggregatetype, aggregateid, type, payload)
+				SELECT 'order', 'a', 'made', to_jsonb(g) FROM generate_series(%d, %d) g`, n, n+2))
+		}
+		insert(1)
+		if r := w.once(append([]string{"bridge", "create", "--yes"}, flags...)...); r.code != 0 ||
+			!strings.Contains(r.out, "3 waiting rows were copied") {
+			t.Fatalf("exit %d: %s%s", r.code, r.out, r.errOut)
+		}
+		relay := w.relayIn(mode)
+		last := 3
+		var writer sync.WaitGroup
+		stop := make(chan struct{})
+		writer.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					insert(last + 1)
+					w.db.Exec(t, fmt.Sprintf(`DO $$ BEGIN
+						INSERT INTO outboxevent (aggregatetype, aggregateid, type, payload) VALUES ('order', 'a', 'made', '%d');
+						DELETE FROM outboxevent WHERE payload = '%d'; END $$`, last+4, last+4))
+					last += 4
+				}
+			}
+		})
+		for kills := range 2 {
+			w.waitEntries(int64(100 * (kills + 1)))
+			relay.kill()
+			relay = w.spawn("relay")
+		}
+		w.waitEntries(300)
+		close(stop)
+		writer.Wait()
+		w.waitEntries(int64(last))
+		w.oracle.WaitEmpty(t, 30*time.Second)
+		var got, want []string
+		for _, e := range w.oracle.Entries(t, "order") {
+			got = append(got, e.Data)
+		}
+		for n := 1; n <= last; n++ {
+			want = append(want, fmt.Sprint(n))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("published %v, want 1 to %d in order", got, last)
+		}
+	})
+}
+
+// Without --yes and without a terminal, create prints its SQL and the number of waiting rows, and changes nothing.
+// Doctor, list, drop and uninstall know the bridge that it creates with --yes.
+func TestBridgeCommands(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	flags := w.debezium()
+	w.db.Exec(t, "INSERT INTO outboxevent (aggregatetype, aggregateid, type) VALUES ('order', 'a', 'made')")
+	bridges := func() (list []bridge.Bridge) {
+		t.Helper()
+		must(t, json.Unmarshal([]byte(w.once("bridge", "list", "--json").out), &list))
+		return list
+	}
+	create := append([]string{"bridge", "create"}, flags...)
+	dry := w.once(create...)
+	dry.oneLine(t, 1, "--yes")
+	if !strings.Contains(dry.out, "; 1 waiting rows are copied\n") || !strings.Contains(dry.out, "CREATE TRIGGER") {
+		t.Errorf("the dry run prints %s", dry.out)
+	}
+	if got := bridges(); len(got) != 0 {
+		t.Errorf("the dry run has created %+v", got)
+	}
+	w.db.Exec(t, strings.SplitN(dry.out, "\n", 2)[1]) // what it prints can be run
+	if got := bridges(); len(got) != 1 || got[0].Copied != 1 || got[0].Waiting != 0 {
+		t.Errorf("the list is %+v", got)
+	}
+	w.once(append(create, "--yes")...).oneLine(t, 1, "posthaste bridge drop --table=public.outboxevent")
+	w.once("bridge", "create", "--table=outboxevent", "--id=id", "--aggregate-type==a", "--aggregate-id=n",
+		"--event-type==b", "--payload=payload").oneLine(t, 2, "want SCHEMA.NAME")
+	if r := w.once("doctor"); !strings.Contains(r.out, "each row inserted into public.outboxevent is copied") {
+		t.Errorf("doctor says: %s", r.out)
+	}
+	w.db.Exec(t, "ALTER TABLE outboxevent RENAME type TO kind")
+	if r := w.once("doctor"); r.code != 1 || !strings.Contains(r.out, `no column "type" (--event-type)`) {
+		t.Errorf("exit %d, doctor says: %s", r.code, r.out)
+	}
+	w.db.Exec(t, "ALTER TABLE outboxevent RENAME kind TO type")
+	w.once("bridge", "drop", "--table=public.outboxevent").oneLine(t, 1, "--yes")
+	if r := w.once("bridge", "drop", "--table=public.outboxevent", "--yes"); r.code != 0 || len(bridges()) != 0 {
+		t.Errorf("drop: exit %d: %s", r.code, r.errOut)
+	}
+	w.once(append(create, "--yes")...)
+	if r := w.once("uninstall", "--tables", "--force", "--yes"); r.code != 0 ||
+		!strings.Contains(r.out, "the bridge of public.outboxevent is gone") {
+		t.Errorf("uninstall: exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+	w.db.Exec(t, "INSERT INTO outboxevent (aggregatetype, aggregateid, type) VALUES ('order', 'a', 'made')")
+	if n := testenv.Value[int](t, w.db,
+		"SELECT count(*) FROM pg_proc WHERE pronamespace = 'public'::regnamespace"); n != 0 {
+		t.Errorf("%d functions are left", n)
+	}
+}
