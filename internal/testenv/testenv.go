@@ -54,6 +54,7 @@ var counter atomic.Int64
 var fast = []string{
 	"fsync=off", "full_page_writes=off", "shared_buffers=64MB", "max_wal_size=4GB",
 	"log_min_messages=warning", "autovacuum_naptime=5s",
+	"max_locks_per_transaction=256", // the traps of TestNothingPlantedIsCalled are dropped at once
 }
 
 // quiet drops the log of the Redis client: tests cut its connections all the time.

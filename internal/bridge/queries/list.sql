@@ -12,5 +12,5 @@ LEFT JOIN pg_trigger t ON t.tgfoid = p.oid AND t.tgparentid = 0::oid
 LEFT JOIN pg_class c ON c.oid = t.tgrelid
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE p.pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = pg_catalog.current_schema())
-    AND p.proname ~ '^outbox_bridge_[0-9a-f]{8}$' AND p.prorettype = 'pg_catalog.trigger'::regtype::oid
+    AND p.proname::text ~ '^outbox_bridge_[0-9a-f]{8}$' AND p.prorettype = 'pg_catalog.trigger'::regtype::oid
 ORDER BY n.nspname, c.relname, p.proname
