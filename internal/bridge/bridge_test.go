@@ -268,9 +268,19 @@ func TestBadRowsAreRefused(t *testing.T) {
 	}
 	create(t, d, c)
 	for _, bad := range []struct{ column, value string }{
-		{"key", "NULL"}, {"typ", "NULL"}, {"typ", "''"}, {"typ", "'a b'"}, {"typ", "repeat('x', 65)"}, {"agg", "NULL"},
-		{"agg", "repeat('x', 1025)"}, {"ev", "NULL"}, {"ev", "repeat('x', 256)"}, {"body", "'no'"}, {"body", "''"},
-		{"body", `'"\u0000"'`}, {"head", "'{'"},
+		{"key", "NULL"},
+		{"typ", "NULL"},
+		{"typ", "''"},
+		{"typ", "'a b'"},
+		{"typ", "repeat('x', 65)"},
+		{"agg", "NULL"},
+		{"agg", "repeat('x', 1025)"},
+		{"ev", "NULL"},
+		{"ev", "repeat('x', 256)"},
+		{"body", "'no'"},
+		{"body", "''"},
+		{"body", `'"\u0000"'`},
+		{"head", "'{'"},
 	} {
 		values := map[string]string{"key": "7", "typ": "'a'", "agg": "'b'", "ev": "'c'", "body": "'{}'", "head": "'{}'"}
 		values[bad.column] = bad.value

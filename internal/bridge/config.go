@@ -79,8 +79,13 @@ func (t *table) fits(c Config) error {
 		return fmt.Errorf("other tables inherit from %s: create a bridge for each of them instead", t.name())
 	}
 	for _, use := range []struct{ flag, column string }{
-		{"id", c.ID}, {"aggregate-type", c.AggregateType}, {"aggregate-id", c.AggregateID}, {"event-type", c.EventType},
-		{"payload", c.Payload}, {"headers", c.Headers}, {"order-by", c.OrderBy},
+		{"id", c.ID},
+		{"aggregate-type", c.AggregateType},
+		{"aggregate-id", c.AggregateID},
+		{"event-type", c.EventType},
+		{"payload", c.Payload},
+		{"headers", c.Headers},
+		{"order-by", c.OrderBy},
 	} {
 		literal := strings.HasPrefix(use.column, "=") && strings.HasSuffix(use.flag, "-type")
 		if use.column == "" || literal {
