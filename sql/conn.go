@@ -59,7 +59,7 @@ func Connect(ctx context.Context, cfg *pgx.ConnConfig) (*pgx.Conn, error) {
 	if err := readCredentials(cfg); err != nil {
 		return nil, err
 	}
-	settleLater(cfg)
+	setOnConnect(cfg)
 	return pgx.ConnectConfig(ctx, cfg)
 }
 
@@ -73,7 +73,7 @@ func PoolConfig(url, schema, component string) (*pgxpool.Config, error) {
 	prepare(cfg.ConnConfig)
 	cfg.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
 		err := readCredentials(c)
-		settleLater(c)
+		setOnConnect(c)
 		return err
 	}
 	return cfg, nil

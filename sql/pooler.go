@@ -118,9 +118,9 @@ var atStart = map[string]bool{
 	"standard_conforming_strings": true, "replication": true,
 }
 
-// settleLater changes a configuration of one connection: its parameters are set by a statement after it has begun,
+// setOnConnect changes a configuration of one connection: its parameters are set by a statement after it has begun,
 // except those in atStart. A pooler refuses the others.
-func settleLater(cfg *pgx.ConnConfig) {
+func setOnConnect(cfg *pgx.ConnConfig) {
 	settings := map[string]string{}
 	for name, value := range cfg.RuntimeParams {
 		if !atStart[strings.ToLower(name)] {
@@ -136,7 +136,7 @@ func settleLater(cfg *pgx.ConnConfig) {
 		return f
 	}
 	cfg.AfterConnect = func(ctx context.Context, c *pgconn.PgConn) error {
-		made, pooled, err := settle(ctx, c, settings)
+		made, pooled, err := applySettings(ctx, c, settings)
 		if err == nil && pooled {
 			c.CustomData()[sharing] = true
 			wires[c.Frontend()].share(made)
@@ -146,8 +146,8 @@ func settleLater(cfg *pgx.ConnConfig) {
 	}
 }
 
-// settle executes session.sql, and returns the settings that it made, pairs of name and value.
-func settle(ctx context.Context, c *pgconn.PgConn, settings map[string]string) (made [][2]string, pooled bool,
+// applySettings executes session.sql, and returns the settings that it made, pairs of name and value.
+func applySettings(ctx context.Context, c *pgconn.PgConn, settings map[string]string) (made [][2]string, pooled bool,
 	err error,
 ) {
 	object, err := json.Marshal(settings)
