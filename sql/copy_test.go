@@ -124,6 +124,29 @@ func TestMarksOfTheFutureAreAnotherServers(t *testing.T) {
 	}
 }
 
+// If the original has settled nothing since its clone began to follow, only the rows show that the clone is another
+// server. Later rows would pass a row of a transaction that is yet to come, and it would be settled unpublished.
+func TestRowsOfTheFutureAreAnotherServers(t *testing.T) {
+	t.Parallel()
+	s, d := newStoreAlone(t)
+	succeed(t, s)
+	insert(t, d, "a")
+	settle(t, s)
+	row := insert(t, d, "b")
+	d.Exec(t, "SET posthaste.copy = 'on'; UPDATE outbox SET xid = '899999999' WHERE id = '"+row.ID.String()+
+		"'; RESET posthaste.copy")
+	source := owner(t, s).Source
+	must(t, s.Register(t.Context()))
+	if n := backlog(t, s, d); n != 1 || owner(t, s).Source == source {
+		t.Errorf("%d rows are unsettled, want 1, under another source than %s", n, source)
+	}
+	succeed(t, s)
+	settle(t, s)
+	if n := backlog(t, s, d); n != 0 {
+		t.Errorf("%d rows are unsettled at last", n)
+	}
+}
+
 // A copy on the same server has the server's transactions and rows that they wrote. No row is rewritten, even while a
 // transaction older than the marks is open.
 func TestACopyOnTheSameServer(t *testing.T) {
