@@ -54,6 +54,19 @@ func TestProve(t *testing.T) {
 	}
 }
 
+// A campaign continues on a clone of its server, and beside a relay of a copy of its database.
+func TestProveOnCopies(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []string{"database-copied", "database-moved"} {
+		r, _ := campaign(t, "--duration=1s", "--faults="+fault, "--json")
+		var report prove.Report
+		if err := json.Unmarshal([]byte(r.out), &report); err != nil || r.code != 0 || !report.Holds ||
+			report.Counts.Faults != 1 || report.Counts.Failed != 0 {
+			t.Errorf("%s: exit %d, %v: %s\n%s", fault, r.code, err, r.out, r.errOut)
+		}
+	}
+}
+
 // A fault outside the product is detected: the campaign ends with exit code 1, prints the history of the event, and
 // prints how to repeat the campaign.
 func TestProveNoticesABrokenPromise(t *testing.T) {

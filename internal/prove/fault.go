@@ -44,10 +44,14 @@ const (
 	touchesSessions  = "sessions"
 	touchesRedis     = "redis"
 	touchesLoad      = "load"
+	// touchesAll is for a fault that is not paired.
+	touchesAll = "all"
 )
 
 // allFaults returns all faults in the order in which they are listed.
-func allFaults() []*fault { return slices.Concat(externalFaults(), postgresFaults(), redisFaults()) }
+func allFaults() []*fault {
+	return slices.Concat(externalFaults(), postgresFaults(), copyFaults(), redisFaults())
+}
 
 // externalFaults returns the faults that need no control of the servers and do not affect other users of them.
 func externalFaults() []*fault {
@@ -145,10 +149,15 @@ func (p *plan) next() round {
 	if p.rand.IntN(3) > 0 {
 		return r
 	}
-	if second := p.faults[p.rand.IntN(len(p.faults))]; second.touches != r.shots[0].fault.touches {
+	if second := p.faults[p.rand.IntN(len(p.faults))]; !second.clashes(r.shots[0].fault) {
 		r.shots = append(r.shots, p.shot(second))
 	}
 	return r
+}
+
+// clashes reports whether the two faults cannot be a pair.
+func (f *fault) clashes(with *fault) bool {
+	return f.touches == with.touches || f.touches == touchesAll || with.touches == touchesAll
 }
 
 func (p *plan) shot(f *fault) shot {

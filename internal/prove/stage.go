@@ -51,8 +51,10 @@ type stage struct {
 	replication *link.Link
 	// links has the links by name, for example "relay-0 to redis".
 	links map[string]*link.Link
-	// own is the link that the campaign itself uses for Redis: it follows a failover and is never disturbed.
-	own    *link.Link
+	// own and ownPostgres are the links that the campaign itself uses for Redis and for Postgres: they follow a
+	// failover and are never disturbed. On external servers, the campaign connects to Postgres without a link.
+	own, ownPostgres *link.Link
+
 	pool   *pgxpool.Pool
 	client *redis.Client
 }
@@ -112,7 +114,11 @@ func (s *stage) start(ctx context.Context, o Options) error {
 	if s.rd[1], err = local.StartRedis(ctx, redisBin, folders[2], s.replicaOf()); err != nil {
 		return err
 	}
-	s.postgres, s.server = s.pg.URL("postgres"), "127.0.0.1:"+strconv.Itoa(s.pg.Port)
+	s.postgres, s.server = s.pg.URL("postgres"), address(s.pg)
+	if s.ownPostgres, err = link.New(ctx, s.server); err != nil {
+		return err
+	}
+	s.postgres = s.postgresURL(s.ownPostgres)
 	s.redis = &redis.Options{Addr: s.rd[0].Addr()}
 	return nil
 }
@@ -139,6 +145,9 @@ func (s *stage) connect(ctx context.Context) (err error) {
 	s.client = redis.NewClient(&o)
 	return nil
 }
+
+// address returns the address of a server.
+func address(pg *local.Postgres) string { return "127.0.0.1:" + strconv.Itoa(pg.Port) }
 
 // replicaOf returns the configuration line that makes a server a replica, through the link between the two.
 func (s *stage) replicaOf() string {
@@ -265,7 +274,7 @@ func (s *stage) close(ctx context.Context) (err error) {
 	for _, l := range s.links {
 		l.Close()
 	}
-	for _, l := range []*link.Link{s.own, s.replication} {
+	for _, l := range []*link.Link{s.own, s.ownPostgres, s.replication} {
 		if l != nil {
 			l.Close()
 		}

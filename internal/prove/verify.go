@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -253,11 +254,18 @@ func (c *campaign) verifyOrders(ctx context.Context) error {
 	for _, id := range ids {
 		placed[id] = true
 	}
+	var lost []uuid.UUID
 	err = c.until(ctx, "lost", "orders have no event in the stream", func(context.Context) (bool, error) {
 		c.orders.mu.Lock()
 		defer c.orders.mu.Unlock()
-		return len(c.orders.inStream)+len(c.orders.excused) >= len(placed), nil
+		lost = slices.DeleteFunc(slices.Clone(ids), func(id uuid.UUID) bool {
+			return c.orders.inStream[id] != uuid.Nil || c.orders.excused[id]
+		})
+		return len(lost) == 0, nil
 	})
+	if b := c.breach(); b != nil && len(lost) > 0 { // the story is that of the first of them
+		b.Subject, b.What = lost[0].String(), fmt.Sprintf("%s: %d of %d", b.What, len(lost), len(ids))
+	}
 	if err != nil || c.breach() != nil {
 		return err
 	}

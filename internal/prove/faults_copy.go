@@ -1,0 +1,282 @@
+package prove
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/link"
+	"posthaste/internal/local"
+	"posthaste/internal/pause"
+	"posthaste/sql"
+)
+
+// copyFaults copy the database: a second relay uses the copy, or the copy replaces the original.
+func copyFaults() []*fault {
+	return []*fault{
+		{
+			name: "database-copied", about: "a relay of a copy of the database uses the same Redis",
+			touches: touchesAll, least: 4 * time.Second, most: 8 * time.Second, inject: databaseCopied,
+		},
+		{
+			name: "database-moved", about: "a clone of the server takes over, after logical replication",
+			touches: touchesAll, least: 3 * time.Second, most: 10 * time.Second, inject: databaseMoved,
+		},
+	}
+}
+
+// foreign reports whether the relay is not ready because the streams belong to another database.
+func (r readiness) foreign() bool {
+	return slices.ContainsFunc(r.Reasons, func(s string) bool { return strings.HasPrefix(s, "foreign_stream: ") })
+}
+
+// copyDatabase is the name of the copy on the same server. The original has the name postgres.
+const copyDatabase = "prove_copy"
+
+// databaseCopied starts a relay of a copy of the database, which has one event more, and waits until it is refused. The
+// streams must not get that event, and the relay must stay refused without an effect on the original until it is ended.
+func databaseCopied(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+	env, err := c.stage.config(ctx, c.relays[0].name, c.config)
+	if err != nil {
+		return "", nil, err
+	}
+	env = append(env, "POSTHASTE_POSTGRES_URL="+c.stage.pg.URL(copyDatabase))
+	p, err := newProcess("copy", c.logs, env, "relay", "--stream-maxlen=0")
+	if err != nil {
+		return "", nil, err
+	}
+	var before int64
+	err = func() error {
+		err := onServer(ctx, c.stage.pg.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS false",
+			"SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres'",
+			"CREATE DATABASE "+copyDatabase+" TEMPLATE postgres", "ALTER DATABASE postgres ALLOW_CONNECTIONS true")
+		if err != nil {
+			return err
+		}
+		// The slot of the relay's name belongs to the original.
+		err = onServer(ctx, c.stage.pg.URL(copyDatabase), "UPDATE relay_state SET desired_mode = 'poll'",
+			"INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('cart', 'copy', 'x', '{}')")
+		if err != nil {
+			return err
+		}
+		if err = p.start(); err != nil {
+			return err
+		}
+		for !p.ready(ctx).foreign() {
+			if err := pause.For(ctx, 100*time.Millisecond); err != nil {
+				return errors.Join(errors.New("the relay of the copy is not refused"), err)
+			}
+		}
+		before, err = c.epoch(ctx)
+		return err
+	}()
+	injected := err == nil
+	return "", func(ctx context.Context) error {
+		if after, err := c.epoch(ctx); injected && err == nil && (!p.ready(ctx).foreign() || after > before+1) {
+			c.broke(&breach{
+				Promise: "dishonest", At: time.Now(),
+				What: fmt.Sprintf("a relay of a copy of the database is not refused, or fences the original, whose "+
+					"epoch was %d and is %d", before, after),
+			})
+		}
+		p.close()
+		return onServer(ctx, c.stage.pg.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS true",
+			"DROP DATABASE IF EXISTS "+copyDatabase+" WITH (FORCE)")
+	}, err
+}
+
+// epoch returns the epoch of the relays' last leader.
+func (c *campaign) epoch(ctx context.Context) (int64, error) {
+	st, err := sql.ReadState(ctx, c.stage.pool, c.config.RelayName)
+	return st.Owner.Epoch, err
+}
+
+// onServer runs statements over a new connection.
+func onServer(ctx context.Context, url string, statements ...string) error {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return errors.New("no connection to Postgres")
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	for _, text := range statements {
+		if _, err := conn.Exec(ctx, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// move is a change from one server to a clone of it, which has followed by logical replication.
+type move struct {
+	*campaign
+
+	from, to *local.Postgres
+}
+
+// moveName is the name of the publication, the subscription and the slot.
+const moveName = "prove_move"
+
+// databaseMoved makes a clone of the server a logical replica, and finally moves everything to the clone. The clone's
+// transaction ids are lower than those of the original, or higher.
+func databaseMoved(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
+	m := &move{campaign: c, from: c.stage.pg}
+	what, higher := "lower ids", r.IntN(2) == 0
+	if higher {
+		what = "higher ids"
+	}
+	err := m.begin(ctx, higher)
+	if err != nil {
+		return what, m.abandon, err
+	}
+	return what, m.finish, nil
+}
+
+// begin makes the clone while no process is connected, and lets it follow.
+func (m *move) begin(ctx context.Context, higher bool) error {
+	dir, err := os.MkdirTemp(m.stage.dir, "postgres-")
+	if err != nil {
+		return err
+	}
+	if err := onServer(ctx, m.stage.postgres, "DROP PUBLICATION IF EXISTS "+moveName,
+		"CREATE PUBLICATION "+moveName+" FOR ALL TABLES"); err != nil {
+		return err
+	}
+	if err := m.disconnect(ctx); err != nil {
+		return err
+	}
+	if m.to, err = m.from.Copy(ctx, dir); err != nil {
+		return err
+	}
+	if err := m.to.Start(ctx); err != nil {
+		return err
+	}
+	if err := onServer(ctx, m.to.URL("postgres"), fmt.Sprintf("CREATE SUBSCRIPTION %s CONNECTION '%s' PUBLICATION %s "+
+		"WITH (copy_data = false)", moveName, m.from.URL("postgres"), moveName)); err != nil {
+		return err
+	}
+	ahead := m.from
+	if higher {
+		ahead = m.to
+	}
+	m.connect(m.from)
+	return onServer(ctx, ahead.URL("postgres"),
+		"DO $$ BEGIN FOR i IN 1..5000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$")
+}
+
+// disconnect cuts the processes off Postgres, and waits until their sessions have ended.
+func (m *move) disconnect(ctx context.Context) error {
+	for _, name := range m.stage.linkNames() {
+		if !isRedis(name) {
+			m.stage.links[name].Set(link.Trouble{Refuse: true})
+		}
+	}
+	for {
+		n, err := m.exec(ctx, "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_stat_activity WHERE "+
+			"backend_type = 'client backend' AND application_name <> 'prove' OR application_name LIKE 'posthaste%'")
+		if err != nil || n == 0 {
+			return err
+		}
+		if err := pause.For(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// connect lets all links lead to pg.
+func (m *move) connect(pg *local.Postgres) {
+	m.stage.ownPostgres.To(address(pg))
+	for _, name := range m.stage.linkNames() {
+		if !isRedis(name) {
+			m.stage.links[name].To(address(pg))
+			m.stage.links[name].Set(link.Trouble{})
+		}
+	}
+}
+
+// abandon lets everything continue on the original server.
+func (m *move) abandon(ctx context.Context) error {
+	if m.to != nil {
+		_ = m.to.Stop("immediate")
+		_ = os.RemoveAll(m.to.Dir)
+	}
+	if !m.from.Running() {
+		if err := m.from.Start(ctx); err != nil {
+			return err
+		}
+	}
+	m.connect(m.from)
+	return onServer(ctx, m.from.URL("postgres"), "SELECT pg_catalog.pg_drop_replication_slot(slot_name) "+
+		"FROM pg_replication_slots WHERE slot_name = '"+moveName+"' AND NOT active")
+}
+
+// finish moves all processes to the clone, as soon as it has everything, and takes over the streams.
+func (m *move) finish(ctx context.Context) error {
+	if err := m.disconnect(ctx); err != nil {
+		return err
+	}
+	var last string
+	if err := m.stage.pool.QueryRow(ctx, "SELECT pg_current_wal_insert_lsn()::text").Scan(&last); err != nil {
+		return err
+	}
+	if err := m.affect(ctx, "SELECT FROM pg_replication_slots WHERE slot_name = $1 AND confirmed_flush_lsn >= "+
+		"$2::text::pg_lsn", moveName, last); err != nil {
+		return err
+	}
+	numbers, err := m.sequences(ctx)
+	if err != nil {
+		return err
+	}
+	if err := onServer(ctx, m.to.URL("postgres"), append(numbers, "ALTER SUBSCRIPTION "+moveName+" DISABLE",
+		"ALTER SUBSCRIPTION "+moveName+" SET (slot_name = NONE)", "DROP SUBSCRIPTION "+moveName)...); err != nil {
+		return err
+	}
+	if err := m.from.Stop("immediate"); err != nil {
+		return err
+	}
+	m.stage.pg, m.stage.server = m.to, address(m.to)
+	m.connect(m.to)
+	if err := os.RemoveAll(m.from.Dir); err != nil {
+		return err
+	}
+	return m.takeOver(ctx)
+}
+
+// sequences returns statements that set the sequences of the clone as they are in the original: they are not
+// replicated.
+func (m *move) sequences(ctx context.Context) ([]string, error) {
+	rows, err := m.stage.pool.Query(ctx, `SELECT pg_catalog.format('SELECT setval(%L, %s)',
+		pg_catalog.format('%I.%I', schemaname, sequencename), last_value) FROM pg_sequences WHERE last_value IS NOT NULL`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// takeOver runs posthaste adopt if the relays ask for it, and waits until they publish.
+func (m *move) takeOver(ctx context.Context) error {
+	for n := m.pass.reads(); m.pass.reads() == n; {
+		if slices.ContainsFunc(m.relays, func(p *process) bool { return p.ready(ctx).foreign() }) {
+			exe, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			cmd := exec.CommandContext(ctx, exe, "adopt", "--yes")
+			cmd.Env = append(environment(), m.relays[0].env...)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("adopt: %w: %s", err, out)
+			}
+		}
+		if err := pause.For(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
