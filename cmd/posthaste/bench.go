@@ -70,11 +70,13 @@ type benchLatencyCmd struct {
 	Duration time.Duration `help:"How long each measurement lasts." default:"5s"`
 	Size     int           `help:"Bytes of an event's payload." default:"300"`
 	Mode     string        `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
+	Hold     time.Duration `help:"Measure beside a transaction that has been open for this long, while events are written at the rate; 0 for none." default:"0"`
 }
 
 func (c benchLatencyCmd) Run(ctx context.Context, e *env) error {
 	return bench.Latency{
 		Options: bench.Options(c.benchFlags), Rates: c.Rate, Duration: c.Duration, Size: c.Size, Mode: c.Mode,
+		Hold: c.Hold,
 	}.Run(ctx, e.config, e.IO)
 }
 

@@ -55,6 +55,7 @@ func (c Drain) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			{"redis_cpu_us", "redis µs", 1},
 			{"wal_bytes", "WAL bytes", 0},
 			{"settle_wal_bytes", "settling WAL", 1},
+			{"redis_bytes", "redis bytes", 0},
 			{"busy_percent", "busy %", 0},
 		},
 	}
@@ -383,6 +384,7 @@ func (d *drain) verdict(ctx context.Context, s *scene, w *row, limits ...string)
 		return err
 	}
 	w.checked(c)
+	s.noteMemory(ctx, w, d.c.Events)
 	lowest := d.report.against(w, "settled_per_second", limits...)
 	w.Bound = fmt.Sprintf("%s, the lowest limit on its way", lowest)
 	if busy := w.median("busy_percent"); busy >= 90 {

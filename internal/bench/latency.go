@@ -29,14 +29,18 @@ type Latency struct {
 	Size int
 	// Mode is cdc, poll or both.
 	Mode string
+	// Hold is how long a transaction has been open when the measurement begins, which ends it; 0 opens none. Until
+	// then, events are written at the rate.
+	Hold time.Duration
 }
 
 // Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if
 // the result is wrong.
 func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if len(c.Rates) == 0 || slices.ContainsFunc(c.Rates, func(r float64) bool { return !(r > 0 && r <= 1e6) }) ||
-		c.Duration <= 0 || c.Size < 16 || c.Size > 1<<20 {
-		return cli.Usage("--rate must be above 0 and at most 1000000, --duration positive, --size from 16 to 1048576")
+		c.Duration <= 0 || c.Hold < 0 || c.Size < 16 || c.Size > 1<<20 {
+		return cli.Usage("--rate must be above 0 and at most 1000000, --duration positive, --hold not " +
+			"negative, --size from 16 to 1048576")
 	}
 	r := &report{
 		Bench: "latency", Settings: map[string]any{
@@ -49,6 +53,9 @@ func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			column{"postgres_cpu_us", "postgres µs", 0},
 			column{"redis_cpu_us", "redis µs", 0},
 			column{"wal_bytes", "WAL bytes", 0},
+			column{"redis_bytes", "redis bytes", 0},
+			column{"kept_wal_mib", "kept WAL MiB", 0},
+			column{"backlog_rows", "backlog", 0},
 			column{"busy_percent", "busy %", 0}),
 	}
 	if len(c.Rates) == 1 {
@@ -70,6 +77,7 @@ var latencyColumns = []column{
 	{"p50_ms", "p50 ms", 2},
 	{"p90_ms", "p90 ms", 2},
 	{"p99_ms", "p99 ms", 2},
+	{"p999_ms", "p99.9 ms", 2},
 	{"max_ms", "max ms", 2},
 }
 
@@ -84,7 +92,7 @@ func (l *latency) steps() []step {
 	total := l.total()
 	steps := []step{{l.named("bare commit"), total, l.commit}, {l.named("bare stream"), total, l.xadd}}
 	for _, mode := range only(l.c.Mode, modes...) {
-		steps = append(steps, step{l.named(string(mode)), total + l.paced(), func(ctx context.Context) error {
+		steps = append(steps, step{l.named(string(mode)), l.held() + total + l.paced(), func(ctx context.Context) error {
 			return l.relay(ctx, mode)
 		}})
 	}
@@ -99,19 +107,22 @@ func (l *latency) named(of string) string {
 	return of
 }
 
-// total is how many events are sent, including warm-up; paced is how many the server writes after them.
+// held is how many events the server writes first, while a transaction is open; total is how many are sent then,
+// including warm-up; paced is how many the server writes after them.
+func (l *latency) held() int  { return int(l.rate * l.c.Hold.Seconds()) }
 func (l *latency) total() int { return int(l.rate * (l.c.Duration + loadWarm).Seconds()) }
 func (l *latency) paced() int { return max(1, int(l.rate*l.c.Duration.Seconds())) }
 
 const insertOne = insertEvent + ` VALUES ($1, '` + aggregateType + `', $2, '` + eventType + `', $3::text::jsonb)`
 
-func (l *latency) load(s *scene, before func(n int, due time.Time)) load {
+// load sends events from number from on.
+func (l *latency) load(s *scene, from int, before func(n int, due time.Time)) load {
 	payload := payloadOf(l.c.Size)
 	return load{
 		workers: latencyWriters, rate: l.rate, warm: loadWarm, lasts: l.c.Duration,
 		do: func(ctx context.Context, n int, due time.Time) error {
 			before(n, due)
-			if _, err := s.pool.Exec(ctx, insertOne, eventID(n), fmt.Sprint(n), payload); err != nil {
+			if _, err := s.pool.Exec(ctx, insertOne, eventID(from+n), fmt.Sprint(from+n), payload); err != nil {
 				return fmt.Errorf("insert: %w", err)
 			}
 			return nil
@@ -122,7 +133,7 @@ func (l *latency) load(s *scene, before func(n int, due time.Time)) load {
 func (l *latency) commit(ctx context.Context) error {
 	return l.in(ctx, func(ctx context.Context, s *scene) error {
 		began := time.Now()
-		took, calls, err := l.load(s, func(int, time.Time) { l.progress.add(1) }).run(ctx)
+		took, calls, err := l.load(s, 0, func(int, time.Time) { l.progress.add(1) }).run(ctx)
 		if err != nil {
 			return err
 		}
@@ -143,16 +154,17 @@ func (l *latency) note(w *row, took []time.Duration, arrived float64) {
 type arrivals struct {
 	// took is the time of each event, in nanoseconds; 0 until it arrives.
 	due, took []atomic.Int64
-	warm      int
-	arrived   atomic.Int64
-	again     atomic.Int64
+	// from is the number of the first event; earlier ones are not recorded.
+	from, warm int
+	arrived    atomic.Int64
+	again      atomic.Int64
 }
 
-func newArrivals(l *latency) *arrivals {
+func newArrivals(l *latency, from int) *arrivals {
 	n := l.total() + 2
 	return &arrivals{
 		due: make([]atomic.Int64, n), took: make([]atomic.Int64, n),
-		warm: int(l.rate * loadWarm.Seconds()),
+		from: from, warm: int(l.rate * loadWarm.Seconds()),
 	}
 }
 
@@ -162,6 +174,9 @@ func (a *arrivals) sent(n int, due time.Time) { a.due[n].Store(due.UnixNano()) }
 func (a *arrivals) seen(id string) {
 	now := time.Now().UnixNano()
 	n, ok := eventNumber(id)
+	if n -= a.from; ok && n < 0 {
+		return
+	}
 	if !ok || n >= len(a.took) || !a.took[n].CompareAndSwap(0, max(1, now-a.due[n].Load())) {
 		a.again.Add(1)
 		return
@@ -198,7 +213,7 @@ func (l *latency) xadd(ctx context.Context) error {
 	key := fmt.Sprintf("posthaste-bench-%s-bare", l.name)
 	defer l.redis.Unlink(context.WithoutCancel(ctx), key)
 	payload := payloadOf(l.c.Size)
-	a := newArrivals(l)
+	a := newArrivals(l, 0)
 	var arrived float64
 	began := time.Now()
 	rctx, stop := context.WithCancel(ctx)
@@ -253,16 +268,21 @@ func (l *latency) relay(ctx context.Context, mode outbox.Mode) error {
 	return l.in(ctx, func(ctx context.Context, s *scene) error {
 		w := l.report.result(l.named(string(mode)), "from the INSERT, which commits, to the handler of a consumer "+
 			"group; µs and WAL of as many events again, written by the server itself, without a consumer")
-		a := newArrivals(l)
+		a := newArrivals(l, l.held())
 		var calls int
 		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			if err := s.inMode(ctx, p, mode); err != nil {
 				return err
 			}
+			release, err := l.hold(ctx, s, w)
+			if err != nil {
+				return err
+			}
+			defer release()
 			began := time.Now()
 			var arrived float64
-			err := l.consumed(ctx, s, a, func(ctx context.Context) (err error) {
-				if _, calls, err = l.load(s, a.sent).run(ctx); err != nil {
+			err = l.consumed(ctx, s, a, func(ctx context.Context) (err error) {
+				if _, calls, err = l.load(s, l.held(), a.sent).run(ctx); err != nil {
 					return err
 				}
 				err = a.await(ctx, calls)
@@ -276,26 +296,70 @@ func (l *latency) relay(ctx context.Context, mode outbox.Mode) error {
 			if err := s.settled(ctx, p); err != nil {
 				return err
 			}
-			return l.cost(ctx, s, p, w, calls)
+			return l.cost(ctx, s, p, w, l.held()+calls)
 		})
 		if err != nil {
 			return err
 		}
-		c, err := s.count(ctx, calls+l.paced())
+		c, err := s.count(ctx, l.held()+calls+l.paced())
 		if err != nil {
 			return err
 		}
 		c.Repeated += int(a.again.Load())
 		w.checked(c)
+		s.noteMemory(ctx, w, c.Committed)
 		l.verdict(w)
 		return nil
 	})
 }
 
+// hold opens a transaction, writes events until it is as old as it is to be, and notes what the relay is
+// behind by. release ends the transaction.
+func (l *latency) hold(ctx context.Context, s *scene, w *row) (release func(), err error) {
+	if l.c.Hold == 0 {
+		return func() {}, nil
+	}
+	tx, err := s.pool.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	release = func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
+	// It writes something: a slot keeps the WAL since then.
+	_, err = tx.Exec(ctx, "SELECT pg_catalog.pg_logical_emit_message(true, 'posthaste bench', '')")
+	if err != nil {
+		return nil, err
+	}
+	if err := s.writePaced(ctx, 0, l.held(), l.c.Size, l.rate); err != nil {
+		return nil, err
+	}
+	var backlog float64
+	var kept *float64
+	err = s.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM outbox_backlog), (SELECT
+		pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::float8 / 1048576 FROM pg_replication_slots
+		WHERE slot_name = $1)`, s.config.Slot).Scan(&backlog, &kept)
+	if err != nil {
+		return nil, err
+	}
+	w.is("backlog_rows", backlog)
+	if kept != nil {
+		w.is("kept_wal_mib", *kept)
+	}
+	// The consumer would have to handle all events of the stream first.
+	return release, s.redis.XGroupCreateMkStream(ctx, s.stream(), group, "$").Err()
+}
+
+// group is the consumer group that records arrivals.
+const group = "bench"
+
 // consumed runs do while a consumer group records arrivals.
 func (l *latency) consumed(ctx context.Context, s *scene, a *arrivals, do func(ctx context.Context) error) error {
 	cons, err := consumer.New(consumer.Options{
-		Client: s.redis, Group: "bench", Streams: []string{s.stream()}, DrainTimeout: time.Second, Logger: s.log,
+		Client: s.redis, Group: group, Streams: []string{s.stream()}, DrainTimeout: time.Second, Logger: s.log,
 		Handler: func(_ context.Context, ev consumer.Event) error {
 			a.seen(ev.ID)
 			l.progress.add(1)

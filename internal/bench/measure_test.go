@@ -145,6 +145,9 @@ func TestBenchDrain(t *testing.T) {
 			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
 		}
 		streamed := strings.HasPrefix(w.Name, "stream")
+		if bytes := w.median("redis_bytes"); bytes < 300 || bytes > 3000 {
+			t.Errorf("%s: an event takes %v bytes of Redis", w.Name, bytes)
+		}
 		if w.Figures["settle_wal_bytes"] == nil || (w.median("wal_bytes") > 300) != streamed {
 			t.Errorf("%s: bytes of WAL are %v", w.Name, w.Figures["wal_bytes"])
 		}
@@ -266,6 +269,28 @@ func TestBenchLatency(t *testing.T) {
 	}
 }
 
+// TestBenchLatencyWithATransactionOpen: the events that were written before the measurement are counted, and their
+// times are not.
+func TestBenchLatencyWithATransactionOpen(t *testing.T) {
+	t.Parallel()
+	const half = 500 * time.Millisecond
+	r, err := newWorld(t).measure(Latency{
+		Options: Options{Runs: 1}, Rates: []float64{100}, Duration: half, Size: 300, Mode: "both", Hold: half,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range r.Results {
+		if want := (check{Committed: 200, Found: 200, Recorded: 200}); w.Check == nil || *w.Check != want {
+			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
+		}
+		if w.median("per_second") != 100 || w.Figures["backlog_rows"] == nil ||
+			(w.Figures["kept_wal_mib"] != nil) != (w.Name == "cdc") || w.median("p999_ms") < w.median("p99_ms") {
+			t.Errorf("%s: figures %v", w.Name, w.Figures)
+		}
+	}
+}
+
 func TestBenchOrders(t *testing.T) {
 	t.Parallel()
 	for name, rate := range map[string]float64{"clients": 0, "rate": 150} {
@@ -326,6 +351,7 @@ func TestRefusals(t *testing.T) {
 		Drain{Events: 1, Transaction: 1, Size: 16}.Run, // no runs
 		Growth{Options: Options{Runs: 1}, Max: 1}.Run, Idle{Options: Options{Runs: 1}, Mode: "both"}.Run,
 		Latency{Rates: []float64{1}, Size: 300}.Run,
+		Latency{Rates: []float64{1}, Size: 300, Duration: 1, Hold: -1, Options: Options{Runs: 1}}.Run,
 		Orders{Concurrency: 1, Duration: time.Second, Repeat: 51}.Run,
 	} {
 		var usage *cli.UsageError

@@ -144,7 +144,7 @@ func (r *row) spread(took []time.Duration) {
 	for _, q := range []struct {
 		name string
 		of   float64
-	}{{"p50_ms", 0.5}, {"p90_ms", 0.9}, {"p99_ms", 0.99}, {"max_ms", 1}} {
+	}{{"p50_ms", 0.5}, {"p90_ms", 0.9}, {"p99_ms", 0.99}, {"p999_ms", 0.999}, {"max_ms", 1}} {
 		if len(s) > 0 {
 			r.is(q.name, millis(s[max(0, int(q.of*float64(len(s))+0.5)-1)]))
 		}
