@@ -24,8 +24,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// notRun begins the quote above a block of commands that no test runs. The reason follows.
-const notRun = "> Not run by a test: "
+// notRun begins the comment above a block of commands that no test runs. The reason follows.
+const notRun = "<!-- Not run by a test: "
 
 // block is one fenced block of a page.
 type block struct {
@@ -93,7 +93,7 @@ func TestDocsBlocks(t *testing.T) {
 // TestDocsRun runs every block of commands of every page, in order, in one shell per page, against a database, a Redis,
 // an API and a relay of the page's own. The paragraph above a block that cannot be run gives the reason:
 //
-//	> Not run by a test: needs Docker.
+//	<!-- Not run by a test: needs Docker. -->
 //
 // The reader fills in assignments with HOST or PORT in capitals; here they name the page's servers.
 func TestDocsRun(t *testing.T) {
