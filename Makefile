@@ -21,8 +21,8 @@ SERVERS  := postgres redis valkey pgbouncer prometheus
 # One fuzz target per run: go test accepts only one.
 FUZZTIME ?= 60s
 BENCH    ?= .
-# How often bench-compare measures each version.
-ROUNDS   ?= 5
+# How often bench-compare measures each version. With fewer than 6, benchstat reports no difference.
+ROUNDS   ?= 10
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test test-full test-versions mutations steps test-browser pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot module fuzz bench bench-compare bench-peers rules clean
@@ -174,8 +174,7 @@ bench: ## Go benchmarks; BENCH selects. For the whole pipeline: posthaste bench
 
 bench-compare: ## this tree against commit BASE, in turns; ARGS="latency --rate=500" selects, ROUNDS repeats
 	@./scripts/ensure.sh postgres redis
-	@$(GO) build -o bin/bench-compare ./internal/bench/compare
-	@exec ./bin/bench-compare --base='$(BASE)' --rounds='$(ROUNDS)' $(ARGS)
+	@./scripts/bench-compare.sh '$(BASE)' '$(ROUNDS)' $(ARGS)
 
 bench-peers: ## beside what a user would pick instead; ARGS="--rates=1000 --peers=posthaste,batch" selects
 	@./scripts/ensure.sh postgres redis
