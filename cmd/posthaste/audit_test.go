@@ -21,7 +21,7 @@ var silent = []string{
 	"migrate", "serve", "relay", "consume", "deliver", "status", "dead list", "audit", "groups list", "trace",
 	"bridge list",
 	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "settings", "version", "help",
-	"bench drain", "bench latency", "bench orders", "bench idle", "bench growth", "demo", "prove",
+	"bench drain", "bench latency", "bench orders", "bench idle", "bench growth", "dev", "demo", "prove",
 	"prove-consumer", "gen-docs",
 }
 

@@ -53,6 +53,7 @@ type commandLine struct {
 	Credits     creditsCmd     `cmd:"" group:"Operate" help:"Inspect and repair the ledger of credits."`
 	Keygen      keygenCmd      `cmd:"" group:"Operate" settings:"none" help:"Make an API key and its line for the file of keys: the line goes to standard output, the key to standard error."`
 	Uninstall   uninstallCmd   `cmd:"" group:"Operate" help:"Drop the slot, the publication and all bridges; an abandoned slot fills a disk."`
+	Dev         devCmd         `cmd:"" group:"Try and measure" settings:"Servers,Names,Relay,Admin listener,Process" help:"Migrate, relay and print events in one process, with your servers; for development."`
 	Demo        demoCmd        `cmd:"" group:"Try and measure" settings:"Process" help:"Run everything on its own servers and show events arriving."`
 	Bench       benchCmd       `cmd:"" group:"Try and measure" settings:"Servers" help:"Measure throughput and latency, and compare them with limits measured in the same run."`
 	Prove       proveCmd       `cmd:"" group:"Try and measure" settings:"Process" help:"Inject faults into the whole product, on its own servers, and verify that every promise is kept."`

@@ -12,6 +12,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -72,6 +73,26 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err
 		"  curl -s -X POST http://%s/orders -H 'Content-Type: application/json' -H 'Idempotency-Key: %s' "+
 			"-d '{\"user_id\":\"%s\",\"amount\":1999,\"currency\":\"USD\"}'\n",
 		d.serve.PublicAddr(), uuid.New(), d.user)
-	<-gctx.Done()
+	fmt.Fprintf(d.out, "For posthaste status, doctor, trace and the others:\n  export POSTHASTE_POSTGRES_URL='%s'\n"+
+		"  export POSTHASTE_REDIS_URL='%s'\n", d.config.PostgresURL, d.config.RedisURL)
+	return d.keepRedis(gctx)
+}
+
+// keepRedis starts Redis again whenever it was killed, until ctx ends.
+func (d *demo) keepRedis(ctx context.Context) error {
+	if d.redis != nil {
+		fmt.Fprintf(d.out, "Now kill something, and watch the console:\n  kill -9 %d   # Redis\n", d.redis.PID())
+	}
+	for ; ctx.Err() == nil; pause.For(ctx, time.Second) {
+		if d.redis == nil || d.redis.Running() {
+			continue
+		}
+		fmt.Fprintln(d.out, "Redis was killed. It starts again in 5 s; until then, events wait in Postgres.")
+		pause.For(ctx, 5*time.Second)
+		if err := d.redis.Start(ctx); err != nil {
+			return err
+		}
+		fmt.Fprintf(d.out, "Redis runs again: kill -9 %d\n", d.redis.PID())
+	}
 	return nil
 }

@@ -1,11 +1,16 @@
 package demo_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -82,6 +87,34 @@ func TestRefusals(t *testing.T) {
 		if err := demo.Run(t.Context(), app.Config{}, cli.IO{}, o); !errors.As(err, &usage) {
 			t.Errorf("%+v: %v is no usage error", o, err)
 		}
+	}
+}
+
+// A demo that stays starts Redis again after a kill.
+func TestDemoStartsRedisAgain(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r, w := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		done <- demo.Run(ctx, commandline.Config(t), cli.IO{Stdout: w, Stderr: io.Discard}, options())
+		w.Close()
+	}()
+	killed := false
+	for lines := bufio.NewScanner(r); lines.Scan(); {
+		switch line := lines.Text(); {
+		case strings.HasPrefix(line, "  kill -9 "):
+			pid, err := strconv.Atoi(strings.Fields(line)[2])
+			testenv.Must(t, err)
+			testenv.Must(t, syscall.Kill(pid, syscall.SIGKILL))
+			killed = true
+		case strings.HasPrefix(line, "Redis runs again"):
+			cancel()
+		}
+	}
+	if err := <-done; !killed || ctx.Err() == nil || err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("killed %v; the demo ended with %v", killed, err)
 	}
 }
 

@@ -33,6 +33,7 @@ type demo struct {
 	config    app.Config
 	dir       string
 	pg        *local.Postgres
+	redis     *local.Redis // nil with a cluster
 	stopRedis func() error
 	pool      *pgxpool.Pool
 	client    redis.UniversalClient
@@ -108,7 +109,7 @@ func (d *demo) startRedis(ctx context.Context, bin, dir string, cluster bool) (s
 		if err != nil {
 			return "", err
 		}
-		d.stopRedis, d.config.RedisURL = r.Kill, r.URL()
+		d.redis, d.stopRedis, d.config.RedisURL = r, r.Kill, r.URL()
 		return fmt.Sprintf("port %d", r.Port), nil
 	}
 	c, err := local.StartCluster(ctx, bin, dir, local.ClusterOptions{Masters: 3, Replicas: 1})

@@ -178,6 +178,9 @@ func (r *Redis) Stop() error { return r.proc.Stop(syscall.SIGTERM, 30*time.Secon
 // Kill ends the server with SIGKILL and waits for it.
 func (r *Redis) Kill() error { return r.proc.Stop(syscall.SIGKILL, 5*time.Second) }
 
+// PID is the process id of the server.
+func (r *Redis) PID() int { return r.proc.PID() }
+
 // Running reports whether the server's process exists.
 func (r *Redis) Running() bool { return r.proc.Running() }
 
