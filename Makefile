@@ -148,8 +148,8 @@ docs: ## write the generated documents
 dashboards: ## write the Grafana dashboards
 	$(GRAFANA) run ./generate dashboards
 
-manifests: ## write the PrometheusRule for Kubernetes
-	$(DEPLOY) run ./generate
+manifests: ## write the PrometheusRule for Kubernetes; RUNBOOK=https://… is the address of your runbook
+	RUNBOOK='$(RUNBOOK)' $(DEPLOY) run ./generate
 
 vulnerabilities: ## known vulnerabilities in what the binary calls; asks vuln.go.dev
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...

@@ -434,14 +434,22 @@ func TestManifestsStop(t *testing.T) {
 // TestRulesAreCurrent: the PrometheusRules contain the rule files.
 func TestRulesAreCurrent(t *testing.T) {
 	t.Parallel()
-	want, err := Rules("../grafana/prometheus/rules")
+	want, err := Rules("../grafana/prometheus/rules", "")
 	must(t, err)
 	for name, text := range want {
 		if file(t, "kubernetes/"+name) != string(text) {
 			t.Errorf("kubernetes/%s does not contain the rules: run make manifests", name)
 		}
 	}
-	if _, err := Rules(t.TempDir()); err == nil {
+	const mine = "https://docs.example.org/runbook.md"
+	moved, err := Rules("../grafana/prometheus/rules", mine)
+	must(t, err)
+	for name, text := range moved {
+		if !strings.Contains(string(text), mine+"#") || strings.Contains(string(text), defaultRunbook) {
+			t.Errorf("kubernetes/%s does not link to %s", name, mine)
+		}
+	}
+	if _, err := Rules(t.TempDir(), ""); err == nil {
 		t.Error("a folder without rules is no error")
 	}
 }

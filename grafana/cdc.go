@@ -40,7 +40,7 @@ var cdc = board{
 				steps: below(0.5, 0.8),
 			},
 			{
-				form: number, title: "Silence on the connection", unit: "s", alert: "SlotScrapeFailing", width: 4,
+				form: number, title: "Silence on the connection", unit: "s", alert: "OutboxSlotScrapeFailing", width: 4,
 				means: "Seconds since the last message from Postgres on the replication connection; keepalives " +
 					"arrive every few seconds. Above 30, the connection hangs, and the relay reconnects.",
 				queries: []query{{"max(outbox_wire_idle_seconds{FILTER})", ""}}, steps: below(15, 30),
@@ -146,13 +146,13 @@ var cdc = board{
 		}},
 		{"Monitoring", 7, []panel{
 			{
-				title: "Failed reads behind the gauges", unit: "ops", alert: "SlotScrapeFailing", width: 12,
+				title: "Failed reads behind the gauges", unit: "ops", alert: "OutboxSlotScrapeFailing", width: 12,
 				means: "While one of these rises, the gauges it names are out of date: backlog, dead and slot come " +
 					"from Postgres, streams from Redis. Check those servers first.",
 				queries: []query{{rate("outbox_scrape_errors_total", "collector"), "{{collector}}"}},
 			},
 			{
-				title: "Connections to Postgres", unit: "short", alert: "TargetDown", width: 12,
+				title: "Connections to Postgres", unit: "short", alert: "PosthasteTargetDown", width: 12,
 				means: "Used connections of each process, and the limit of its pool. If all stay in use, " +
 					"statements wait for locks; see pg_stat_activity.",
 				queries: []query{

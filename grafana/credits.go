@@ -5,13 +5,13 @@ var creditsBoard = board{
 	rows: []row{
 		{"Are credits in the ledger?", 5, []panel{
 			{
-				form: number, title: "Not yet in the ledger", unit: "s", width: 6, alert: "CreditsSyncLagging",
+				form: number, title: "Not yet in the ledger", unit: "s", width: 6, alert: "PosthasteCreditsSyncLagging",
 				means: "Age of the oldest operation that only Redis has. On a rise, the relay or Postgres is slow or " +
 					"unreachable. If Redis loses its data now, these operations are lost.",
 				queries: []query{{"max(credits_sync_lag_seconds{FILTER})", "lag"}}, steps: below(10, 60),
 			},
 			{
-				form: number, title: "Frozen accounts", unit: "short", width: 6, empty: "0", alert: "CreditsAccountFrozen",
+				form: number, title: "Frozen accounts", unit: "short", width: 6, empty: "0", alert: "PosthasteCreditsAccountFrozen",
 				means: "Accounts closed because their operations contradict the ledger. Each needs a person: run " +
 					"posthaste credits reconcile.",
 				queries: []query{{
@@ -20,14 +20,14 @@ var creditsBoard = board{
 				}}, steps: none(),
 			},
 			{
-				form: number, title: "Ledger drift", unit: "short", width: 6, alert: "CreditsLedgerDrift",
+				form: number, title: "Ledger drift", unit: "short", width: 6, alert: "PosthasteCreditsLedgerDrift",
 				means: "Credits by which the accounts differ from their counter-accounts, checked every 15 minutes. " +
 					"Any other value than 0 means that the ledger was changed by hand; posthaste credits reconcile " +
 					"names the accounts.",
 				queries: []query{{"max(abs(credits_reconcile_drift{FILTER}))", "drift"}}, steps: none(),
 			},
 			{
-				form: number, title: "Operations lost", unit: "short", width: 6, empty: "0", alert: "CreditsOperationsLost",
+				form: number, title: "Operations lost", unit: "short", width: 6, empty: "0", alert: "PosthasteCreditsOperationsLost",
 				means: "Operations that were acknowledged but lost with Redis' data. Set a durability that " +
 					"survives this kind of failure.",
 				queries: []query{{"sum(increase(credits_lost_operations_total{FILTER}[$__range]))", "lost"}},
@@ -36,14 +36,14 @@ var creditsBoard = board{
 		}},
 		{"Operations", 7, []panel{
 			{
-				title: "Operations", unit: "ops", alert: "CreditsStoreUnavailable",
+				title: "Operations", unit: "ops", alert: "PosthasteCreditsStoreUnavailable",
 				means: "By outcome. unavailable: Redis is unreachable, or Postgres, for keys that are not UUIDv7. " +
 					"backpressure: the sync is behind. epoch: Redis lost data, a bucket is being rebuilt. frozen: an " +
 					"account needs a person.",
 				queries: []query{{rate("credits_ops_total", "code"), "{{code}}"}},
 			},
 			{
-				title: "Credit requests, p99", unit: "s", alert: "CreditsStoreUnavailable",
+				title: "Credit requests, p99", unit: "s", alert: "PosthasteCreditsStoreUnavailable",
 				means: "99 of 100 additions, deductions and balances are answered within this time. A rise points to " +
 					"Redis, or to the " +
 					"durability that it waits for.",
@@ -51,20 +51,20 @@ var creditsBoard = board{
 					"route"), "{{route}}"}},
 			},
 			{
-				title: "Orders paid", unit: "ops", alert: "CreditsOrderPaymentStuck",
+				title: "Orders paid", unit: "ops", alert: "PosthasteCreditsOrderPaymentStuck",
 				means: "Payments of orders by outcome. completed and refunded: a process died midway, and the relay " +
 					"finished its work. unpaid: an order stands without its deduction. unrefunded: credits of a " +
 					"refused order could not be refunded.",
 				queries: []query{{rate("credits_order_payments_total", "outcome"), "{{outcome}}"}},
 			},
 			{
-				title: "Operations waiting", unit: "short", alert: "CreditsSyncLagging",
+				title: "Operations waiting", unit: "short", alert: "PosthasteCreditsSyncLagging",
 				means: "Operations in the buckets' streams. It must fall between bursts; at the limit, new ones " +
 					"are refused (backpressure).",
 				queries: []query{{"max(credits_stream_entries{FILTER})", "waiting"}},
 			},
 			{
-				title: "Answers 503 and 423", unit: "reqps", alert: "CreditsStoreUnavailable",
+				title: "Answers 503 and 423", unit: "reqps", alert: "PosthasteCreditsStoreUnavailable",
 				means: "503: Redis is unreachable, or cannot provide the configured durability; nothing was done, " +
 					"and clients repeat with the same key. 423: a frozen account.",
 				queries: []query{{`sum by (route, status) ` +
@@ -72,13 +72,13 @@ var creditsBoard = board{
 					`FILTER}[$__rate_interval]))`, "{{route}} {{status}}"}},
 			},
 			{
-				title: "Sync", unit: "ops", alert: "CreditsAccountFrozen",
+				title: "Sync", unit: "ops", alert: "PosthasteCreditsAccountFrozen",
 				means: "Operations written to the ledger. quarantined: they contradict it; posthaste credits " +
 					"reconcile explains. duplicate: the sync was interrupted; harmless.",
 				queries: []query{{rate("credits_sync_entries_total", "outcome"), "{{outcome}}"}},
 			},
 			{
-				title: "Wait for durability, p99", unit: "s", alert: "CreditsStoreUnavailable",
+				title: "Wait for durability, p99", unit: "s", alert: "PosthasteCreditsStoreUnavailable",
 				empty: "nothing to wait for",
 				means: "How long operations wait for replicas or the disk. After half a second, the client gets an " +
 					"unknown outcome: fix the replica or the disk. Empty when no durability is set.",
@@ -86,7 +86,7 @@ var creditsBoard = board{
 				steps:   []step{{0, green}, {0.1, orange}, {0.5, red}},
 			},
 			{
-				title: "Rebuilt from the ledger", unit: "short", alert: "CreditsOperationsLost",
+				title: "Rebuilt from the ledger", unit: "short", alert: "PosthasteCreditsOperationsLost",
 				means: "Buckets rebuilt because Redis had lost operations, and accounts read because Redis did not " +
 					"have them. Both rise after Redis came back empty; at other times, find out what deletes keys.",
 				queries: []query{

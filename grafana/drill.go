@@ -57,7 +57,7 @@ var drill = board{
 				queries: []query{{modeOf, "{{instance}}"}},
 			},
 			{
-				form: states, title: "Processes", unit: "short", alert: "TargetDown", width: 12,
+				form: states, title: "Processes", unit: "short", alert: "PosthasteTargetDown", width: 12,
 				texts: map[string]text{"0": {"down", red}, "1": {"up", green}},
 				means: "Which processes Prometheus can scrape. If a process is down that was not killed, check its " +
 					"log, then start it.",
@@ -105,7 +105,7 @@ var drill = board{
 			},
 			groupLag,
 			{
-				title: "Failed reads behind the gauges", unit: "ops", alert: "SlotScrapeFailing",
+				title: "Failed reads behind the gauges", unit: "ops", alert: "OutboxSlotScrapeFailing",
 				means: "Which server did not answer: backlog, dead and slot are Postgres, streams is Redis. While " +
 					"it rises, the gauges are out of date.",
 				queries: []query{{rate("outbox_scrape_errors_total", "collector"), "{{collector}}"}},

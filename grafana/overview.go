@@ -16,7 +16,7 @@ var modePanel = panel{
 }
 
 // ourAlerts match the alerts of grafana/prometheus/rules: a shared Prometheus has others too.
-const ourAlerts = "Api.+|Credits.+|Outbox.+|Redis(Evic|Mem).+|SlotScrape.+|TLS.+|Target.+"
+const ourAlerts = "(Outbox|Posthaste).+"
 
 // firing shows our alerts, for every job and instance.
 var firing = panel{
@@ -56,7 +56,7 @@ var backlog = panel{
 }
 
 var parked = panel{
-	form: number, title: "Parked events", unit: "short", alert: "OutboxDLQNotEmpty", width: 4,
+	form: number, title: "Parked events", unit: "short", alert: "OutboxDeadEvents", width: 4,
 	means: "Events that Redis rejected because of the events themselves. posthaste dead list shows why; fix the " +
 		"cause, then run posthaste dead retry.",
 	queries: []query{{leading("outbox_dead_rows"), ""}}, steps: none(),
@@ -120,7 +120,7 @@ var publishErrors = panel{
 }
 
 var suppressedAndParked = panel{
-	title: "Suppressed and parked", unit: "ops", alert: "OutboxDLQNotEmpty",
+	title: "Suppressed and parked", unit: "ops", alert: "OutboxDeadEvents",
 	means: "Suppressed: events that an earlier owner had already published, so they were not published twice; a rise " +
 		"after a crash or a switch is normal. Parked: rejected because of the event itself; see posthaste dead list.",
 	queries: []query{
@@ -190,7 +190,7 @@ var groupLag = panel{
 }
 
 var redisMemory = panel{
-	title: "Redis memory", unit: "percentunit", alert: "RedisMemoryHigh", atMost: 1,
+	title: "Redis memory", unit: "percentunit", alert: "PosthasteRedisMemoryHigh", atMost: 1,
 	means: "Used memory as a share of maxmemory, 0 without a limit. At 1, Redis refuses writes: events wait in the " +
 		"outbox, nothing is lost. Add memory, or find the group that holds back trimming.",
 	queries: []query{{"max(redis_memory_ratio{FILTER})", "used"}}, steps: below(0.85, 0.95),

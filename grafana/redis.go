@@ -6,13 +6,13 @@ var redis = board{
 	rows: []row{
 		{"Is there room, and does every group read?", 5, []panel{
 			{
-				form: number, title: "Redis memory", unit: "percentunit", alert: "RedisMemoryHigh", width: 4, atMost: 1,
+				form: number, title: "Redis memory", unit: "percentunit", alert: "PosthasteRedisMemoryHigh", width: 4, atMost: 1,
 				means: "Used memory as a share of maxmemory, 0 without a limit. At 1, Redis refuses writes and " +
 					"events wait. Add memory, or find the idle group.",
 				queries: []query{{"max(redis_memory_ratio{FILTER})", ""}}, steps: below(0.85, 0.95),
 			},
 			{
-				form: number, title: "Eviction", unit: "short", alert: "RedisMemoryHigh", width: 4,
+				form: number, title: "Eviction", unit: "short", alert: "PosthasteRedisMemoryHigh", width: 4,
 				texts: map[string]text{"0": {"off", green}, "1": {"unsafe", red}},
 				means: "Whether Redis may delete streams, gates, keys and balances when it is full. If it is " +
 					"unsafe, run CONFIG SET maxmemory-policy noeviction.",

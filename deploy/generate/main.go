@@ -1,4 +1,5 @@
-// Generate writes the manifests that are made of other files of the repository. Run it in the folder deploy.
+// Generate writes the manifests that are made of other files of the repository. Run it in the folder deploy. The
+// variable RUNBOOK is the address of the runbook that the rules link to.
 package main
 
 import (
@@ -11,7 +12,7 @@ import (
 )
 
 func main() {
-	all, err := deploy.Rules("../grafana/prometheus/rules")
+	all, err := deploy.Rules("../grafana/prometheus/rules", os.Getenv("RUNBOOK"))
 	for name, text := range all {
 		//nolint:gosec // for all users
 		err = errors.Join(err, os.WriteFile(filepath.Join("kubernetes", name), text, 0o644))
