@@ -98,7 +98,7 @@ func TestSettings(t *testing.T) {
 		"--admin-token":     {"***", "environment"},
 		"--history":         {"2w", "environment"},
 		"--schema":          {"events", "flag"},
-		"--relay-name":      {"default", "default"},
+		"--relay-name":      {"events", "default"},
 	}
 	for _, flag := range slices.Sorted(maps.Keys(want)) {
 		if got[flag] != want[flag] {

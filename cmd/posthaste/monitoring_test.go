@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -38,9 +39,14 @@ func TestMonitoring(t *testing.T) {
 	w.env = append(w.env, "POSTHASTE_REDIS_DURABILITY=aof")
 	relays := []*child{w.spawn("relay"), w.spawn("relay")}
 	api, consume := w.spawn("serve"), w.spawn("consume", "--group=shop")
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	defer receiver.Close()
+	deliver := w.spawn("deliver", "--group=hooks", "--to="+receiver.URL)
 	w.waitMode("cdc", 30*time.Second) // before that, there may be no relay whose mode could be set
 	p := startPrometheus(t, map[string][]*child{
-		"posthaste-relay": relays, "posthaste-api": {api}, "posthaste-consumer": {consume},
+		"posthaste-relay": relays, "posthaste-api": {api}, "posthaste-consumer": {consume, deliver},
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -140,8 +146,8 @@ func queriesOf(t *testing.T) map[string]string {
 	all := map[string]string{}
 	root := testenv.Root(t)
 	files, err := filepath.Glob(filepath.Join(root, "grafana", "dashboards", "*.json"))
-	if err != nil || len(files) != 5 {
-		t.Fatalf("dashboards: %v, %v; want five", files, err)
+	if err != nil || len(files) != 6 {
+		t.Fatalf("dashboards: %v, %v; want six", files, err)
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)

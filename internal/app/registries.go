@@ -58,7 +58,9 @@ func EachRegistry(ctx context.Context, c Config, do func(process string, reg *pr
 		name     string
 		registry *prometheus.Registry
 	}{
-		{"serve", api.registry}, {"relay", relay.registry}, {"consume", printing.registry},
+		{"serve", api.registry},
+		{"relay", relay.registry},
+		{"consume", printing.registry},
 		{"deliver", posting.registry},
 	} {
 		if err := do(p.name, p.registry); err != nil {

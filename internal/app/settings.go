@@ -199,7 +199,7 @@ var (
 
 // relayNameOf returns the default name of the relay of a schema.
 func relayNameOf(schema string) string {
-	if schema == "public" {
+	if schema == "public" || !schemaPattern.MatchString(schema) { // a bad schema is a fault of its own
 		return "default"
 	}
 	return strings.ToLower(schema[:min(len(schema), 50)])
@@ -330,7 +330,7 @@ func (s Settings) Parse() (Config, error) {
 			ScopeClaim: s.JWTScopeClaim,
 		},
 	}
-	c.Slot = "posthaste_" + s.RelayName
+	c.Slot = "posthaste_" + c.RelayName
 	c.PostgresURL = p.postgres(s.PostgresURL)
 	c.PostgresURL = p.rereads(s, "postgres-url", postgresPassword, c.PostgresURL, hasPassword(c.PostgresURL))
 	c.RedisURL = p.redis("redis-url", s.RedisURL)

@@ -83,6 +83,8 @@ func (s *Settings) Effective(m *kong.Application, c Config) (list []Setting) {
 			v.From = "environment"
 		case os.Getenv(v.Variable+"_FILE") != "":
 			v.From = "file"
+		case f.Name == "relay-name":
+			v.Value = c.RelayName
 		case f.Name == "postgres-url":
 			if v.Value = c.PostgresURL; v.Value == "" {
 				v.From = "libpq"
