@@ -63,7 +63,8 @@ func TestComposeServices(t *testing.T) {
 func TestComposeRelayAlone(t *testing.T) {
 	t.Setenv("RELAY_POSTGRES_URL", "postgres://mine")
 	t.Setenv("RELAY_REDIS_URL", "redis://mine")
-	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv, cli.WithProfiles([]string{"relay"}))
+	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv,
+		cli.WithProfiles([]string{"relay"}))
 	must(t, err)
 	p, err := opts.LoadProject(t.Context())
 	must(t, err)
@@ -397,7 +398,8 @@ func TestComposePasswordsAreNoArguments(t *testing.T) {
 	const secret = `pass "word" #1 $HOME`
 	t.Setenv("REDIS_PASSWORD", secret)
 	t.Setenv("POSTGRES_PASSWORD", secret)
-	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv, cli.WithProfiles([]string{"*"}))
+	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv,
+		cli.WithProfiles([]string{"*"}))
 	must(t, err)
 	p, err := opts.LoadProject(t.Context())
 	must(t, err)

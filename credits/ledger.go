@@ -302,5 +302,7 @@ func eventOf(e *entry) outbox.Event {
 	if r.Kind == Deduct {
 		typ = eventDeducted
 	}
-	return outbox.Event{ID: r.OpID, AggregateType: "credits", AggregateID: r.User.String(), Type: typ, Payload: r.Body()}
+	return outbox.Event{
+		ID: r.OpID, AggregateType: "credits", AggregateID: r.User.String(), Type: typ, Payload: r.Body(),
+	}
 }

@@ -39,7 +39,8 @@ var api = board{
 				queries: []query{{errorShare, ""}}, steps: below(0.001, 0.01),
 			},
 			{
-				form: number, title: "POST /orders, p99", unit: "s", alert: "PosthasteApiErrors", width: 4, empty: "no orders",
+				form: number, title: "POST /orders, p99", unit: "s", alert: "PosthasteApiErrors",
+				width: 4, empty: "no orders",
 				means: "99 of 100 orders are answered within this time. On a rise, check the wait for a " +
 					"connection, then Postgres.",
 				queries: []query{{quantile(0.99, `http_request_duration_seconds{method="POST", route="/orders"}`), ""}},
@@ -61,7 +62,8 @@ var api = board{
 				}}, steps: below(0.001, 0.01),
 			},
 			{
-				form: number, title: "Outcome unknown", unit: "short", alert: "PosthasteApiErrors", width: 4, empty: "0",
+				form: number, title: "Outcome unknown", unit: "short", alert: "PosthasteApiErrors",
+				width: 4, empty: "0",
 				means: "Requests within the chosen time whose commit could not be confirmed, because the connection " +
 					"broke at that moment. A repeat by the client with the same key returns the outcome.",
 				queries: []query{{increase(`idem_requests_total{outcome="unknown"}`), ""}}, steps: few(),

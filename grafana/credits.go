@@ -11,7 +11,8 @@ var creditsBoard = board{
 				queries: []query{{"max(credits_sync_lag_seconds{FILTER})", "lag"}}, steps: below(10, 60),
 			},
 			{
-				form: number, title: "Frozen accounts", unit: "short", width: 6, empty: "0", alert: "PosthasteCreditsAccountFrozen",
+				form: number, title: "Frozen accounts", unit: "short", width: 6, empty: "0",
+				alert: "PosthasteCreditsAccountFrozen",
 				means: "Accounts closed because their operations contradict the ledger. Each needs a person: run " +
 					"posthaste credits reconcile.",
 				queries: []query{{
@@ -27,7 +28,8 @@ var creditsBoard = board{
 				queries: []query{{"max(abs(credits_reconcile_drift{FILTER}))", "drift"}}, steps: none(),
 			},
 			{
-				form: number, title: "Operations lost", unit: "short", width: 6, empty: "0", alert: "PosthasteCreditsOperationsLost",
+				form: number, title: "Operations lost", unit: "short", width: 6, empty: "0",
+				alert: "PosthasteCreditsOperationsLost",
 				means: "Operations that were acknowledged but lost with Redis' data. Set a durability that " +
 					"survives this kind of failure.",
 				queries: []query{{"sum(increase(credits_lost_operations_total{FILTER}[$__range]))", "lost"}},

@@ -6,7 +6,8 @@ var redis = board{
 	rows: []row{
 		{"Is there room, and does every group read?", 5, []panel{
 			{
-				form: number, title: "Redis memory", unit: "percentunit", alert: "PosthasteRedisMemoryHigh", width: 4, atMost: 1,
+				form: number, title: "Redis memory", unit: "percentunit", alert: "PosthasteRedisMemoryHigh",
+				width: 4, atMost: 1,
 				means: "Used memory as a share of maxmemory, 0 without a limit. At 1, Redis refuses writes and " +
 					"events wait. Add memory, or find the idle group.",
 				queries: []query{{"max(redis_memory_ratio{FILTER})", ""}}, steps: below(0.85, 0.95),
@@ -173,7 +174,8 @@ var redis = board{
 			},
 			{
 				title: "Webhooks, p99", unit: "s", alert: "OutboxConsumerStuck", empty: "no posthaste deliver",
-				means:   "99 of 100 requests are answered within this time. At --timeout, the receiver does not answer.",
+				means: "99 of 100 requests are answered within this time. At --timeout, the receiver does not " +
+					"answer.",
 				queries: []query{{quantile(0.99, "outbox_deliver_seconds", "group"), "{{group}}"}},
 			},
 		}},

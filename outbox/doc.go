@@ -1,5 +1,5 @@
-// Package outbox is what a service imports to publish events: [Insert] and [InsertSQL] write an [Event] in the service's
-// own transaction. It depends only on pgx and uuid.
+// Package outbox is what a service imports to publish events: [Insert] and [InsertSQL] write an [Event] in the
+// service's own transaction. It depends only on pgx and uuid.
 //
 // Everything else here is for posthaste itself: the types and the ports that its packages share, which are an event
 // between the table and a stream, the right to publish, and what the machine in package relay requires of the packages

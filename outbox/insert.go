@@ -43,8 +43,8 @@ var ErrInvalid = errors.New("invalid event")
 // with 16 bits.
 const columns, most = 6, 10000
 
-// Insert writes events into the outbox within tx, in their order, so that they exist if and only if tx commits. It finds
-// the table through the connection's search path. It returns the ids of the events. Up to 10,000 events are one
+// Insert writes events into the outbox within tx, in their order, so that they exist if and only if tx commits. It
+// finds the table through the connection's search path. It returns the ids of the events. Up to 10,000 events are one
 // statement. Errors are ErrInvalid, after which tx can be used, or those of the statement, which end tx.
 func Insert(ctx context.Context, tx pgx.Tx, events ...Event) ([]uuid.UUID, error) {
 	return insert(events, func(text string, args []any) error {

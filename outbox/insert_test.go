@@ -31,7 +31,9 @@ func event(change func(e *outbox.Event)) outbox.Event {
 }
 
 // inserts calls do with both functions, each in a transaction that then commits.
-func inserts(t *testing.T, d *testenv.Database, do func(name string, insert func(...outbox.Event) ([]uuid.UUID, error))) {
+func inserts(
+	t *testing.T, d *testenv.Database, do func(name string, insert func(...outbox.Event) ([]uuid.UUID, error)),
+) {
 	t.Helper()
 	ctx := t.Context()
 	must(t, pgx.BeginFunc(ctx, d.Pool, func(tx pgx.Tx) error {
@@ -68,7 +70,8 @@ func TestInsert(t *testing.T) {
 		}
 		own = uuid.New()
 	})
-	if n := testenv.Value[int](t, d, `SELECT count(*) FROM outbox WHERE aggregate_type = 'order' AND aggregate_id = 'o-1'
+	if n := testenv.Value[int](t, d, `SELECT count(*) FROM outbox
+		WHERE aggregate_type = 'order' AND aggregate_id = 'o-1'
 		AND event_type = 'order.created' AND payload = '1' AND headers = '{"tenant": "<a>"}'`); n != 20000 {
 		t.Errorf("%d rows, want 20000", n)
 	}
@@ -171,7 +174,8 @@ func TestInsertRefusesBeforeTheStatement(t *testing.T) {
 	for name, change := range refused {
 		e := event(change)
 		headers, _ := json.Marshal(e.Headers)
-		_, err := d.Pool.Exec(t.Context(), `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, headers)
+		_, err := d.Pool.Exec(t.Context(), `INSERT INTO outbox
+			(aggregate_type, aggregate_id, event_type, payload, headers)
 			VALUES ($1, $2, $3, $4::text::jsonb, $5::text::jsonb)`, e.AggregateType, e.AggregateID, e.Type,
 			string(e.Payload), string(headers))
 		if err == nil && e.Type != "" {

@@ -75,7 +75,7 @@ func stringSize(text []byte) (n, printed int) {
 func escaped(text []byte) (r rune, n int) {
 	hex := func(from int) rune {
 		v, _ := strconv.ParseUint(string(text[from:from+4]), 16, 16)
-		return rune(v) //nolint:gosec // 16 bits
+		return rune(v)
 	}
 	if r = hex(2); !utf16.IsSurrogate(r) {
 		return r, 6

@@ -50,9 +50,9 @@ func (e *Record) TraceParent() string {
 	return traceParent
 }
 
-// SplitHeaders returns the W3C trace context in the headers, or "", and the object of all other headers, or nil if there
-// are none. Headers that are not an object have neither. A traceparent counts only if it is a string of at most 128
-// bytes, without escapes.
+// SplitHeaders returns the W3C trace context in the headers, or "", and the object of all other headers, or nil if
+// there are none. Headers that are not an object have neither. A traceparent counts only if it is a string of at most
+// 128 bytes, without escapes.
 func (e *Record) SplitHeaders() (traceParent string, others []byte) {
 	h := e.Headers
 	if len(h) <= len("{}") || h[0] != '{' {
@@ -76,8 +76,8 @@ func (e *Record) SplitHeaders() (traceParent string, others []byte) {
 	return traceParent, nil
 }
 
-// member returns where the member of an object in JSON whose name in quotes is key begins, where its colon is, and where
-// the comma or brace after it is: 0 if there is no such member.
+// member returns where the member of an object in JSON whose name in quotes is key begins, where its colon is, and
+// where the comma or brace after it is: 0 if there is no such member.
 func member(h, key []byte) (begin, colon, end int) {
 	if !bytes.Contains(h, key) {
 		return 0, 0, 0

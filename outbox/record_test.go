@@ -47,13 +47,16 @@ func TestSplitHeaders(t *testing.T) {
 		"{}": {}, "null": {}, `"traceparent"`: {}, `[{"traceparent": "x"}]`: {},
 		`{"a": "b"}`:         {"", `{"a": "b"}`},
 		`{"traceparent": 1}`: {}, `{"traceparent": ""}`: {}, `{"traceparent":"x"}`: {"x", ""},
-		`{"a": 1, "traceparent": "x"}`:                                {"x", `{"a": 1}`},
-		`{"traceparent": "x", "a": 1}`:                                {"x", `{"a": 1}`},
-		`{"a": 1, "traceparent": "x", "b": 2}`:                        {"x", `{"a": 1, "b": 2}`},
-		` { "traceparent" : "x" , "a" : 1 }`[1:]:                      {"x", `{ "a" : 1 }`},
-		`{"a": {"traceparent": "y"}, "b": ["traceparent"]}`:           {"", `{"a": {"traceparent": "y"}, "b": ["traceparent"]}`},
+		`{"a": 1, "traceparent": "x"}`:           {"x", `{"a": 1}`},
+		`{"traceparent": "x", "a": 1}`:           {"x", `{"a": 1}`},
+		`{"a": 1, "traceparent": "x", "b": 2}`:   {"x", `{"a": 1, "b": 2}`},
+		` { "traceparent" : "x" , "a" : 1 }`[1:]: {"x", `{ "a" : 1 }`},
+		`{"a": {"traceparent": "y"}, "b": ["traceparent"]}`: {
+			"",
+			`{"a": {"traceparent": "y"}, "b": ["traceparent"]}`,
+		},
 		`{"a": "\\\\\",{\\", "b": "traceparent", "traceparent": "x"}`: {"x", `{"a": "\\\\\",{\\", "b": "traceparent"}`},
-		`{"\"traceparent\"": 1}`:                                      {"", `{"\"traceparent\"": 1}`},
+		`{"\"traceparent\"": 1}`: {"", `{"\"traceparent\"": 1}`},
 	} {
 		traceParent, others := (&outbox.Record{Headers: []byte(headers)}).SplitHeaders()
 		if traceParent != want[0] || string(others) != want[1] {
@@ -67,7 +70,8 @@ func FuzzSplitHeaders(f *testing.F) {
 	f.Fuzz(func(t *testing.T, headers string) {
 		want := map[string]any{}
 		traceParent, others := (&outbox.Record{Headers: []byte(headers)}).SplitHeaders()
-		if json.Unmarshal([]byte(headers), &want) != nil || headers[0] != '{' || strings.Count(headers, "traceparent") != 1 {
+		if json.Unmarshal([]byte(headers), &want) != nil || headers[0] != '{' ||
+			strings.Count(headers, "traceparent") != 1 {
 			return // must not panic
 		}
 		delete(want, "traceparent")

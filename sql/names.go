@@ -56,8 +56,8 @@ func checkPublication(ctx context.Context, db DB, schema string) error {
 	if err != nil {
 		return fmt.Errorf("look for publication %q: %w", name, err)
 	}
-	return fmt.Errorf("publication %q exists already, owned by role %q, with %s: DROP PUBLICATION %s, if no program uses "+
-		"it, or use another --schema", name, owner, tables, pgx.Identifier{name}.Sanitize())
+	return fmt.Errorf("publication %q exists already, owned by role %q, with %s: DROP PUBLICATION %s, if no program "+
+		"uses it, or use another --schema", name, owner, tables, pgx.Identifier{name}.Sanitize())
 }
 
 // createPublication creates the publication of an outbox, before any slot: a slot that is older than its publication

@@ -566,8 +566,8 @@ func SQLState(err error) string {
 	return ""
 }
 
-// Withheld reports whether the server refuses a function, as managed servers may: because of a missing right, because it
-// lacks the function, or because of its wal_level. A standby refuses the functions of the WAL, too.
+// Withheld reports whether the server refuses a function, as managed servers may: because of a missing right, because
+// it lacks the function, or because of its wal_level. A standby refuses the functions of the WAL, too.
 func Withheld(err error) bool {
 	switch SQLState(err) {
 	case pgerrcode.InsufficientPrivilege, pgerrcode.FeatureNotSupported, pgerrcode.ObjectNotInPrerequisiteState:

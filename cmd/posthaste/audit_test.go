@@ -20,8 +20,8 @@ import (
 var silent = []string{
 	"migrate", "serve", "relay", "consume", "deliver", "status", "dead list", "audit", "groups list", "trace",
 	"bridge list",
-	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "settings", "version", "help", "completion",
-	"bench drain", "bench latency", "bench orders", "bench idle", "bench growth", "dev", "demo", "prove",
+	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "settings", "version", "help",
+	"completion", "bench drain", "bench latency", "bench orders", "bench idle", "bench growth", "dev", "demo", "prove",
 	"prove-consumer", "gen-docs",
 }
 

@@ -42,8 +42,8 @@ func (c bridgeCreateCmd) Run(ctx context.Context, e *env) error {
 			fmt.Fprintf(e.Stdout, "-- one transaction; %s waiting rows are copied\n%s;\n", waiting,
 				strings.Join(plan.Statements, ";\n"))
 		}
-		if err := e.Confirm(ctx, c.Yes, fmt.Sprintf("Create the bridge of %s, and copy %s waiting rows? Until they are "+
-			"copied, writers of the table wait.", c.Table, waiting)); err != nil {
+		if err := e.Confirm(ctx, c.Yes, fmt.Sprintf("Create the bridge of %s, and copy %s waiting rows? Until they "+
+			"are copied, writers of the table wait.", c.Table, waiting)); err != nil {
 			return err
 		}
 		var copied int64
@@ -94,7 +94,8 @@ type bridgeDropCmd struct {
 
 // Run drops a bridge.
 func (c bridgeDropCmd) Run(ctx context.Context, e *env) error {
-	if err := e.Confirm(ctx, c.Yes, fmt.Sprintf("Drop the bridge of %s? Rows that are inserted later are not published.",
+	if err := e.Confirm(ctx, c.Yes, fmt.Sprintf("Drop the bridge of %s? Rows that are inserted later are not "+
+		"published.",
 		c.Table)); err != nil {
 		return err
 	}

@@ -52,7 +52,8 @@ func TestBridgedRowsArePublished(t *testing.T) {
 				default:
 					insert(last + 1)
 					w.db.Exec(t, fmt.Sprintf(`DO $$ BEGIN
-						INSERT INTO outboxevent (aggregatetype, aggregateid, type, payload) VALUES ('order', 'a', 'made', '%d');
+						INSERT INTO outboxevent (aggregatetype, aggregateid, type, payload)
+						VALUES ('order', 'a', 'made', '%d');
 						DELETE FROM outboxevent WHERE payload = '%d'; END $$`, last+4, last+4))
 					last += 4
 				}

@@ -104,8 +104,9 @@ func TestPasswordsChange(t *testing.T) {
 						r.cut() // also the connections that were being made when the password changed
 						var h readiness
 						status, err := p.get("/readyz", &h)
+						texts := strings.Join(slices.Concat(h.Reasons, h.Degraded, h.Remedy), "\n")
 						return testenv.FailIf(err != nil || status != http.StatusServiceUnavailable ||
-							!strings.Contains(strings.Join(slices.Concat(h.Reasons, h.Degraded, h.Remedy), "\n"), setting),
+							!strings.Contains(texts, setting),
 							"%d %+v, %v", status, h, err)
 					})
 				}

@@ -37,7 +37,9 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 		p.close()
 		return nil, err
 	}
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: c.Publication})
+	slots, err := cdc.NewSlots(cdc.SlotsOptions{
+		Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: c.Publication,
+	})
 	if err != nil {
 		p.close()
 		return nil, err

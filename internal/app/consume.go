@@ -75,7 +75,8 @@ func (c Config) consume(ctx context.Context, o ConsumeOptions, m member, log *sl
 	actx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
 	go func() {
-		done <- ServeHTTP(actx, c.adminServer(log, admin.Metrics(withRuntime(m.registry), cons.Stalled)), l, time.Second)
+		server := c.adminServer(log, admin.Metrics(withRuntime(m.registry), cons.Stalled))
+		done <- ServeHTTP(actx, server, l, time.Second)
 	}()
 	err = cons.Run(ctx)
 	stop()

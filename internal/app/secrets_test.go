@@ -152,7 +152,8 @@ func TestPasswordFiles(t *testing.T) {
 		t.Errorf("%q, %q, %v", password, o.SentinelPassword, err)
 	}
 	s.PostgresURL = "postgres://u:hidden@h/d"
-	if _, err = s.Parse(); len(faults(err)) != 1 || !strings.Contains(err.Error(), "POSTHASTE_POSTGRES_PASSWORD_FILE") ||
+	if _, err = s.Parse(); len(faults(err)) != 1 ||
+		!strings.Contains(err.Error(), "POSTHASTE_POSTGRES_PASSWORD_FILE") ||
 		strings.Contains(err.Error(), "hidden") {
 		t.Errorf("two passwords: %v", err)
 	}

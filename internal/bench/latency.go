@@ -92,7 +92,8 @@ func (l *latency) steps() []step {
 	total := l.total()
 	steps := []step{{l.named("bare commit"), total, l.commit}, {l.named("bare stream"), total, l.xadd}}
 	for _, mode := range only(l.c.Mode, modes...) {
-		steps = append(steps, step{l.named(string(mode)), l.held() + total + l.paced(), func(ctx context.Context) error {
+		estimate := l.held() + total + l.paced()
+		steps = append(steps, step{l.named(string(mode)), estimate, func(ctx context.Context) error {
 			return l.relay(ctx, mode)
 		}})
 	}

@@ -57,7 +57,8 @@ func create(t testing.TB, d *testenv.Database, c bridge.Config) int64 {
 // copies returns a column of outbox in the order of events.
 func copies(t testing.TB, d *testenv.Database, column string) string {
 	t.Helper()
-	return testenv.Value[string](t, d, "SELECT coalesce(string_agg(("+column+")::text, ' ' ORDER BY seq), '') FROM outbox")
+	return testenv.Value[string](t, d, "SELECT coalesce(string_agg(("+column+
+		")::text, ' ' ORDER BY seq), '') FROM outbox")
 }
 
 func want(t *testing.T, what, got, want string) {
@@ -102,7 +103,8 @@ func TestInsertsAreCopied(t *testing.T) {
 		}
 	}
 	run("INSERT INTO outboxevent VALUES " + row("1"))
-	run("BEGIN; INSERT INTO outboxevent VALUES " + row("2") + "; DELETE FROM outboxevent WHERE aggregateid = '2'; COMMIT")
+	run("BEGIN; INSERT INTO outboxevent VALUES " + row("2") +
+		"; DELETE FROM outboxevent WHERE aggregateid = '2'; COMMIT")
 	run("INSERT INTO outboxevent VALUES " + row("3") + "," + row("4") + "," + row("5"))
 	run("BEGIN; INSERT INTO outboxevent VALUES " + row("lost") + "; ROLLBACK")
 	run("BEGIN; INSERT INTO outboxevent VALUES " + row("6") + "; SAVEPOINT s; INSERT INTO outboxevent VALUES " +
@@ -129,7 +131,8 @@ func TestInsertsAreCopied(t *testing.T) {
 	// The function is of no use to another table's owner.
 	d.Exec(t, "GRANT CREATE ON SCHEMA public TO "+d.Name+"_app")
 	run("CREATE TABLE mine (LIKE outboxevent)")
-	name := testenv.Value[string](t, d, "SELECT tgfoid::regproc::text FROM pg_trigger WHERE tgname = 'posthaste_bridge'")
+	name := testenv.Value[string](t, d, "SELECT tgfoid::regproc::text FROM pg_trigger "+
+		"WHERE tgname = 'posthaste_bridge'")
 	if _, err := c.Exec(t.Context(), "CREATE TRIGGER x AFTER INSERT ON mine EXECUTE FUNCTION "+name+"()"); err == nil {
 		t.Error("another table has the trigger")
 	}
@@ -145,7 +148,8 @@ func TestPartitionsAreCopied(t *testing.T) {
 	})
 	add := func(table, key string) {
 		t.Helper()
-		d.Exec(t, "INSERT INTO "+table+" (id, kind, key, body) VALUES (gen_random_uuid(), 'made', "+key+", '{\"a\": 1}')")
+		d.Exec(t, "INSERT INTO "+table+" (id, kind, key, body) "+
+			"VALUES (gen_random_uuid(), 'made', "+key+", '{\"a\": 1}')")
 	}
 	add("ev", "1")
 	add("ev_new", "2")
@@ -204,7 +208,7 @@ func TestWaitingRowsAreCopiedOnce(t *testing.T) {
 		c, err := pgx.Connect(t.Context(), d.URL)
 		must(t, err)
 		writers.Go(func() {
-			defer c.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it was only written to
+			defer c.Close(context.WithoutCancel(ctx))
 			for ctx.Err() == nil {
 				if _, err := c.Exec(t.Context(), "INSERT INTO outboxevent VALUES "+row("new")); err != nil {
 					t.Error(err)
@@ -226,7 +230,8 @@ func TestWaitingRowsAreCopiedOnce(t *testing.T) {
 		done <- err
 	}()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		n := testenv.Value[int](t, d, "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'ShareRowExclusiveLock'")
+		n := testenv.Value[int](t, d, "SELECT count(*) FROM pg_locks "+
+			"WHERE NOT granted AND mode = 'ShareRowExclusiveLock'")
 		return testenv.FailIf(n == 0, "the bridge does not wait for the open transaction")
 	})
 	must(t, tx.Commit(t.Context()))
@@ -316,7 +321,8 @@ func noneLeft(t *testing.T, d *testenv.Database) {
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	d := prepared(t, debezium, "CREATE VIEW v AS SELECT * FROM outboxevent",
-		"CREATE TABLE child () INHERITS (outboxevent)", "CREATE TABLE taken (LIKE outboxevent)", "ALTER TABLE taken ADD raw bytea")
+		"CREATE TABLE child () INHERITS (outboxevent)", "CREATE TABLE taken (LIKE outboxevent)",
+		"ALTER TABLE taken ADD raw bytea")
 	taken := ofDebezium()
 	taken.Table = "public.taken"
 	create(t, d, taken)

@@ -125,8 +125,9 @@ func (e event) body(sequence string) string {
 	x := e.expressions()
 	return "\nBEGIN\n" + e.insert("WHERE "+count+" ON CONFLICT (id) DO NOTHING") + ";\n" +
 		"IF NOT FOUND AND NOT EXISTS (SELECT FROM " + e.helpers + ".outbox o WHERE o.id = " + x[0] +
-		"\n    AND o.aggregate_type = " + x[1] + " AND o.aggregate_id = " + x[2] + "\n    AND o.event_type::text = " + x[3] +
-		" AND o.payload = " + x[4] + ") THEN\n    PERFORM " + e.refuse(e.ID, "unique: another event has it") +
+		"\n    AND o.aggregate_type = " + x[1] + " AND o.aggregate_id = " + x[2] +
+		"\n    AND o.event_type::text = " + x[3] + " AND o.payload = " + x[4] + ") THEN\n    PERFORM " +
+		e.refuse(e.ID, "unique: another event has it") +
 		";\nEND IF;\nRETURN NULL;\nEND "
 }
 
@@ -140,7 +141,8 @@ func (e event) waiting() string {
 // copy copies the waiting rows in order.
 func (e event) copy(sequence string) string {
 	e.row = pgx.Identifier{e.ofTable}.Sanitize()
-	return e.insert(e.waiting() + " AND pg_catalog.nextval(" + literal(sequence) + "::regclass) > 0::bigint\nORDER BY " +
+	return e.insert(e.waiting() + " AND pg_catalog.nextval(" + literal(sequence) + "::regclass) > 0::bigint\n" +
+		"ORDER BY " +
 		e.column(e.OrderBy) + ", " + e.row + ".ctid")
 }
 

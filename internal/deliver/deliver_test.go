@@ -225,7 +225,8 @@ func TestOutcomes(t *testing.T) {
 		if got := kind(err); got != want {
 			t.Errorf("status %d: %s (%v), want %s", code, got, err, want)
 		}
-		if err != nil && (strings.Contains(err.Error(), private) || !strings.Contains(err.Error(), strconv.Itoa(code))) {
+		if err != nil && (strings.Contains(err.Error(), private) ||
+			!strings.Contains(err.Error(), strconv.Itoa(code))) {
 			t.Errorf("status %d: error %v", code, err)
 		}
 		if redirect := code/100 == 3; redirect && !strings.Contains(err.Error(), "redirects are not followed") {
@@ -403,7 +404,8 @@ func TestBadOptions(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := func(text string) string {
-		return testenv.WriteFile(t, dir, strconv.Itoa(len(text))+"-"+base64.URLEncoding.EncodeToString([]byte(text))[:8],
+		return testenv.WriteFile(t, dir,
+			strconv.Itoa(len(text))+"-"+base64.URLEncoding.EncodeToString([]byte(text))[:8],
 			[]byte(text))
 	}
 	for _, c := range []struct{ to, secret, want string }{

@@ -88,9 +88,9 @@ code 2 and one line per fault. Sizes take binary units (64MiB), durations Go's f
 const secretsNote = "A secret may be in a file: `POSTHASTE_POSTGRES_URL_FILE`, `POSTHASTE_REDIS_URL_FILE`, " +
 	"`POSTHASTE_GUARD_REDIS_URL_FILE`,\n`POSTHASTE_ADMIN_TOKEN_FILE` and `POSTHASTE_ADMIN_READ_TOKEN_FILE` name a " +
 	"file whose one line is the value, read at\nthe start. Setting a variable and its `_FILE` is a fault; a flag " +
-	"beats both. A secret in a flag gives a warning.\n\nPasswords are read again for each connection: from the file of " +
-	"`POSTHASTE_POSTGRES_PASSWORD_FILE` or\n`POSTHASTE_REDIS_PASSWORD_FILE`, or with the user from that of an address. " +
-	"A change of host, port, database or the\npassword of sentinels needs a restart."
+	"beats both. A secret in a flag gives a warning.\n\nPasswords are read again for each connection: from the file " +
+	"of `POSTHASTE_POSTGRES_PASSWORD_FILE` or\n`POSTHASTE_REDIS_PASSWORD_FILE`, or with the user from that of an " +
+	"address. A change of host, port, database or the\npassword of sentinels needs a restart."
 
 // commandRows writes a row for a command, or for each of its subcommands.
 func commandRows(b *strings.Builder, n *kong.Node, path string) {

@@ -415,8 +415,9 @@ var metricNotes = []struct {
 		},
 		{
 			"outbox_deliver_seconds",
-			"the receiver of webhooks is slow. Of the count of `busy` or `unreachable`: it does not take events, which " +
-				"wait. Of `refused`: it does not accept them, and they will be dead. Of `gone`: it wants no more.",
+			"the receiver of webhooks is slow. Of the count of `busy` or `unreachable`: it does not take events, " +
+				"which wait. Of `refused`: it does not accept them, and they will be dead. Of `gone`: it wants " +
+				"no more.",
 			"sum by (group, outcome) (rate(outbox_deliver_seconds_count[5m]))",
 		},
 	}},

@@ -251,7 +251,8 @@ func (d *doctor) leader(ctx context.Context, conn *pgx.Conn) {
 func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
 	var sync, idle *string
 	err = conn.QueryRow(ctx, query("doctor_facts")).Scan(
-		&f.version, &f.walLevel, &f.maxSlots, &f.maxSenders, &f.keepMB, &f.replication, &f.recovery, &sync, &idle, &f.encoding)
+		&f.version, &f.walLevel, &f.maxSlots, &f.maxSenders, &f.keepMB, &f.replication, &f.recovery, &sync, &idle,
+		&f.encoding)
 	if sync != nil {
 		f.syncSlots = *sync
 	}

@@ -253,7 +253,8 @@ func (m *move) finish(ctx context.Context) error {
 // replicated.
 func (m *move) sequences(ctx context.Context) ([]string, error) {
 	rows, err := m.stage.pool.Query(ctx, `SELECT pg_catalog.format('SELECT setval(%L, %s)',
-		pg_catalog.format('%I.%I', schemaname, sequencename), last_value) FROM pg_sequences WHERE last_value IS NOT NULL`)
+		pg_catalog.format('%I.%I', schemaname, sequencename), last_value)
+		FROM pg_sequences WHERE last_value IS NOT NULL`)
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func (f File) HasURL() bool { return strings.HasSuffix(f.Setting, "_URL_FILE") }
 
 // Read returns the line of the file. Its errors name the setting and do not quote the file.
 func (f File) Read() (string, error) {
-	text, err := os.ReadFile(f.Path) //nolint:gosec // the operator names it
+	text, err := os.ReadFile(f.Path)
 	line := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
 	switch {
 	case err != nil: // it names the path
