@@ -4,14 +4,31 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"regexp"
+	"slices"
 	"time"
 
 	"posthaste/consumer"
 )
 
-// encode returns an event as a structured CloudEvent in JSON.
+// extension matches the names that CloudEvents allow for extension attributes. Reserved ones have a meaning.
+var (
+	extension = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
+	reserved  = []string{
+		"specversion", "id", "source", "type", "subject", "time", "data", "datacontenttype", "dataschema",
+		"traceparent",
+	}
+)
+
+// encode returns an event as a structured CloudEvent in JSON. A header is an extension attribute; one whose name is
+// reserved or not allowed is left out.
 func encode(ev consumer.Event) ([]byte, error) {
 	attributes := map[string]any{"specversion": "1.0", "id": ev.ID, "source": ev.Source, "type": ev.Type}
+	for name, value := range ev.Headers {
+		if extension.MatchString(name) && !slices.Contains(reserved, name) {
+			attributes[name] = value
+		}
+	}
 	if ev.Subject != "" {
 		attributes["subject"] = ev.Subject
 	}

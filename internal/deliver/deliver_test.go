@@ -171,6 +171,9 @@ func TestRequestIsASignedCloudEvent(t *testing.T) {
 	must(t, s.Handle(t.Context(), event("e1", "a")))
 	bare := event("e2", "")
 	bare.Time, bare.Data, bare.TraceParent = time.Time{}, nil, ""
+	bare.Headers = map[string]string{
+		"tenant": "acme", "x-trace": "not allowed", "subject": "reserved", "id": "reserved",
+	}
 	must(t, s.Handle(t.Context(), bare))
 	posts := r.got()
 	sent, err := strconv.ParseInt(posts[0].header.Get("Webhook-Timestamp"), 10, 64)
@@ -187,7 +190,8 @@ func TestRequestIsASignedCloudEvent(t *testing.T) {
 	if got := string(posts[0].body); got != want {
 		t.Errorf("body %s\nwant %s", got, want)
 	}
-	const wantBare = `{"id":"e2","source":"/posthaste/default","specversion":"1.0","type":"order.created"}`
+	const wantBare = `{"id":"e2","source":"/posthaste/default","specversion":"1.0","tenant":"acme",` +
+		`"type":"order.created"}`
 	if got := string(posts[1].body); got != wantBare {
 		t.Errorf("body %s\nwant %s", got, wantBare)
 	}
