@@ -105,6 +105,16 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%s: %q, want %q", flag, got[flag], want[flag])
 		}
 	}
+	t.Setenv("POSTHASTE_POSTGRES_URL", "")
+	t.Setenv("PGHOST", "db.example")
+	if text := runToEnd(t, "settings").out; !strings.Contains(text, "libpq") {
+		t.Errorf("with PGHOST:\n%s", text)
+	}
+	t.Setenv("PGHOST", "")
+	t.Setenv("POSTHASTE_POSTGRES_PASSWORD_FILE", testenv.WriteFile(t, t.TempDir(), "password", []byte("hunter2\n")))
+	if text := runToEnd(t, "settings").out; !strings.Contains(text, " postgres://localhost:5432/postgres  ") {
+		t.Errorf("with a file of the password:\n%s", text)
+	}
 	if text := runToEnd(t, "settings").out; !strings.Contains(text, "\nRelay\n") || strings.Contains(text, "hunter2") {
 		t.Errorf("for people:\n%s", text)
 	}

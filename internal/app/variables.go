@@ -86,8 +86,8 @@ func (s *Settings) Effective(m *kong.Application, c Config) (list []Setting) {
 		case f.Name == "relay-name":
 			v.Value = c.RelayName
 		case f.Name == "postgres-url":
-			if v.Value = c.PostgresURL; v.Value == "" {
-				v.From = "libpq"
+			if v.Value = defaultPostgresURL; !strings.HasPrefix(c.PostgresURL, v.Value) {
+				v.Value, v.From = "", "libpq"
 			}
 		}
 		for _, x := range s.secrets() {
