@@ -212,11 +212,11 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 	rounds := scale(30, 6)
 	for i := range rounds {
 		setting := []string{sharedOn, "--shared-streams=off"}[i%2]
-		r := a.spawn("relay", setting)
 		epoch := func() int64 {
 			return testenv.Value[int64](t, a.db, "SELECT coalesce((SELECT epoch FROM relay_state), 0)")
 		}
-		before := epoch()
+		before := epoch() // a relay may lead before spawn returns
+		r := a.spawn("relay", setting)
 		testenv.Eventually(t, 30*time.Second, func() error {
 			now := epoch()
 			return testenv.FailIf(now <= before && i%3 < 2, "epoch %d", now)
