@@ -242,7 +242,9 @@ var ErrMoved = fmt.Errorf("the sink was restarted, or is another one: %w", ErrGa
 // StreamError means that the sink answers and the failure concerns one stream; publishing to others continues.
 type StreamError struct {
 	Stream string
-	Err    error
+	// Unknown is set if the reply is of an unknown kind: repeating the delivery halves the batch.
+	Unknown bool
+	Err     error
 }
 
 func (e *StreamError) Error() string { return e.Err.Error() }
@@ -314,7 +316,9 @@ type PoisonError struct {
 	Class string
 	// All is set if the stream itself is the cause and refuses every event.
 	All bool
-	Err error
+	// Guessed is set if the reply was of an unknown kind, and only its repetition speaks for the event as the cause.
+	Guessed bool
+	Err     error
 }
 
 func (e *PoisonError) Error() string { return fmt.Sprintf("event %s is refused: %v", e.ID, e.Err) }

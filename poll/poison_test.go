@@ -1,6 +1,7 @@
 package poll_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,10 +14,12 @@ import (
 
 	"github.com/google/uuid"
 
+	"posthaste/internal/link"
 	"posthaste/internal/poison"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/poll"
+	"posthaste/sink"
 	"posthaste/sql"
 )
 
@@ -293,6 +296,41 @@ func TestBatchesAreBoundedByRows(t *testing.T) {
 		if len(b) > 20 {
 			t.Errorf("a batch of %d events", len(b))
 		}
+	}
+}
+
+// Redis refuses one event, and any call with many arguments, with words that no class describes. The batches get
+// smaller, that event is parked, and the others are published in order.
+func TestUnknownRepliesToASweep(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	proxy := testenv.Strange(t, r.redis, link.Oddities{MaxArgs: 400, Judge: func(args [][]byte) string {
+		for _, a := range args {
+			if bytes.Contains(a, []byte("unbearable")) && len(a) < 100 {
+				return "ERR the policy of this service forbids it"
+			}
+		}
+		return ""
+	}})
+	client, err := sink.NewClient("redis://" + proxy.Addr())
+	r.must(err)
+	t.Cleanup(func() { _ = client.Close() })
+	r.sink = sink.New(sink.Options{Client: client, Source: "/posthaste/test", Logger: testenv.Logger(t)})
+	aggregate := inPart(t, r, 1)[0]
+	var want, bad []uuid.UUID
+	for i := range 300 {
+		if i == 150 {
+			bad = append(bad, r.insert("order", aggregate, `"unbearable"`))
+		}
+		want = append(want, r.insert("order", aggregate, `{}`))
+	}
+	r.run(r.options(1, 500))
+	r.oracle().WaitEmpty(t, 60*time.Second)
+	if got := r.entries("order"); !slices.Equal(got, want) {
+		t.Errorf("%d entries, want %d in order", len(got), len(want))
+	}
+	if got := r.dead(); !slices.Equal(got, bad) {
+		t.Errorf("parked %v, want %v", got, bad)
 	}
 }
 

@@ -227,7 +227,10 @@ func (d *delivery) refused(i int, err replyError) error {
 func (d *delivery) poisoned(i int, class string, err error) error {
 	d.poison = i + 1
 	d.lane.sink.m.errors.WithLabelValues(class).Inc()
-	return &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: class, All: class == classWrongType, Err: err}
+	return &outbox.PoisonError{
+		Index: i, ID: d.events[i].ID, Class: class, All: class == classWrongType,
+		Guessed: class == classOther, Err: err,
+	}
 }
 
 // broken handles a call without an answer, whose execution is unknown.

@@ -309,7 +309,7 @@ func (s *Sink) failed(step, stream string, err error) error {
 	}
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
 	if reply := redis.Error(nil); oneStream[class] && errors.As(err, &reply) {
-		return &outbox.StreamError{Stream: stream, Err: wrapped}
+		return &outbox.StreamError{Stream: stream, Unknown: class == classOther, Err: wrapped}
 	}
 	return wrapped
 }

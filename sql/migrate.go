@@ -168,7 +168,7 @@ func apply(ctx context.Context, conn *pgx.Conn, schema, relay string, lines []Li
 		if err != nil {
 			return err
 		}
-		if have[LineOutbox] == 0 {
+		if have[LineOutbox] == 0 && slices.Contains(lines, LineOutbox) {
 			if err := checkPublication(ctx, tx, schema); err != nil {
 				return err
 			}

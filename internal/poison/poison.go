@@ -71,11 +71,12 @@ func (r *Refusals) Refused(stream string, refused *outbox.PoisonError) (attempts
 	if refused.All {
 		s.all++
 	}
-	// A stream whose event was parked usually refuses the next one, too: that is parked at once.
-	if max(n, s.all) < Attempts && !s.parked {
+	// A stream whose event was parked usually refuses the next one, too: that is parked at once. A guess needs all
+	// attempts, because the reply may have been a fault of the moment.
+	if max(n, s.all) < Attempts && (!s.parked || refused.Guessed) {
 		return n, false
 	}
-	s.parked = true
+	s.parked = s.parked || !refused.Guessed
 	return n, true
 }
 
