@@ -173,10 +173,13 @@ func (s *Sender) judge(ev consumer.Event, resp *http.Response, err error) (outco
 	return refused, err
 }
 
-// pause lets no request begin for d. Requests that run may finish.
+// pause lets no request begin for d, or for longer if that was requested before. Requests that run may finish.
 func (s *Sender) pause(d time.Duration) {
 	if d > 0 {
-		s.pausedUntil.Store(time.Now().Add(d).UnixNano())
+		until := time.Now().Add(d).UnixNano()
+		for old := s.pausedUntil.Load(); old < until && !s.pausedUntil.CompareAndSwap(old, until); {
+			old = s.pausedUntil.Load()
+		}
 	}
 }
 

@@ -72,6 +72,7 @@ func (s *stage) borrow(ctx context.Context, c *app.Config) error {
 	}
 	s.redis = &redis.Options{
 		Addr: o.Addr, DB: o.DB, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig,
+		CredentialsProviderContext: o.CredentialsProviderContext,
 	}
 	switch n, err := client.DBSize(ctx).Result(); {
 	case err != nil:
