@@ -78,8 +78,8 @@ code 2 and one line per fault. Sizes take binary units (64MiB), durations Go's f
 		fmt.Fprintf(&b, "| `%s` | `--%s` | %s | %s |\n", f.Envs[0], f.Name, def, cell(f.Help))
 	}
 	b.WriteString("\n## Commands\n\n| command | does |\n|---|---|\n")
-	for _, n := range m.Children {
-		commandRows(&b, n, "posthaste")
+	for _, n := range m.Leaves(true) {
+		commandRow(&b, n)
 	}
 	return b.String()
 }
@@ -92,19 +92,9 @@ const secretsNote = "A secret may be in a file: `POSTHASTE_POSTGRES_URL_FILE`, `
 	"of `POSTHASTE_POSTGRES_PASSWORD_FILE` or\n`POSTHASTE_REDIS_PASSWORD_FILE`, or with the user from that of an " +
 	"address. A change of host, port, database or the\npassword of sentinels needs a restart."
 
-// commandRows writes a row for a command, or for each of its subcommands.
-func commandRows(b *strings.Builder, n *kong.Node, path string) {
-	if n.Hidden {
-		return
-	}
-	path += " " + n.Name
-	if len(n.Children) > 0 && n.Type == kong.CommandNode && len(n.Positional) == 0 {
-		for _, c := range n.Children {
-			commandRows(b, c, path)
-		}
-		return
-	}
-	text := path
+// commandRow writes the row of a command.
+func commandRow(b *strings.Builder, n *kong.Node) {
+	text := "posthaste " + n.Path()
 	for _, f := range n.Flags {
 		flag := "--" + f.Name
 		if !f.IsBool() {

@@ -12,8 +12,8 @@ func Man(m *kong.Application, version string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, ".TH POSTHASTE 1 \"\" \"posthaste %s\"\n.SH NAME\nposthaste \\- %s\n.SH SYNOPSIS\n.B posthaste\n"+
 		".I COMMAND\n[FLAGS]\n.SH COMMANDS\n", version, roff(m.Help))
-	for _, n := range m.Children {
-		manCommand(&b, n, "posthaste")
+	for _, n := range m.Leaves(true) {
+		manCommand(&b, n)
 	}
 	b.WriteString(".SH SETTINGS\nAll commands accept them, as flags or as variables. A flag beats the variable.\n")
 	for _, f := range m.Flags {
@@ -24,18 +24,9 @@ func Man(m *kong.Application, version string) string {
 	return b.String()
 }
 
-// manCommand writes a command, or each of its subcommands, with its flags.
-func manCommand(b *strings.Builder, n *kong.Node, path string) {
-	if n.Hidden {
-		return
-	}
-	path += " " + n.Name
-	if len(n.Children) > 0 && n.Type == kong.CommandNode && len(n.Positional) == 0 {
-		for _, c := range n.Children {
-			manCommand(b, c, path)
-		}
-		return
-	}
+// manCommand writes a command with its flags.
+func manCommand(b *strings.Builder, n *kong.Node) {
+	path := "posthaste " + n.Path()
 	for _, p := range n.Positional {
 		path += " [" + strings.ToUpper(p.Name) + "]"
 	}
