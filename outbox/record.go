@@ -44,29 +44,25 @@ func (e *Record) Size() int {
 	return rowOverhead + len(e.AggregateType) + len(e.AggregateID) + len(e.Type) + len(e.Payload) + len(e.Headers)
 }
 
-// TraceParent returns the W3C trace context the writer left in the headers, or "".
+// TraceParent returns the W3C trace context the writer left in the headers, or "". It counts only if it is a string of
+// at most 128 bytes, without escapes.
 func (e *Record) TraceParent() string {
-	traceParent, _ := e.SplitHeaders()
-	return traceParent
+	_, colon, end := traceMember(e.Headers)
+	return traceText(e.Headers[colon:end])
 }
 
-// SplitHeaders returns the W3C trace context in the headers, or "", and the object of all other headers, or nil if
-// there are none. Headers that are not an object have neither. A traceparent counts only if it is a string of at most
-// 128 bytes, without escapes.
+// SplitHeaders returns TraceParent, and the object of all other headers, or nil if there are none. Headers that are not
+// an object have neither.
 func (e *Record) SplitHeaders() (traceParent string, others []byte) {
 	h := e.Headers
-	if len(h) <= len("{}") || h[0] != '{' {
+	if !isObject(h) {
 		return "", nil
 	}
-	begin, colon, end := member(h, []byte(`"traceparent"`))
-	if end == 0 {
-		return "", h
-	}
-	v := bytes.TrimSpace(h[colon+1 : end])
-	if len(v) > len(`""`) && len(v) <= 130 && v[0] == '"' && bytes.IndexByte(v, '\\') < 0 {
-		traceParent = string(v[1 : len(v)-1])
-	}
+	begin, colon, end := traceMember(h)
+	traceParent = traceText(h[colon:end])
 	switch {
+	case end == 0:
+		return "", h
 	case h[end] == ',':
 		begin += bytes.IndexByte(h[begin:], '"')
 		return traceParent, slices.Concat(h[:begin], bytes.TrimLeft(h[end+1:], " "))
@@ -74,6 +70,26 @@ func (e *Record) SplitHeaders() (traceParent string, others []byte) {
 		return traceParent, slices.Concat(h[:begin-1], h[end:])
 	}
 	return traceParent, nil
+}
+
+// isObject reports whether headers are an object with a member.
+func isObject(h []byte) bool { return len(h) > len("{}") && h[0] == '{' }
+
+// traceMember returns where the traceparent is in headers: see member.
+func traceMember(h []byte) (begin, colon, end int) {
+	if !isObject(h) {
+		return 0, 0, 0
+	}
+	return member(h, []byte(`"traceparent"`))
+}
+
+// traceText returns the trace context in the value of a member, which begins with its colon.
+func traceText(member []byte) string {
+	v := bytes.TrimSpace(bytes.TrimPrefix(member, []byte(":")))
+	if len(v) > len(`""`) && len(v) <= 130 && v[0] == '"' && bytes.IndexByte(v, '\\') < 0 {
+		return string(v[1 : len(v)-1])
+	}
+	return ""
 }
 
 // member returns where the member of an object in JSON whose name in quotes is key begins, where its colon is, and
