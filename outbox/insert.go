@@ -111,10 +111,13 @@ type row struct {
 
 var aggregateType = regexp.MustCompile(`^[a-zA-Z0-9_.:-]{1,64}$`)
 
+// IsAggregateType reports whether the outbox accepts s as an aggregate type.
+func IsAggregateType(s string) bool { return aggregateType.MatchString(s) }
+
 // row checks the event against the limits of the table. Its errors contain no values.
 func (e *Event) row() (r row, err error) {
 	switch {
-	case !aggregateType.MatchString(e.AggregateType):
+	case !IsAggregateType(e.AggregateType):
 		return r, errors.New("the aggregate type must have 1 to 64 of A-Z a-z 0-9 _ . : -")
 	case len(e.AggregateID) > 1024 || !storable(e.AggregateID):
 		return r, errors.New("the aggregate id must have at most 1024 bytes of UTF-8, and no zero byte")

@@ -3,12 +3,13 @@ package bridge
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+
+	"posthaste/outbox"
 )
 
 // Config is a table and the columns of its events. Names are as in the catalog, without quotes.
@@ -24,9 +25,6 @@ type Config struct {
 	OrderBy       string `json:"order_by,omitempty" placeholder:"COL" help:"Column that gives the order of the waiting rows."`
 }
 
-// The limits of outbox, for rows that an error should name before outbox refuses them.
-var aggregateType = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,64}$`)
-
 // Check returns an error for values that are wrong in every database.
 func (c Config) Check() error {
 	schema, name, _ := strings.Cut(c.Table, ".")
@@ -37,7 +35,7 @@ func (c Config) Check() error {
 		return fmt.Errorf("--table %q: want SCHEMA.NAME, as in --table=public.%s", c.Table, c.Table)
 	case (c.Pending == "") != (c.OrderBy == ""):
 		return errors.New("--pending and --order-by need each other: waiting rows are copied in order")
-	case isAggregate && !aggregateType.MatchString(aggregate):
+	case isAggregate && !outbox.IsAggregateType(aggregate):
 		return fmt.Errorf("--aggregate-type %q: want 1 to 64 of A-Z a-z 0-9 _ . : - after the =", c.AggregateType)
 	case isEvent && utf8.RuneCountInString(event) > 255:
 		return errors.New("--event-type: want at most 255 characters after the =")
