@@ -71,7 +71,7 @@ func TestACopyWithoutAnIdentifier(t *testing.T) {
 	_, url := managed(t, to[1])
 	const place = "SELECT oid FROM pg_database WHERE datname = current_database()"
 	if a, b := testenv.Value[uint32](t, to[0], place), testenv.Value[uint32](t, to[1], place); a != b {
-		t.Skipf("the databases have the oids %d and %d: this test needs the same", a, b)
+		t.Fatalf("the databases have the oids %d and %d: this test needs the same", a, b)
 	}
 	row := testenv.Value[string](t, to[0], "SELECT relay_state::text FROM relay_state")
 	to[1].Exec(t, "DELETE FROM relay_state")

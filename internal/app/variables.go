@@ -31,28 +31,24 @@ var otherVariables = regexp.MustCompile(`^POSTHASTE_(TEST_|FAILPOINT|(.*_)?SERVI
 
 // WarnOfUnknown logs a line for each variable of the environment that begins with POSTHASTE_ and that no flag of m has.
 func (s *Settings) WarnOfUnknown(m *kong.Application, log *slog.Logger) {
-	known := s.variables(m.Node)
+	known := map[string]bool{}
+	for _, n := range append(m.Leaves(false), m.Node) {
+		for _, f := range n.Flags {
+			for _, name := range f.Envs {
+				known[name] = true
+			}
+		}
+	}
+	for _, x := range s.secrets() {
+		known[x.variable+"_FILE"] = true
+	}
 	for _, v := range os.Environ() {
 		name, _, _ := strings.Cut(v, "=")
-		if strings.HasPrefix(name, "POSTHASTE_") && !slices.Contains(known, name) && !otherVariables.MatchString(name) {
+		if strings.HasPrefix(name, "POSTHASTE_") && !known[name] && !otherVariables.MatchString(name) {
 			log.Warn("an environment variable is not a setting", "variable", name,
 				"remedy", "posthaste settings --json lists all of them")
 		}
 	}
-}
-
-// variables returns the variables of n's flags and of the files of secrets.
-func (s *Settings) variables(n *kong.Node) (names []string) {
-	for _, f := range n.Flags {
-		names = append(names, f.Envs...)
-	}
-	for _, child := range n.Children {
-		names = append(names, s.variables(child)...)
-	}
-	for _, x := range s.secrets() {
-		names = append(names, x.variable+"_FILE")
-	}
-	return names
 }
 
 // Setting is the effective value of a setting and its origin.

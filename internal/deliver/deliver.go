@@ -177,7 +177,8 @@ func (s *Sender) judge(ev consumer.Event, resp *http.Response, err error) (outco
 func (s *Sender) pause(d time.Duration) {
 	if d > 0 {
 		until := time.Now().Add(d).UnixNano()
-		for old := s.pausedUntil.Load(); old < until && !s.pausedUntil.CompareAndSwap(old, until); {
+		old := s.pausedUntil.Load()
+		for old < until && !s.pausedUntil.CompareAndSwap(old, until) {
 			old = s.pausedUntil.Load()
 		}
 	}
