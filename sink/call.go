@@ -54,7 +54,8 @@ func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 // encode returns the arguments that publish events under number; the batches of the claim of up to settled are settled.
 // They are valid until the next call.
 func (c *call) encode(number, of, settled, let int64, events []*outbox.Record) []any {
-	c.ids, c.heads, c.traces, c.headers = c.ids[:0], c.heads[:0], c.traces[:0], c.headers[:0]
+	c.ids, c.heads = slices.Grow(c.ids[:0], 16*len(events)), slices.Grow(c.heads[:0], headLen*len(events))
+	c.traces, c.headers = slices.Grow(c.traces[:0], len(events)), slices.Grow(c.headers[:0], len(events))
 	extended := false
 	for _, e := range events {
 		c.ids = append(c.ids, e.ID[:]...)
@@ -63,7 +64,7 @@ func (c *call) encode(number, of, settled, let int64, events []*outbox.Record) [
 		extended = extended || t != "" || h != nil
 		c.traces, c.headers = append(c.traces, t), append(c.headers, h)
 	}
-	args := c.args[:argEvents]
+	args := slices.Grow(c.args[:argEvents], width(events)*len(events))
 	args[argPubSub] = c.announced(events)
 	args[argNumber], args[argOf], args[argSettled], args[argLet] = number, of, settled, let
 	args[argIDs], args[argHeads], args[argExtended] = c.ids, c.heads, "0"
@@ -149,7 +150,25 @@ func appendHead(b []byte, e *outbox.Record) []byte {
 	} else if t.After(lastTime) {
 		t = lastTime
 	}
-	return t.AppendFormat(b, "2006-01-02T15:04:05.000000Z")
+	year, month, day := t.Date()
+	hour, minute, second := t.Clock()
+	b = append(appendDigits(b, year, 4), '-')
+	b = append(appendDigits(b, int(month), 2), '-')
+	b = append(appendDigits(b, day, 2), 'T')
+	b = append(appendDigits(b, hour, 2), ':')
+	b = append(appendDigits(b, minute, 2), ':')
+	b = append(appendDigits(b, second, 2), '.')
+	return append(appendDigits(b, t.Nanosecond()/1000, 6), 'Z')
+}
+
+// appendDigits appends the last n decimal digits of v.
+func appendDigits(b []byte, v, n int) []byte {
+	b = append(b, "000000"[:n]...)
+	for i := len(b) - 1; v > 0; i-- {
+		b[i] = byte('0' + v%10)
+		v /= 10
+	}
+	return b
 }
 
 // wireSize returns the size of a call in the protocol, in bytes.

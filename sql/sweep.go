@@ -202,7 +202,7 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 	b.Queue(query("sweep_page"), p.part, p.seqs[:p.page], bytes)
 	b.Queue("RELEASE page") // ends the statement before it, whose snapshot the server would keep
 	results := s.conn.SendBatch(ctx, b)
-	events, err := readPage(results, p.mark, bytes)
+	events, err := readPage(results, p.mark, p.page, bytes)
 	if end := results.Close(); err == nil {
 		err = end
 	}
@@ -255,7 +255,7 @@ func (s *Sweep) back(ctx context.Context, err error) error {
 
 // readPage reads the events if mark is the part's newest one. The statement estimates sizes from stored sizes; readPage
 // counts the bytes read.
-func readPage(results pgx.BatchResults, mark int64, bytes int) ([]*outbox.Record, error) {
+func readPage(results pgx.BatchResults, mark int64, limit, bytes int) ([]*outbox.Record, error) {
 	if _, err := results.Exec(); err != nil {
 		return nil, err
 	}
@@ -272,9 +272,10 @@ func readPage(results pgx.BatchResults, mark int64, bytes int) ([]*outbox.Record
 	}
 	defer rows.Close()
 	var events []*outbox.Record
+	memory := make([]outbox.Record, limit)
 	for size := 0; size < bytes && rows.Next(); {
-		e := &outbox.Record{}
-		err := rows.Scan(&e.Seq, &e.ID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers, &e.Time)
+		e := &memory[len(events)]
+		err := rows.Scan(&e.Seq, (*[16]byte)(&e.ID), &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers, &e.Time)
 		if err != nil {
 			return nil, err
 		}
