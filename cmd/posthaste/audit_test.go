@@ -22,7 +22,7 @@ var silent = []string{
 	"bridge list",
 	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "settings", "version", "help",
 	"completion", "bench drain", "bench latency", "bench orders", "bench idle", "bench growth", "dev", "demo", "prove",
-	"prove-consumer", "gen-docs",
+	"shadow", "prove-consumer", "gen-docs",
 }
 
 // Every command that changes something writes one attempt with its outcome to the table, and one line to the log.

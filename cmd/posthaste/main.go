@@ -50,6 +50,7 @@ type commandLine struct {
 	Doctor      doctorCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay" help:"Check Postgres and Redis before the relay does; every finding names its remedy."`
 	Adopt       adoptCmd       `cmd:"" group:"Operate" help:"Take over streams last written by another database."`
 	Bridge      bridgeCmd      `cmd:"" group:"Operate" help:"Use an existing outbox table as it is: a trigger copies its rows into the outbox."`
+	Shadow      shadowCmd      `cmd:"" group:"Try and measure" help:"Compare an outbox that another relay publishes with its streams."`
 	Credits     creditsCmd     `cmd:"" group:"Operate" help:"Inspect and repair the ledger of credits."`
 	Keygen      keygenCmd      `cmd:"" group:"Operate" settings:"none" help:"Make an API key and its line for the file of keys: the line goes to standard output, the key to standard error."`
 	Uninstall   uninstallCmd   `cmd:"" group:"Operate" help:"Drop the slot, the publication and all bridges; an abandoned slot fills a disk."`

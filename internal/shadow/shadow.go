@@ -1,0 +1,177 @@
+// Package shadow observes an outbox that another relay publishes. It publishes nothing and writes to no table: it reads
+// the rows that are committed, and the streams that the relay writes to, and compares them.
+package shadow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/pause"
+	"posthaste/sql"
+)
+
+// Options describe what is compared.
+type Options struct {
+	// URL and Schema are those of the connection to Postgres.
+	URL, Schema string
+	Redis       redis.UniversalClient
+	// Table is SCHEMA.NAME. ID, Key and OrderBy are columns; without Key the order is not compared.
+	Table, ID, Key, OrderBy string
+	Streams                 []string
+	// Field is the field of an entry that holds the id, or FIELD.MEMBER of the JSON object in it.
+	Field string
+	// Poll reads the table again and again instead of the WAL.
+	Poll bool
+	// For is how long rows are read, 0 until the context ends; Grace how long a relay may take for an event.
+	For, Grace time.Duration
+	// Progress is called now and then with the counts so far; Say with what went wrong and is repeated.
+	Progress func(r Report)
+	Say      func(format string, args ...any)
+}
+
+// Check returns an error for options that are wrong in every database.
+func (o Options) Check() error {
+	schema, name, _ := strings.Cut(o.Table, ".")
+	switch {
+	case schema == "" || name == "":
+		return fmt.Errorf("--table %q: want SCHEMA.NAME, as in --table=public.%s", o.Table, o.Table)
+	case o.Poll && o.OrderBy == "":
+		return errors.New("--poll needs --order-by: a column that grows, such as a serial number or a time")
+	}
+	return nil
+}
+
+// Report is the result of a comparison.
+type Report struct {
+	Table   string        `json:"table"`
+	Streams []string      `json:"streams"`
+	Poll    bool          `json:"poll"`
+	Began   time.Time     `json:"began"`
+	Lasted  time.Duration `json:"lasted_ns"`
+	Counts
+	// The latency is that from the commit to the entry; there is none with Poll, which does not see commits.
+	P50     float64 `json:"p50_ms,omitempty"`
+	P99     float64 `json:"p99_ms,omitempty"`
+	Longest float64 `json:"longest_ms,omitempty"`
+	// Gone is set if entries may have left a stream before they were read: then they count as lost.
+	Gone     bool      `json:"entries_gone,omitempty"`
+	Findings []Finding `json:"findings"`
+}
+
+// Broken reports whether events were lost, repeated or reordered.
+func (r Report) Broken() bool { return r.Lost+r.Repeated+r.Reordered > 0 }
+
+// progressEvery is the interval of Options.Progress.
+const progressEvery = 10 * time.Second
+
+// Run compares until Options.For has passed, or ctx ends, and then waits up to Options.Grace for the last events. An
+// error ends the comparison; the report has what was seen until then.
+func Run(ctx context.Context, o Options) (Report, error) {
+	if err := o.Check(); err != nil {
+		return Report{}, err
+	}
+	conn, err := connect(ctx, o)
+	if err != nil {
+		return Report{}, err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	r := &run{o: o, ledger: newLedger(), began: time.Now()}
+	r.rows = &rows{o: o, ledger: r.ledger}
+	if err := r.rows.check(ctx, conn); err != nil {
+		return Report{}, err
+	}
+	for _, name := range o.Streams {
+		s := &stream{name: name, field: o.Field, client: o.Redis, ledger: r.ledger}
+		if err := s.open(ctx); err != nil {
+			return Report{}, err
+		}
+		r.streams = append(r.streams, s)
+	}
+	// Entries are read until the last event had its time, rows only as long as the caller wants.
+	sctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var reading sync.WaitGroup
+	for _, s := range r.streams {
+		reading.Go(func() { s.run(sctx, o.Say) })
+	}
+	rctx, end := context.WithCancel(ctx)
+	if o.For > 0 {
+		rctx, end = context.WithTimeout(ctx, o.For)
+	}
+	var ticking sync.WaitGroup
+	ticking.Go(func() { r.tick(rctx) })
+	read := r.rows.slot
+	if o.Poll {
+		read = r.rows.poll
+	}
+	err = read(rctx, conn, func() {
+		o.Say("reading %s and %s", o.Table, strings.Join(o.Streams, ", "))
+	})
+	end()
+	ticking.Wait()
+	if err == nil {
+		r.wait()
+	}
+	stop()
+	reading.Wait()
+	return r.report(), err
+}
+
+func connect(ctx context.Context, o Options) (*pgx.Conn, error) {
+	cfg, err := sql.ConnConfig(o.URL, o.Schema, "shadow")
+	if err != nil {
+		return nil, err
+	}
+	return sql.Connect(ctx, cfg)
+}
+
+type run struct {
+	o       Options
+	began   time.Time
+	ledger  *ledger
+	rows    *rows
+	streams []*stream
+}
+
+func (r *run) tick(ctx context.Context) {
+	for pause.For(ctx, progressEvery) == nil {
+		r.o.Progress(r.report())
+	}
+}
+
+// wait waits until no event is waiting.
+func (r *run) wait() {
+	for {
+		c, _ := r.ledger.result(time.Now(), r.o.Grace)
+		if c.Waiting == 0 {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (r *run) report() Report {
+	now := time.Now()
+	p := Report{
+		Table: r.o.Table, Streams: r.o.Streams, Poll: r.o.Poll, Began: r.began.UTC(),
+		Lasted: now.Sub(r.began).Round(time.Millisecond),
+	}
+	p.Counts, p.Findings = r.ledger.result(now, r.o.Grace)
+	for _, s := range r.streams {
+		p.Gone = p.Gone || s.gone.Load()
+	}
+	if !r.o.Poll {
+		for q, to := range map[float64]*float64{0.5: &p.P50, 0.99: &p.P99, 1: &p.Longest} {
+			if d, ok := r.ledger.percentile(q); ok {
+				*to = float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
+			}
+		}
+	}
+	return p
+}
