@@ -8,14 +8,10 @@ LDFLAGS  := -s -w -X main.version=$(VERSION)
 BUILD    := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags=nomsgpack -ldflags='$(LDFLAGS)'
 LINT     := bin/tools/golangci-lint
 BINARY   ?= bin/posthaste
-# The tests of dashboards and rules, those of the compose file and the Dockerfile, and those of manifests, units and the
-# release are separate modules, see their go.mod. They read files outside it, which the test cache does not track, hence
+# Two more modules, see their go.mod. Their tests read files outside them, which the test cache does not track, hence
 # -count=1.
 GRAFANA  := cd grafana && $(GO)
-CONTAIN  := cd containers && $(GO)
-DEPLOY   := cd deploy && $(GO)
-# What posthaste is measured beside is a module of its own, too.
-PEERS    := cd tools/peers && $(GO)
+LAB      := cd lab && $(GO)
 # Servers that the tests start.
 SERVERS  := postgres redis valkey pgbouncer prometheus
 # One fuzz target per run: go test accepts only one.
@@ -56,7 +52,7 @@ test: ## install what tests need, run every test against real servers
 		$(filter-out $(PLAIN),$(shell $(GO) list ./...))
 	$(GO) test -race -vet=off -parallel 5 -timeout 30m -run '$(RACED)' ./cmd/posthaste
 	$(GRAFANA) test -count=1 ./...
-	$(CONTAIN) test -count=1 ./...
+	$(LAB) test -count=1 ./containers
 
 # The counts of the acceptance list, the two longest packages first; `make test` has run all other tests as they are. Then
 # the tests that bound memory or time. Those have the build tag "full" and the name TestFull…, and run alone, in sequence
@@ -107,13 +103,10 @@ proof: ## a campaign of faults; its result goes into docs/proof.md
 	scripts/proof.sh bin/posthaste $(DURATION) $(SEED)
 
 check: lint rules ## formatting, linters, modules, rules, manifests, generated documents
-	$(DEPLOY) test -count=1 ./...
-	$(PEERS) test ./...
+	$(LAB) test -count=1 ./deploy ./peers
 	$(GO) mod tidy -diff
 	$(GRAFANA) mod tidy -diff
-	$(CONTAIN) mod tidy -diff
-	$(DEPLOY) mod tidy -diff
-	$(PEERS) mod tidy -diff
+	$(LAB) mod tidy -diff
 	$(GO) mod verify
 	$(GO) run ./cmd/posthaste gen-docs --check docs
 	@# Releases have these, and nothing else compiles them.
@@ -125,16 +118,14 @@ lint: $(LINT) ## formatting and linters only
 	$(GO) vet ./...
 	$(LINT) run ./...
 	cd grafana && ../$(LINT) run ./...
-	cd containers && ../$(LINT) run ./...
-	cd deploy && ../$(LINT) run ./...
-	cd tools/peers && ../../$(LINT) run ./...
+	cd lab && ../$(LINT) run ./...
 
 fmt: $(LINT) ## format every Go file
 	$(LINT) fmt
 
-# The linter is built once per pinned version; tools/go.mod keeps its many modules out of our go.sum.
-$(LINT): tools/go.mod tools/go.sum
-	cd tools && $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o ../$(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+# The linter is built once per pinned version.
+$(LINT): scripts/lint.mod scripts/lint.sum
+	$(GO) build -modfile=scripts/lint.mod -trimpath -buildvcs=false -ldflags='-s -w' -o $(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 rules: ## check the Prometheus configuration and rules, and run the rules' tests
 	@./scripts/ensure.sh prometheus
@@ -149,7 +140,7 @@ dashboards: ## write the Grafana dashboards
 	$(GRAFANA) run ./generate dashboards
 
 manifests: ## write the PrometheusRule for Kubernetes; RUNBOOK=https://… is the address of your runbook
-	RUNBOOK='$(RUNBOOK)' $(DEPLOY) run ./generate
+	RUNBOOK='$(RUNBOOK)' $(LAB) run ./deploy/generate
 
 vulnerabilities: ## known vulnerabilities in what the binary calls; asks vuln.go.dev
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
@@ -179,7 +170,7 @@ bench-compare: ## this tree against commit BASE, in turns; ARGS="latency --rate=
 bench-peers: ## beside what a user would pick instead; ARGS="--rates=1000 --peers=posthaste,batch" selects
 	@./scripts/ensure.sh postgres redis
 	@$(MAKE) --no-print-directory build
-	@$(PEERS) build -o ../../bin/bench-peers .
+	@$(LAB) build -o ../bin/bench-peers ./peers
 	@exec ./bin/bench-peers --posthaste=bin/posthaste $(ARGS)
 
 clean: ## remove what was built

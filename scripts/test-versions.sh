@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the core fault tests on each version of Postgres and of Redis that is supported, and pg_upgrade, and prints a
-# table. The Postgres servers are installed from npm into tools/postgres (Linux on x86-64); Redis and Valkey are those
+# table. The Postgres servers are installed from npm into scripts/postgres (Linux on x86-64); Redis and Valkey are those
 # that are installed. Arguments choose: postgres-14 … postgres-18, redis, valkey, upgrade; --small leaves out the faults,
 # and keeps what talks to a server.
 set -euo pipefail
@@ -16,9 +16,9 @@ of_postgres+='ASynchronousStandbyIsPromoted|AnAsynchronousStandbyIsPromotedUnder
 # And from Redis.
 of_redis="$relay|RedisKilledAndRestarted|RedisKilledInTheMiddleOfASync|FlushallInMidStream|WhatIsDeletedIsRestored"
 
-postgres=tools/postgres/node_modules
+postgres=scripts/postgres/node_modules
 install_postgres() {
-	(cd tools/postgres && npm ci --loglevel=error)
+	(cd scripts/postgres && npm ci --loglevel=error)
 	local dir
 	for dir in $postgres/postgres-*; do
 		(cd "$dir" && node scripts/hydrate-symlinks.js >/dev/null)

@@ -1,4 +1,4 @@
-// Generate writes the manifests that are made of other files of the repository. Run it in the folder deploy. The
+// Generate writes the manifests that are made of other files of the repository. Run it in the folder lab. The
 // variable RUNBOOK is the address of the runbook that the rules link to.
 package main
 
@@ -8,14 +8,14 @@ import (
 	"os"
 	"path/filepath"
 
-	"posthaste/deploy"
+	"posthaste/lab/deploy"
 )
 
 func main() {
 	all, err := deploy.Rules("../grafana/prometheus/rules", os.Getenv("RUNBOOK"))
 	for name, text := range all {
 		//nolint:gosec // for all users
-		err = errors.Join(err, os.WriteFile(filepath.Join("kubernetes", name), text, 0o644))
+		err = errors.Join(err, os.WriteFile(filepath.Join("../deploy/kubernetes", name), text, 0o644))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

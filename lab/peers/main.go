@@ -87,7 +87,7 @@ func parse(args []string, o cli.IO) (c options, err error) {
 	names := flags.String("peers", strings.Join(peerNames(), ","), "the peers to be `measured`")
 	flags.IntVar(&c.size, "size", 300, "bytes of an event's payload")
 	flags.StringVar(&c.dir, "dir", "", "`folder` for the servers' data, on the disk to be measured")
-	flags.StringVar(&c.posthaste, "posthaste", "../../bin/posthaste", "the `program` posthaste")
+	flags.StringVar(&c.posthaste, "posthaste", "../bin/posthaste", "the `program` posthaste")
 	flags.BoolVar(&c.json, "json", false, "print JSON instead of tables")
 	if err := flags.Parse(args); err != nil {
 		return c, err

@@ -1,6 +1,6 @@
-// Tools are a separate module, so that their hundreds of dependencies stay out of posthaste's go.sum.
-// Use: go tool -modfile=tools/go.mod golangci-lint run
-module posthaste/tools
+// The linter's modules. They are hundreds, and have a file of their own so that they stay out of posthaste's go.sum.
+// Use: go tool -modfile=scripts/lint.mod golangci-lint run
+module lint
 
 go 1.26.0
 

@@ -1,4 +1,5 @@
-// Package deploy holds what ships posthaste: manifests for Kubernetes, units for systemd, the release, and their tests.
+// Package deploy makes the manifests for Kubernetes that follow from other files, and tests all of the folder deploy:
+// manifests, units for systemd, and the release.
 package deploy
 
 import (

@@ -102,6 +102,7 @@ func TestModuleIsRenamed(t *testing.T) {
 		{"-C", dir, "build", "./outbox", "./examples/emit"},
 		{"-C", dir, "list", "-test", "-deps", "./..."},
 		{"-C", dir + "/grafana", "list", "-test", "-deps", "./..."},
+		{"-C", dir + "/lab", "list", "-test", "-deps", "./..."},
 	} {
 		if out := output(t, "go", args...); strings.Contains("\n"+out, "\nposthaste/") {
 			t.Errorf("go %v has packages of the old module", args)
