@@ -20,5 +20,5 @@ find . -type f \( -name '*.go' -o -name go.mod -o -name Makefile -o -name '*.md'
 		s{"\Q$ENV{old}\E/"}{"$ENV{new}/"}g;
 		s{(?<![\w./-])\Q$ENV{old}\E(?=\@v0|=\.\.)}{$ENV{new}}g;
 		s{(?<![\w./-])\Q$ENV{old}\E(?![\w./-])}{$ENV{new}}g
-			if $ARGV =~ m{/go\.mod$|/\.golangci\.yml$} && !m{^//} || $ARGV eq "./Makefile" && /^PLAIN/;
+			if $ARGV =~ m{/go\.mod$|/\.golangci\.yml$} && !m{^//};
 	'

@@ -1,4 +1,4 @@
-package posthaste_test
+package docs_test
 
 import (
 	"bufio"
@@ -324,6 +324,8 @@ func (g *guide) run(p page, list []block) {
 		g.t.Errorf("%s: %v", p.name, err)
 	}
 }
+
+var must = testenv.Must
 
 func read(tb testing.TB, name string) string {
 	tb.Helper()

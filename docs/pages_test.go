@@ -1,5 +1,5 @@
-// Package posthaste_test compares the pages with the code, and runs the commands in them.
-package posthaste_test
+// Package docs_test compares the pages with the code, and runs the commands in them.
+package docs_test
 
 import (
 	"io/fs"
@@ -15,6 +15,14 @@ import (
 
 	"posthaste/internal/testenv"
 )
+
+// TestMain goes to the root of the repository, which all names are relative to.
+func TestMain(m *testing.M) {
+	if err := os.Chdir(".."); err != nil {
+		panic(err)
+	}
+	os.Exit(testenv.Main(m))
+}
 
 // page is one Markdown file, its name relative to the root.
 type page struct{ name, text string }
@@ -188,7 +196,7 @@ func eachFile(t *testing.T, visit func(name, text string)) {
 			return err
 		case d.IsDir() && (d.Name() == "bin" || d.Name() == ".git"):
 			return filepath.SkipDir
-		case d.IsDir() || name == "docs_test.go":
+		case d.IsDir() || name == "docs/pages_test.go":
 			return nil
 		}
 		if slices.ContainsFunc(kinds, func(k string) bool { return strings.HasSuffix(name, k) }) {

@@ -1,4 +1,4 @@
-package posthaste_test
+package sql_test
 
 import (
 	"fmt"
@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -30,10 +29,11 @@ type statement struct{ where, text string }
 func allStatements(t *testing.T) []statement {
 	t.Helper()
 	var all []statement
-	err := filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
+	root := os.DirFS("..")
+	err := fs.WalkDir(root, ".", func(path string, e fs.DirEntry, err error) error {
 		skipped := []string{
-			"bin", "tools", "examples", "containers", "grafana", "internal/testenv", "internal/demo",
-			"internal/bench", "node_modules", "testdata",
+			"bin", "lab", "examples", "grafana", "internal/testenv", "internal/demo",
+			"internal/bench", "sql/testdata",
 		}
 		switch {
 		case err != nil:
@@ -43,11 +43,11 @@ func allStatements(t *testing.T) []statement {
 				return fs.SkipDir
 			}
 		case strings.HasSuffix(path, ".sql") && path != "scripts/roles.sql":
-			b, err := os.ReadFile(path)
+			b, err := fs.ReadFile(root, path)
 			all = append(all, statement{path, string(b)})
 			return err
 		case strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go"):
-			found, err := literals(path)
+			found, err := literals(root, path)
 			all = append(all, found...)
 			return err
 		}
@@ -62,9 +62,13 @@ func allStatements(t *testing.T) []statement {
 var beginsStatement = regexp.MustCompile(`^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|DROP|SET|LOCK) `)
 
 // literals returns the statements in a Go file.
-func literals(path string) ([]statement, error) {
+func literals(root fs.FS, path string) ([]statement, error) {
+	source, err := fs.ReadFile(root, path)
+	if err != nil {
+		return nil, err
+	}
 	files := token.NewFileSet()
-	f, err := parser.ParseFile(files, path, nil, 0)
+	f, err := parser.ParseFile(files, path, source, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -239,15 +243,15 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 		"SELECT array_agg(x) FROM generate_series(1, 2) x",
 		"SELECT nullif(1::bigint, 2::smallint), 'a'::varchar || 'b'", "SELECT pg_try_advisory_lock($1)",
 	} {
-		if err := explain(t, c, open); err == nil {
+		if err := tryPlan(t, c, open); err == nil {
 			t.Errorf("%s was not caught", open)
 		}
 	}
 	clean := connect(t, testenv.Postgres(t).URL)
 	for _, s := range runnableAlone(t, all) {
-		err := explain(t, c, s.text)
+		err := tryPlan(t, c, s.text)
 		// A literal may be a fragment, or for another version.
-		if err != nil && (strings.HasSuffix(s.where, ".sql") || explain(t, clean, s.text) == nil) {
+		if err != nil && (strings.HasSuffix(s.where, ".sql") || tryPlan(t, clean, s.text) == nil) {
 			t.Errorf("%s: %v", s.where, err)
 		}
 	}
@@ -287,9 +291,9 @@ func runnableAlone(t *testing.T, all []statement) []statement {
 	return alone
 }
 
-// explain plans text for unknown parameters and initializes its execution, which checks the right to call each
+// tryPlan plans text for unknown parameters and initializes its execution, which checks the right to call each
 // function.
-func explain(t *testing.T, c *pgx.Conn, text string) error {
+func tryPlan(t *testing.T, c *pgx.Conn, text string) error {
 	t.Helper()
 	ctx := t.Context()
 	defer func() { _, _ = c.Exec(ctx, "DEALLOCATE ALL") }()

@@ -1,4 +1,4 @@
-package posthaste_test
+package sql_test
 
 import (
 	"errors"
@@ -24,8 +24,6 @@ import (
 	"posthaste/outbox"
 	"posthaste/sql"
 )
-
-func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
 // passwords are those that the test gives to roles.sql.
 var passwords = map[string]string{"posthaste": "o'wner", "posthaste_api": "api"}
@@ -58,7 +56,7 @@ func TestRoles(t *testing.T) {
 		psql = "psql" // packages of servers alone come without it
 	}
 	cmd := exec.CommandContext(t.Context(), psql, "-v", "ON_ERROR_STOP=1", "--no-psqlrc", "-d",
-		fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", pg.Port), "-f", "scripts/roles.sql")
+		fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", pg.Port), "-f", "../scripts/roles.sql")
 	cmd.Env = append(os.Environ(), "PGPASSWORD="+pg.Password, "POSTHASTE_DB_PASSWORD="+passwords["posthaste"],
 		"POSTHASTE_API_DB_PASSWORD="+passwords["posthaste_api"])
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -344,5 +342,3 @@ func testOperator(t *testing.T, pg *testenv.Server) {
 	refused(t, c, forNobody...)
 	refused(t, c, "UPDATE credit_accounts SET balance = 2")
 }
-
-var must = testenv.Must
