@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the files of a release into a folder: archives for each platform, packages for Linux, checksums, and an SBOM for
-# each binary. Publishes nothing.
+# Builds the files of a release into a folder: archives for each platform, packages and an image for Linux, checksums,
+# and an SBOM for each binary. Publishes nothing.
 # Usage: scripts/release.sh FOLDER [OS/ARCH…]
 # VERSION is that of git by default. SBOM=off leaves the SBOMs out.
 set -euo pipefail
@@ -33,6 +33,7 @@ done
 "$tools/posthaste" gen-docs --man "$share"
 cp LICENSE README.md CHANGELOG.md scripts/roles.sql "$share"
 
+programs=()
 for platform; do
 	export GOOS=${platform%/*} GOARCH=${platform#*/}
 	name=posthaste_${VERSION#v}_${GOOS}_$GOARCH
@@ -49,11 +50,18 @@ for platform; do
 		tar -C "$tools" --sort=name --owner=0 --group=0 --numeric-owner -c "$name" | gzip -n >"$out/$name.tar.gz"
 	fi
 	if [ "$GOOS" = linux ]; then
+		programs+=("$platform=$stage/$binary")
 		for packager in deb rpm; do
 			(cd "$stage" && "$tools/nfpm" package -f "$OLDPWD/deploy/nfpm.yaml" -p $packager -t "$out")
 		done
 	fi
 	[ "${SBOM:-on}" = off ] || "$tools/cyclonedx-gomod" bin -json -output "$out/$name.cdx.json" "$stage/$binary"
 done
+if [ ${#programs[@]} -gt 0 ]; then
+	# An OCI layout, for: skopeo copy oci-archive:FILE docker://…
+	GOOS='' GOARCH='' go -C lab run ./image "$tools/image" "$VERSION" "${programs[@]}"
+	tar -C "$tools/image" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
+		-cf "$out/posthaste_${VERSION#v}_image.tar" .
+fi
 cd "$out"
 find . -maxdepth 1 -type f ! -name checksums.txt -printf '%f\n' | sort | xargs sha256sum >checksums.txt

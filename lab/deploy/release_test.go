@@ -75,7 +75,7 @@ func TestPackages(t *testing.T) {
 		}
 	}
 	sums := file(t, dist+"/checksums.txt")
-	for _, kind := range []string{".deb", ".rpm", ".tar.gz"} {
+	for _, kind := range []string{".deb", ".rpm", ".tar.gz", "_image.tar"} {
 		if found, err := filepath.Glob(dist + "/posthaste*1.2.3*" + kind); err != nil || len(found) != 1 ||
 			!strings.Contains(sums, filepath.Base(found[0])+"\n") {
 			t.Errorf("%s: %v, %v; checksums %s", kind, found, err, sums)
