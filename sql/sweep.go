@@ -275,7 +275,8 @@ func readPage(results pgx.BatchResults, mark int64, limit, bytes int) ([]*outbox
 	memory := make([]outbox.Record, limit)
 	for size := 0; size < bytes && rows.Next(); {
 		e := &memory[len(events)]
-		err := rows.Scan(&e.Seq, (*[16]byte)(&e.ID), &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers, &e.Time)
+		err := rows.Scan(&e.Seq, (*[16]byte)(&e.ID), &e.AggregateType, &e.AggregateID, &e.Type, &e.Payload, &e.Headers,
+			&e.Time)
 		if err != nil {
 			return nil, err
 		}
