@@ -21,7 +21,7 @@ BENCH    ?= .
 ROUNDS   ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full test-versions mutations steps test-browser pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot module fuzz bench bench-compare bench-peers rules clean
+.PHONY: help build demo test test-full test-versions mutations steps test-browser test-languages pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot module fuzz bench bench-compare bench-peers rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,11 @@ test-browser: ## the console in a real browser, against real processes
 	@./scripts/ensure.sh postgres redis chromium node
 	cd $(BROWSER) && npm ci --no-audit --no-fund --loglevel=error
 	$(GO) test -tags browser -run '^TestConsoleInABrowser$$' -count=1 -timeout 5m ./cmd/posthaste
+
+test-languages: ## the Python and Node programs of docs/other-languages.md, against real servers
+	@./scripts/ensure.sh postgres redis node python
+	cd examples/node && npm ci --no-audit --no-fund --loglevel=error
+	$(GO) test -tags languages -run '^TestOtherLanguages$$' -count=1 -timeout 10m .
 
 pictures: ## regenerate the console's pictures in docs/img
 	@./scripts/ensure.sh postgres redis chromium node
@@ -174,4 +179,4 @@ bench-peers: ## beside what a user would pick instead; ARGS="--rates=1000 --peer
 	@exec ./bin/bench-peers --posthaste=bin/posthaste $(ARGS)
 
 clean: ## remove what was built
-	rm -rf bin dist $(BROWSER)/node_modules
+	rm -rf bin dist $(BROWSER)/node_modules examples/node/node_modules

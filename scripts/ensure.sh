@@ -27,6 +27,7 @@ have() {
 	cc) command -v "${CC:-gcc}" >/dev/null ;;
 	chromium) command -v "${POSTHASTE_TEST_CHROMIUM:-chromium}" >/dev/null ;;
 	node) command -v node >/dev/null && command -v npm >/dev/null ;;
+	python) /usr/bin/python3 -c 'import psycopg2, redis' 2>/dev/null ;;
 	*)
 		echo "ensure.sh: unknown program: $1" >&2
 		exit 2
@@ -44,6 +45,7 @@ package() {
 	cc) echo gcc libc6-dev ;;
 	chromium) echo chromium fonts-dejavu-core ;; # without a font there is no text
 	node) echo nodejs npm ;;
+	python) echo python3 python3-psycopg2 python3-redis ;;
 	esac
 }
 
