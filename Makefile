@@ -91,7 +91,7 @@ test-browser: ## the console in a real browser, against real processes
 test-languages: ## the Python and Node programs of docs/other-languages.md, against real servers
 	@./scripts/ensure.sh postgres redis node python
 	cd examples/node && npm ci --no-audit --no-fund --loglevel=error
-	$(GO) test -tags languages -run '^TestOtherLanguages$$' -count=1 -timeout 10m .
+	$(GO) test -tags languages -run '^TestOtherLanguages$$' -count=1 -timeout 10m ./docs
 
 pictures: ## regenerate the console's pictures in docs/img
 	@./scripts/ensure.sh postgres redis chromium node

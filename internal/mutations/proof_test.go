@@ -1,7 +1,7 @@
 package main
 
 import (
-	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,31 +12,46 @@ import (
 	"posthaste/internal/testenv"
 )
 
-const tableBegin, tableEnd = "<!-- safeguards: internal/mutations -->\n", "<!-- end of safeguards -->\n"
+const listBegin, listEnd = "<!-- safeguards: internal/mutations -->\n", "<!-- end of safeguards -->\n"
 
-// table lists each safeguard with its mutations; alone are safeguards of the models without a mutation of the code.
-func table(alone []string) string {
-	var b strings.Builder
-	b.WriteString("| safeguard | the model goes without | the code goes without | test |\n|---|---|---|---|\n")
+// list names the safeguards that have a mutation, by package; alone are those of the models without one.
+func list(alone []string) string {
+	names := map[string][]string{}
 	for _, m := range mutations {
-		model := modelled[m.safeguard]
-		if model == "" {
-			model = "not in the model"
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s: %s | %s: %s |\n", m.safeguard, model, m.file, m.about,
-			strings.TrimPrefix(m.pkg, "./"), strings.NewReplacer("Test", "", "|", ", ").Replace(m.test))
+		pkg := strings.TrimPrefix(m.pkg, "./")
+		names[pkg] = append(names[pkg], m.safeguard)
 	}
-	b.WriteString("\nSafeguards of internal/model without a mutation of their own:\n")
-	var lines []string
-	for some := range slices.Chunk(alone, 3) {
-		lines = append(lines, strings.Join(some, "; "))
+	var b strings.Builder
+	for _, pkg := range slices.Sorted(maps.Keys(names)) {
+		b.WriteString(wrap("- `" + pkg + "`: " + strings.Join(names[pkg], "; ") + "."))
 	}
-	return b.String() + strings.Join(lines, ";\n") + ".\n"
+	b.WriteString("\nSafeguards of `internal/model` without a mutation of their own:\n\n")
+	return b.String() + wrap("- "+strings.Join(alone, "; ")+".")
 }
 
-// The page has the table of the mutations of code and models, and the models have the names in it.
-// POSTHASTE_TEST_WRITE=1 writes it.
-func TestTheProofHasTheTable(t *testing.T) {
+// wrap breaks an item of a list into lines of at most 120 characters.
+func wrap(item string) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(item) {
+		switch {
+		case i == 0:
+		case column+1+len(word) > 120:
+			b.WriteString("\n  ")
+			column = 2
+		default:
+			b.WriteString(" ")
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String() + "\n"
+}
+
+// The page has the safeguards of code and models, and the models have the names in it. POSTHASTE_TEST_WRITE=1 writes
+// them.
+func TestTheProofListsTheSafeguards(t *testing.T) {
 	t.Parallel()
 	root := testenv.Root(t)
 	read := func(name string) string {
@@ -65,15 +80,15 @@ func TestTheProofHasTheTable(t *testing.T) {
 			t.Errorf("no model has %q", name)
 		}
 	}
-	want := table(slices.DeleteFunc(names, func(n string) bool { return used[n] }))
+	want := list(slices.DeleteFunc(names, func(n string) bool { return used[n] }))
 	page := read("docs/proof.md")
-	before, rest, ok := strings.Cut(page, tableBegin)
-	got, after, more := strings.Cut(rest, tableEnd)
+	before, rest, ok := strings.Cut(page, listBegin)
+	got, after, more := strings.Cut(rest, listEnd)
 	if !ok || !more {
-		t.Fatal("docs/proof.md has no place for the table")
+		t.Fatal("docs/proof.md has no place for the list")
 	}
 	if os.Getenv("POSTHASTE_TEST_WRITE") != "" {
-		page = before + tableBegin + want + tableEnd + after
+		page = before + listBegin + want + listEnd + after
 		if err := os.WriteFile(filepath.Join(root, "docs/proof.md"), []byte(page), 0o600); err != nil {
 			t.Fatal(err)
 		}

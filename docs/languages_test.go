@@ -1,6 +1,6 @@
 //go:build languages
 
-package posthaste_test
+package docs_test
 
 import (
 	"encoding/json"
@@ -32,7 +32,7 @@ func TestOtherLanguages(t *testing.T) {
 		for _, name := range files {
 			programs.WriteString(read(t, filepath.Join(examples, name)))
 		}
-		text := page{text: read(t, filepath.Join(testenv.Root(t), "docs/other-languages.md"))}
+		text := page{text: read(t, "docs/other-languages.md")}
 		for _, b := range text.blocks() {
 			if b.lang == lang && !strings.Contains(programs.String(), b.text) {
 				t.Errorf("docs/other-languages.md:%d is no part of %s", b.line, files)
