@@ -59,6 +59,9 @@ code 2 and one line per fault. Sizes take binary units (64MiB), durations Go's f
 ` + secretsNote + `
 
 ## Settings
+
+| variable | flag | default | meaning |
+|---|---|---|---|
 `)
 	group := ""
 	for _, f := range m.Flags {
@@ -67,7 +70,7 @@ code 2 and one line per fault. Sizes take binary units (64MiB), durations Go's f
 		}
 		if f.Group.Title != group {
 			group = f.Group.Title
-			b.WriteString("\n### " + group + "\n\n| variable | flag | default | meaning |\n|---|---|---|---|\n")
+			b.WriteString("| **" + group + "** | | | |\n")
 		}
 		def := "–"
 		if f.HasDefault && f.Default != "" {
