@@ -163,7 +163,7 @@ func testLanguage(t *testing.T, interpreter, dir, extension string) {
 	posthaste("dead", "retry", dead)
 	mails("claimed", "expensive", "next")
 
-	// A repeat has no effect, nor has an entry that was added again for another group. A type that is spread is read on.
+	// A repeat has no effect, nor has an entry that was added again for another group. Shards of the type are read.
 	posthaste("replay", "--id="+dead)
 	add(stream, "id", uuid.NewString(), "for_group", "other", "data", `{"number":"foreign","total":1}`)
 	add(stream+".7", "id", uuid.NewString(), "data", `{"number":"spread","total":1}`)

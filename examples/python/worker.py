@@ -105,6 +105,6 @@ while True:
         for name, entries in r.xreadgroup(GROUP, CONSUMER, {n: ">" for n in names}, count=1, block=IDLE // 3):
             for entry, event in entries:
                 work(name, entry, event)
-    except (redis.ConnectionError, redis.TimeoutError) as err:
+    except redis.RedisError as err:
         print(f"redis: {err}", file=sys.stderr, flush=True)
         time.sleep(1)
