@@ -145,12 +145,15 @@ func (r *run) tick(ctx context.Context) {
 	}
 }
 
-// wait waits until no event is waiting.
+// wait waits until every event is published or lost.
 func (r *run) wait() {
-	for {
+	for said := false; ; said = true {
 		c, _ := r.ledger.result(time.Now(), r.o.Grace)
 		if c.Waiting == 0 {
 			return
+		}
+		if !said {
+			r.o.Say("waiting up to %v for %d events", r.o.Grace, c.Waiting)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

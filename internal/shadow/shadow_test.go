@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -41,7 +42,8 @@ func (w *observed) run(do func()) Report {
 	w.t.Helper()
 	ctx, end := context.WithCancel(w.t.Context())
 	began := make(chan struct{})
-	w.o.Say = func(string, ...any) { close(began) }
+	var first sync.Once
+	w.o.Say = func(string, ...any) { first.Do(func() { close(began) }) }
 	type result struct {
 		r   Report
 		err error
