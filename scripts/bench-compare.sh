@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures a commit and the working tree with posthaste bench, in turns, and compares them with benchstat.
 #
-#   scripts/bench-compare.sh BASE ROUNDS [drain|latency|idle|orders [flags]]
+#   scripts/bench-compare.sh BASE ROUNDS [drain|latency|orders [flags]]
 #
 # It leaves nothing in the repository, also after Ctrl-C.
 set -euo pipefail
@@ -23,7 +23,14 @@ git archive "$base" | tar -x -C "$dir/source"
 echo "building $base and the working tree" >&2
 (cd "$dir/source" && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$dir/base" ./cmd/posthaste)
 CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$dir/new" ./cmd/posthaste
-go build -o "$dir/benchlines" ./internal/bench/benchlines
+
+# A row of the report as Go's benchmarks write it, which benchstat reads. The unit of a figure is its name.
+lines='import json, re, sys
+report = json.load(sys.stdin)
+for kind in "Limit", "Result":
+    for row in report[kind.lower() + "s"]:
+        figures = ("%g %s" % (f["median"], name) for name, f in sorted(row["figures"].items()))
+        print("Benchmark" + kind + "/" + re.sub(r"[^\w./=]+", "-", row["name"], flags=re.A), 1, *figures)'
 
 # In every other round the base runs second, so that a change of the machine affects both.
 for round in $(seq "$rounds"); do
@@ -31,7 +38,7 @@ for round in $(seq "$rounds"); do
 	[ $((round % 2)) = 1 ] || order="new base"
 	for version in $order; do
 		echo "round $round of $rounds: $version" >&2
-		"$dir/$version" bench "$1" --json --runs=1 "${@:2}" | "$dir/benchlines" >>"$dir/$version.txt"
+		"$dir/$version" bench "$1" --json --runs=1 "${@:2}" | python3 -c "$lines" >>"$dir/$version.txt"
 	done
 done
 cd "$dir"

@@ -21,8 +21,8 @@ var silent = []string{
 	"migrate", "serve", "relay", "consume", "deliver", "status", "dead list", "audit", "groups list", "trace",
 	"bridge list",
 	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "settings", "version", "help",
-	"completion", "bench drain", "bench latency", "bench orders", "bench idle", "bench growth", "dev", "demo", "prove",
-	"shadow", "prove-consumer", "gen-docs",
+	"completion", "bench drain", "bench latency", "bench orders", "dev", "demo", "prove", "shadow", "prove-consumer",
+	"gen-docs",
 }
 
 // Every command that changes something writes one attempt with its outcome to the table, and one line to the log.

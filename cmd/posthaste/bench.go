@@ -11,8 +11,6 @@ import (
 
 type benchCmd struct {
 	Drain   benchDrainCmd   `cmd:"" help:"Measure events per second, from the outbox to delivered and settled, and compare it with Postgres and Redis alone."`
-	Growth  benchGrowthCmd  `cmd:"" help:"Measure whether a relay gets slower or larger with its backlog, its payloads and its streams."`
-	Idle    benchIdleCmd    `cmd:"" help:"Measure the resources that an idle relay, Postgres and Redis use, and compare them with the servers without a relay."`
 	Latency benchLatencyCmd `cmd:"" help:"Measure the time from a commit to the consumer at fixed rates, and processor time per event, and compare them with a commit alone and a stream alone."`
 	Orders  benchOrdersCmd  `cmd:"" help:"Measure POST /orders, with and without the guard, and compare it with an empty handler and the transaction alone."`
 }
@@ -33,40 +31,21 @@ type benchDrainCmd struct {
 	Events      int    `help:"Events of one measurement." default:"20000"`
 	Size        int    `help:"Bytes of an event's payload." default:"300"`
 	Transaction int    `help:"Events of one transaction." default:"1"`
+	Streams     int    `help:"Streams that the events take turns in." default:"1"`
 	Mode        string `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
 	Load        string `help:"backlog (the events are there when the relay starts), stream (they are written while it runs) or both." enum:"backlog,stream,both" default:"both"`
 }
 
 func (c benchDrainCmd) Run(ctx context.Context, e *env) error {
 	return bench.Drain{
-		Options: bench.Options(c.benchFlags), Events: c.Events, Size: c.Size, Transaction: c.Transaction, Mode: c.Mode,
-		Load: c.Load,
+		Options: bench.Options(c.benchFlags), Events: c.Events, Size: c.Size, Transaction: c.Transaction,
+		Streams: c.Streams, Mode: c.Mode, Load: c.Load,
 	}.Run(ctx, e.config, e.IO)
-}
-
-type benchGrowthCmd struct {
-	benchFlags
-	Max    int `help:"Events of the largest backlog; the smallest has 10,000, each of the others ten times as many." default:"1000000"`
-	Events int `help:"Events of one measurement of payloads and of streams." default:"20000"`
-}
-
-func (c benchGrowthCmd) Run(ctx context.Context, e *env) error {
-	return bench.Growth{Options: bench.Options(c.benchFlags), Max: c.Max, Events: c.Events}.Run(ctx, e.config, e.IO)
-}
-
-type benchIdleCmd struct {
-	benchFlags
-	Duration time.Duration `help:"How long each measurement lasts." default:"10s"`
-	Mode     string        `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
-}
-
-func (c benchIdleCmd) Run(ctx context.Context, e *env) error {
-	return bench.Idle{Options: bench.Options(c.benchFlags), Duration: c.Duration, Mode: c.Mode}.Run(ctx, e.config, e.IO)
 }
 
 type benchLatencyCmd struct {
 	benchFlags
-	Rate     []float64     `help:"Commits per second; several, separated by commas, are measured one after the other." default:"200"`
+	Rate     []float64     `help:"Commits per second; several, separated by commas, are measured one after the other. 0 measures the resources that an idle relay, Postgres and Redis use." default:"200"`
 	Duration time.Duration `help:"How long each measurement lasts." default:"5s"`
 	Size     int           `help:"Bytes of an event's payload." default:"300"`
 	Mode     string        `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`

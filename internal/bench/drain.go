@@ -27,8 +27,8 @@ type Drain struct {
 	Options
 
 	// Events is how many events a measurement has, Size the bytes of a payload, Transaction how many events are
-	// written in a transaction.
-	Events, Size, Transaction int
+	// written in a transaction. Streams is how many streams the events take turns in.
+	Events, Size, Transaction, Streams int
 	// Mode is cdc, poll or both; Load is backlog, stream or both.
 	Mode, Load string
 }
@@ -36,18 +36,20 @@ type Drain struct {
 // Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if
 // the result is wrong.
 func (c Drain) Run(ctx context.Context, config app.Config, o cli.IO) error {
-	if c.Events < 1 || c.Transaction < 1 || c.Size < 16 || c.Size > 1<<20 {
-		return cli.Usage("--events and --transaction must be at least 1, --size from 16 to 1048576")
+	if c.Events < 1 || c.Transaction < 1 || c.Size < 16 || c.Size > 1<<20 || c.Streams < 1 || c.Streams > 1000 {
+		return cli.Usage("--events and --transaction must be at least 1, --size from 16 to 1048576, --streams from 1 " +
+			"to 1000")
 	}
 	r := &report{
 		Bench: "drain", Settings: map[string]any{
-			"events": c.Events, "size": c.Size, "transaction": c.Transaction,
+			"events": c.Events, "size": c.Size, "transaction": c.Transaction, "streams": c.Streams,
 			"writers": writers, "sweep_workers": config.SweepWorkers,
 		},
 		columns: []column{
 			{"per_second", "events/s", 0},
 			{"published_per_second", "published/s", 0},
 			{"settled_per_second", "settled/s", 0},
+			{"payload_mib_per_second", "MiB/s", 1},
 			{"behind_ms", "behind ms", 0},
 			{"client_cpu_us", "client µs", 1},
 			{"relay_cpu_us", "relay µs", 1},
@@ -56,6 +58,7 @@ func (c Drain) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			{"wal_bytes", "WAL bytes", 0},
 			{"settle_wal_bytes", "settling WAL", 1},
 			{"redis_bytes", "redis bytes", 0},
+			{"relay_peak_rss_mib", "peak RSS MiB", 0},
 			{"busy_percent", "busy %", 0},
 		},
 	}
@@ -299,14 +302,20 @@ func bareEntry(n int, payload string) []any {
 // backlog measures a relay that starts with a full outbox.
 func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 	return d.in(ctx, func(ctx context.Context, s *scene) error {
-		if err := s.write(ctx, d.c.Events, d.c.Size, 500); err != nil {
+		s.streams = d.c.Streams
+		const bytes = 1 << 20 // of a transaction
+		if err := s.write(ctx, d.c.Events, d.c.Size, max(1, min(500, bytes/d.c.Size))); err != nil {
 			return err
 		}
 		w := d.report.result("backlog "+string(mode), "from the relay's start until all is settled")
+		peaks := resetPeak()
 		used, began := d.usage(ctx), time.Now()
 		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			now, err := d.empties(ctx, s, p, w, used, began)
 			w.is("settle_wal_bytes", (now.wal-used.wal)/float64(d.c.Events))
+			if rss := memory().peak; err == nil && peaks && rss > 0 {
+				w.is("relay_peak_rss_mib", rss/(1<<20))
+			}
 			return err
 		})
 		if err != nil {
@@ -319,10 +328,9 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 // stream measures a relay while the events are written as fast as Postgres accepts them.
 func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 	return d.in(ctx, func(ctx context.Context, s *scene) error {
-		w := d.report.result("stream "+string(mode),
-			fmt.Sprintf("from the first insert until all is settled; events are written in transactions of %d as fast "+
-				"as "+
-				"Postgres takes them", d.c.Transaction))
+		s.streams = d.c.Streams
+		w := d.report.result("stream "+string(mode), fmt.Sprintf("from the first insert until all is settled; events "+
+			"are written in transactions of %d as fast as Postgres takes them", d.c.Transaction))
 		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			if err := s.inMode(ctx, p, mode); err != nil {
 				return err
@@ -371,6 +379,7 @@ func (d *drain) empties(ctx context.Context, s *scene, p *app.Relay, w *row, use
 	}
 	w.is("published_per_second", published)
 	w.is("settled_per_second", perSecond(d.c.Events, began))
+	w.is("payload_mib_per_second", published*float64(d.c.Size)/(1<<20))
 	now := d.usage(ctx)
 	used.noteCPU(w, now, d.c.Events)
 	w.is("relay_cpu_us", (now.own-used.own)*1e6/float64(d.c.Events))

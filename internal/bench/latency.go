@@ -22,7 +22,8 @@ import (
 type Latency struct {
 	Options
 
-	// Rates are commits per second, each measured separately. Duration is the time of each measurement.
+	// Rates are commits per second, each measured separately; 0 measures what a relay uses while nothing happens.
+	// Duration is the time of each measurement.
 	Rates    []float64
 	Duration time.Duration
 	// Size is the bytes of a payload.
@@ -37,9 +38,9 @@ type Latency struct {
 // Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if
 // the result is wrong.
 func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
-	if len(c.Rates) == 0 || slices.ContainsFunc(c.Rates, func(r float64) bool { return !(r > 0 && r <= 1e6) }) ||
+	if len(c.Rates) == 0 || slices.ContainsFunc(c.Rates, func(r float64) bool { return !(r >= 0 && r <= 1e6) }) ||
 		c.Duration <= 0 || c.Hold < 0 || c.Size < 16 || c.Size > 1<<20 {
-		return cli.Usage("--rate must be above 0 and at most 1000000, --duration positive, --hold not " +
+		return cli.Usage("--rate must be from 0 to 1000000, --duration positive, --hold not " +
 			"negative, --size from 16 to 1048576")
 	}
 	r := &report{
@@ -56,7 +57,12 @@ func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			column{"redis_bytes", "redis bytes", 0},
 			column{"kept_wal_mib", "kept WAL MiB", 0},
 			column{"backlog_rows", "backlog", 0},
-			column{"busy_percent", "busy %", 0}),
+			column{"busy_percent", "busy %", 0},
+			column{"relay_core_percent", "relay % of a core", 2},
+			column{"postgres_core_percent", "postgres %", 2},
+			column{"redis_core_percent", "redis %", 2},
+			column{"wal_bytes_per_second", "WAL bytes/s", 0},
+			column{"relay_rss_mib", "relay RSS MiB", 0}),
 	}
 	if len(c.Rates) == 1 {
 		r.Settings["rate"] = c.Rates[0]
@@ -89,6 +95,9 @@ type latency struct {
 }
 
 func (l *latency) steps() []step {
+	if l.rate == 0 {
+		return l.idleSteps()
+	}
 	total := l.total()
 	steps := []step{{l.named("bare commit"), total, l.commit}, {l.named("bare stream"), total, l.xadd}}
 	for _, mode := range only(l.c.Mode, modes...) {

@@ -54,12 +54,6 @@ func (w *world) measure(b any) (report, error) {
 	case Drain:
 		b.External, b.JSON = true, true
 		err = b.Run(w.t.Context(), c, o)
-	case Growth:
-		b.External, b.JSON = true, true
-		err = b.Run(w.t.Context(), c, o)
-	case Idle:
-		b.External, b.JSON = true, true
-		err = b.Run(w.t.Context(), c, o)
 	case Latency:
 		b.External, b.JSON = true, true
 		err = b.Run(w.t.Context(), c, o)
@@ -130,7 +124,7 @@ func positive(t *testing.T, rows []*row, runs int, names ...string) {
 func TestBenchDrain(t *testing.T) {
 	t.Parallel()
 	r, err := newWorld(t).measure(Drain{
-		Options: Options{Runs: 2}, Events: 700, Size: 300, Transaction: 1, Mode: "both", Load: "both",
+		Options: Options{Runs: 2}, Events: 700, Size: 300, Transaction: 1, Streams: 1, Mode: "both", Load: "both",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -163,46 +157,30 @@ func TestBenchDrain(t *testing.T) {
 	}
 }
 
-func TestBenchGrowth(t *testing.T) {
+// Events in several streams are all published, counted and removed.
+func TestBenchDrainIntoStreams(t *testing.T) {
 	t.Parallel()
-	r, err := newWorld(t).measure(Growth{Options: Options{Runs: 1}, Max: 100, Events: 70})
+	r, err := newWorld(t).measure(Drain{
+		Options: Options{Runs: 1}, Events: 70, Size: 100_000, Transaction: 1, Streams: 8, Mode: "cdc", Load: "backlog",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	positive(t, r.Results, 1, "100 events", "100 bytes", "1,000 bytes", "10,000 bytes", "100,000 bytes", "1 stream",
-		"8 streams", "64 streams")
-	for i, w := range r.Results {
-		n := 70
-		if i == 0 {
-			n = 100
-		}
-		if want := (check{Committed: n, Found: n, Recorded: n}); w.Check == nil || *w.Check != want {
-			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
-		}
-		if first := w.Name == "100 events" || w.Name == "100 bytes" || w.Name == "1 stream"; first !=
-			(len(w.Ratios) == 0) || w.median("relay_peak_rss_mib") < 1 {
-			t.Errorf("%s: ratios %v, figures %v", w.Name, w.Ratios, w.Figures)
-		}
+	w := r.Results[0]
+	if want := (check{Committed: 70, Found: 70, Recorded: 70}); w.Check == nil || *w.Check != want {
+		t.Errorf("counted %+v, want %+v", w.Check, want)
 	}
-}
-
-// TestBacklogsGrow: every backlog is ten times as large as the one before, and payloads fit into memory.
-func TestBacklogsGrow(t *testing.T) {
-	t.Parallel()
-	all := Growth{Max: 10_000_000, Events: 20_000}.groups()
-	if n := len(all[0]); n != 4 || all[0][0].events != 10_000 || all[0][3].name != "10,000,000 events" {
-		t.Errorf("backlogs %+v", all[0])
-	}
-	for _, of := range all[1] {
-		if of.events*of.size > growthBytes || of.events < 1000 {
-			t.Errorf("payloads %+v", of)
-		}
+	mib := w.median("published_per_second") * 100_000 / (1 << 20)
+	if w.median("relay_peak_rss_mib") < 1 || w.median("payload_mib_per_second") != mib {
+		t.Errorf("figures %v", w.Figures)
 	}
 }
 
 func TestBenchIdle(t *testing.T) {
 	t.Parallel()
-	r, err := newWorld(t).measure(Idle{Options: Options{Runs: 1}, Duration: 100 * time.Millisecond, Mode: "both"})
+	r, err := newWorld(t).measure(Latency{
+		Options: Options{Runs: 1}, Rates: []float64{0}, Duration: 100 * time.Millisecond, Size: 300, Mode: "both",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,8 +190,9 @@ func TestBenchIdle(t *testing.T) {
 		}
 		return list
 	}
-	if got := append(names(r.Limits), names(r.Results)...); !slices.Equal(got, []string{"servers", "cdc", "poll"}) {
-		t.Errorf("rows %q", got)
+	rows := append(names(r.Limits), names(r.Results)...)
+	if want := []string{"servers", "idle cdc", "idle poll"}; !slices.Equal(rows, want) {
+		t.Errorf("rows %q, want %q", rows, want)
 	}
 	for _, w := range r.Results {
 		if want := (check{Committed: idleEvents, Found: idleEvents, Recorded: idleEvents}); w.Check == nil ||
@@ -331,7 +310,7 @@ func TestBenchSaysThatEventsAreRepeated(t *testing.T) {
 		}
 	}()
 	r, err := w.measure(Drain{
-		Options: Options{Runs: 1}, Events: 5000, Size: 300, Transaction: 1, Mode: "poll", Load: "backlog",
+		Options: Options{Runs: 1}, Events: 5000, Size: 300, Transaction: 1, Streams: 1, Mode: "poll", Load: "backlog",
 	})
 	cancel()
 	<-done
@@ -347,9 +326,9 @@ func TestBenchSaysThatEventsAreRepeated(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	for _, run := range []func(context.Context, app.Config, cli.IO) error{
-		Drain{}.Run, Drain{Options: Options{Runs: 1}, Events: 1, Transaction: 1, Size: 1}.Run,
-		Drain{Events: 1, Transaction: 1, Size: 16}.Run, // no runs
-		Growth{Options: Options{Runs: 1}, Max: 1}.Run, Idle{Options: Options{Runs: 1}, Mode: "both"}.Run,
+		Drain{}.Run, Drain{Options: Options{Runs: 1}, Events: 1, Transaction: 1, Streams: 1, Size: 1}.Run,
+		Drain{Events: 1, Transaction: 1, Streams: 1, Size: 16}.Run,                // no runs
+		Drain{Options: Options{Runs: 1}, Events: 1, Transaction: 1, Size: 16}.Run, // no streams
 		Latency{Rates: []float64{1}, Size: 300}.Run,
 		Latency{Rates: []float64{1}, Size: 300, Duration: 1, Hold: -1, Options: Options{Runs: 1}}.Run,
 		Orders{Concurrency: 1, Duration: time.Second, Repeat: 51}.Run,
@@ -387,8 +366,8 @@ func TestBenchOnACluster(t *testing.T) {
 		c, db := testenv.Cluster(t, 3, 0), testenv.Postgres(t)
 		var out, errOut bytes.Buffer
 		b := Drain{
-			Options: Options{External: true, JSON: true, Runs: 1}, Events: 300, Size: 100, Transaction: 1, Mode: "cdc",
-			Load: "stream",
+			Options: Options{External: true, JSON: true, Runs: 1}, Events: 300, Size: 100, Transaction: 1, Streams: 1,
+			Mode: "cdc", Load: "stream",
 		}
 		settings := commandline.Config(t, "--postgres-url="+db.URL, "--redis-url="+c.URL(), "--relay-name="+db.Relay,
 			"--admin-addr=127.0.0.1:0", "--log-level=error")
@@ -402,7 +381,7 @@ func TestBenchOnACluster(t *testing.T) {
 		}
 	})
 	var usage *cli.UsageError
-	both := Drain{Options: Options{External: true, Cluster: true, Runs: 1}, Events: 1, Size: 16, Transaction: 1}
+	both := Orders{Options: Options{External: true, Cluster: true, Runs: 1}, Concurrency: 1, Duration: time.Second}
 	if err := both.Run(t.Context(), app.Config{}, cli.IO{}); !errors.As(err, &usage) {
 		t.Errorf("--external and --cluster: %v", err)
 	}

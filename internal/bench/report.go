@@ -28,8 +28,6 @@ type report struct {
 
 	// columns are the figures shown in tables.
 	columns []column
-	// legend describes the figures; empty means processor time per event or request.
-	legend string
 }
 
 // row is one measurement with all its repetitions.
@@ -204,8 +202,8 @@ func (r *report) print(out io.Writer) error {
 		set = append(set, fmt.Sprintf("%s %v", strings.ReplaceAll(k, "_", " "), v))
 	}
 	slices.Sort(set)
-	legend := cmp.Or(r.legend, "µs is processor time per event or request, busy % the whole machine")
-	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; %s\n\n", strings.Join(set, ", "), legend)
+	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; µs is processor time per event or request, "+
+		"busy %% the whole machine\n\n", strings.Join(set, ", "))
 	t := cli.Table(out)
 	if len(r.Limits) > 0 {
 		r.table(t, "limit", r.Limits)

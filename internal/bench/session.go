@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -288,6 +289,28 @@ func ownCPU() float64 {
 		return 0
 	}
 	return time.Duration(own.Utime.Nano() + own.Stime.Nano()).Seconds()
+}
+
+// resident is this process' memory in bytes, now and at most since the last reset.
+type resident struct{ now, peak float64 }
+
+// memory returns this process' memory; 0 if unknown.
+func memory() (m resident) {
+	self, err := procfs.Self()
+	if err != nil {
+		return m // not Linux
+	}
+	if s, err := self.NewStatus(); err == nil {
+		m = resident{now: float64(s.VmRSS), peak: float64(s.VmHWM)}
+	}
+	return m
+}
+
+// resetPeak frees the memory of earlier measurements, and resets the kernel's record of this process' peak. It reports
+// whether it succeeded.
+func resetPeak() bool {
+	debug.FreeOSMemory()
+	return os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) == nil
 }
 
 // note adds the usage since u to a row, per event.
