@@ -35,19 +35,11 @@ type row struct {
 	Name string `json:"name"`
 	What string `json:"what"`
 	// Figures by name; the name ends in the unit.
-	Figures map[string]*figure `json:"figures"`
+	Figures map[string]*cli.Figure `json:"figures"`
 	// Ratios are Figures over a limit's, by the limit's name.
 	Ratios map[string]float64 `json:"ratios,omitempty"`
 	Bound  string             `json:"bound,omitempty"`
 	Check  *check             `json:"check,omitempty"`
-}
-
-// figure is one number, with its value in every repetition.
-type figure struct {
-	Median float64   `json:"median"`
-	Min    float64   `json:"min"`
-	Max    float64   `json:"max"`
-	Runs   []float64 `json:"runs"`
 }
 
 type column struct {
@@ -92,7 +84,7 @@ func entry(list *[]*row, name, what string) *row {
 			return r
 		}
 	}
-	r := &row{Name: name, What: what, Figures: map[string]*figure{}, Ratios: map[string]float64{}}
+	r := &row{Name: name, What: what, Figures: map[string]*cli.Figure{}, Ratios: map[string]float64{}}
 	*list = append(*list, r)
 	return r
 }
@@ -102,15 +94,10 @@ func (r *report) result(name, what string) *row { return entry(&r.Results, name,
 
 // is adds one repetition's number.
 func (r *row) is(name string, v float64) {
-	f := r.Figures[name]
-	if f == nil {
-		f = &figure{}
-		r.Figures[name] = f
+	if r.Figures[name] == nil {
+		r.Figures[name] = &cli.Figure{}
 	}
-	f.Runs = append(f.Runs, v)
-	s := slices.Sorted(slices.Values(f.Runs))
-	f.Min, f.Max = s[0], s[len(s)-1]
-	f.Median = (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+	r.Figures[name].Add(v)
 }
 
 // median returns a figure's median; 0 if it was not measured.
@@ -277,13 +264,7 @@ func (r *report) table(t io.Writer, what string, rows []*row) {
 				fmt.Fprint(t, "\t–")
 				continue
 			}
-			num := func(v float64) string { // CommafWithDigits does not round
-				return humanize.CommafWithDigits(math.Round(v*math.Pow10(c.digits))/math.Pow10(c.digits), c.digits)
-			}
-			fmt.Fprintf(t, "\t%s", num(f.Median))
-			if len(f.Runs) > 1 {
-				fmt.Fprintf(t, " (%s–%s)", num(f.Min), num(f.Max))
-			}
+			fmt.Fprintf(t, "\t%s", f.Text(c.digits))
 		}
 		fmt.Fprintln(t)
 	}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -14,7 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/procfs"
 	"github.com/redis/go-redis/v9"
@@ -54,12 +52,10 @@ type session struct {
 
 	name   string // 8 hexadecimal digits
 	scenes int
-	dir    string
-	owned  []func() // stop what this process started
-	// postgres is the server that this process started; nil if it did not.
-	postgres *local.Postgres
-	admin    *pgxpool.Pool
-	redis    redis.UniversalClient
+	// servers are those that this process started; nil if it did not.
+	servers *local.Servers
+	admin   *pgxpool.Pool
+	redis   redis.UniversalClient
 }
 
 // open starts servers, or connects to those of the settings, and records their properties.
@@ -69,8 +65,15 @@ func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 		fmt.Fprintf(stderr,
 			"Databases posthaste_bench_%s_* and streams posthaste-bench-%s-* are made, and removed at the "+
 				"end.\n", b.name, b.name)
-	} else if err := b.start(ctx); err != nil {
-		return err
+	} else {
+		o := b.options
+		b.servers, err = local.Open(ctx, local.ServersOptions{
+			Name: "bench", Dir: o.Dir, PGBin: o.PGBin, RedisBin: o.RedisBin, Cluster: o.Cluster, Settings: local.Durable,
+		})
+		if err != nil {
+			return err
+		}
+		c.PostgresURL, c.RedisURL = b.servers.Postgres.URL("postgres"), b.servers.RedisURL()
 	}
 	c.Schema, c.StreamMaxlen = "public", 0 // streams are counted, so they are not trimmed
 	c.HTTPAddr = "127.0.0.1:0"
@@ -87,60 +90,6 @@ func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 	b.report.Settings["runs"] = b.options.Runs
 	b.report.Machine, err = b.facts(ctx)
 	return err
-}
-
-// start starts a Postgres and a Redis that are durable as in production.
-func (b *session) start(ctx context.Context) error {
-	bin, err := local.PostgresBin(ctx, b.options.PGBin)
-	if err != nil {
-		return err
-	}
-	redisPath, err := local.RedisBin(b.options.RedisBin)
-	if err != nil {
-		return err
-	}
-	if b.dir, err = os.MkdirTemp(b.options.Dir, "posthaste-bench-"); err != nil {
-		return err
-	}
-	b.owned = append(b.owned, func() { _ = os.RemoveAll(b.dir) })
-	// Postgres may run as another user, which needs to pass through the folder.
-	if err := os.Chmod(b.dir, 0o711); err != nil { //nolint:gosec // pass through only
-		return err
-	}
-	pgDir, redisDir := filepath.Join(b.dir, "postgres"), filepath.Join(b.dir, "redis")
-	for _, d := range []string{pgDir, redisDir} {
-		if err := os.Mkdir(d, 0o700); err != nil {
-			return err
-		}
-	}
-	pg, err := local.StartPostgres(ctx, bin, pgDir, "fsync=on", "synchronous_commit=on", "full_page_writes=on",
-		"shared_buffers=256MB", "max_wal_size=4GB")
-	if err != nil {
-		return err
-	}
-	b.postgres = pg
-	b.owned = append(b.owned, func() { _ = pg.Stop("immediate") })
-	b.config.PostgresURL = pg.URL("postgres")
-	return b.startRedis(ctx, redisPath, redisDir)
-}
-
-func (b *session) startRedis(ctx context.Context, bin, dir string) error {
-	if !b.options.Cluster {
-		rd, err := local.StartRedis(ctx, bin, dir)
-		if err != nil {
-			return err
-		}
-		b.owned = append(b.owned, func() { _ = rd.Kill() })
-		b.config.RedisURL = rd.URL()
-		return nil
-	}
-	c, err := local.StartCluster(ctx, bin, dir, local.ClusterOptions{Masters: 3, Replicas: 1})
-	if err != nil {
-		return err
-	}
-	b.owned = append(b.owned, func() { _ = c.Kill() })
-	b.config.RedisURL = c.URL()
-	return nil
 }
 
 func openPool(ctx context.Context, url string, size int) (*pgxpool.Pool, error) {
@@ -168,9 +117,7 @@ func (b *session) close() {
 	if b.admin != nil {
 		b.admin.Close()
 	}
-	for i := len(b.owned) - 1; i >= 0; i-- {
-		b.owned[i]()
-	}
+	b.servers.Close()
 }
 
 func (b *session) facts(ctx context.Context) (machine, error) {
@@ -181,7 +128,7 @@ func (b *session) facts(ctx context.Context) (machine, error) {
 	}
 	if b.options.External {
 		m.Servers = "external"
-	} else if inMemory(b.dir) {
+	} else if inMemory(b.servers.Dir) {
 		m.Servers += ", their data in memory, where fsync costs nothing (see --dir)"
 	}
 	if fs, err := procfs.NewDefaultFS(); err == nil {
@@ -189,21 +136,12 @@ func (b *session) facts(ctx context.Context) (machine, error) {
 			m.Load = l.Load1
 		}
 	}
-	rows, err := b.admin.Query(ctx, "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'fsync', "+
-		"'synchronous_commit', 'full_page_writes')")
-	if err != nil {
-		return m, err
-	}
-	var name, setting string
-	if _, err := pgx.ForEachRow(rows, []any{&name, &setting}, func() error {
-		if name == "server_version" {
-			m.Versions["postgres"] = setting
-		} else {
-			m.Durability[name] = setting
+	for _, name := range []string{"fsync", "synchronous_commit", "full_page_writes"} {
+		var setting string
+		if err := b.admin.QueryRow(ctx, "SELECT current_setting($1)", name).Scan(&setting); err != nil {
+			return m, err
 		}
-		return nil
-	}); err != nil {
-		return m, err
+		m.Durability[name] = setting
 	}
 	nodes, err := redisurl.Nodes(ctx, b.redis)
 	if err != nil {
@@ -218,13 +156,8 @@ func (b *session) facts(ctx context.Context) (machine, error) {
 		}
 		m.Servers += fmt.Sprintf(", Redis Cluster of %d masters and %d replicas", n-replicas, replicas)
 	}
-	info, err := nodes[0].InfoMap(ctx, "server").Result()
-	if err != nil {
-		return m, fmt.Errorf("ask redis: %w", err)
-	}
-	m.Versions["redis"] = info["Server"]["redis_version"]
-	if v := info["Server"]["valkey_version"]; v != "" {
-		m.Versions["redis"] = "valkey " + v
+	if m.Versions["postgres"], m.Versions["redis"], err = local.Versions(ctx, b.admin, nodes[0]); err != nil {
+		return m, err
 	}
 	for _, name := range []string{"appendonly", "appendfsync"} {
 		m.Durability[name] = "unknown" // a managed server may keep CONFIG to itself
@@ -276,8 +209,8 @@ func (b *session) usage(ctx context.Context) usage {
 		u.idle = c.Idle + c.Iowait
 		u.busy = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
 	}
-	if b.postgres != nil {
-		u.postgres = b.postgres.CPU()
+	if b.servers != nil {
+		u.postgres = b.servers.Postgres.CPU()
 	}
 	return u
 }

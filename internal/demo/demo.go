@@ -44,7 +44,7 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err
 	}
 	d.mode.Store(outbox.ModeStandby)
 	defer d.cleanup()
-	if err := d.servers(ctx, options); err != nil {
+	if err := d.start(ctx, options); err != nil {
 		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -80,19 +80,20 @@ func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err
 
 // keepRedis starts Redis again whenever it was killed, until ctx ends.
 func (d *demo) keepRedis(ctx context.Context) error {
-	if d.redis != nil {
-		fmt.Fprintf(d.out, "Now kill something, and watch the console:\n  kill -9 %d   # Redis\n", d.redis.PID())
+	redis := d.servers.Redis
+	if redis != nil {
+		fmt.Fprintf(d.out, "Now kill something, and watch the console:\n  kill -9 %d   # Redis\n", redis.PID())
 	}
 	for ; ctx.Err() == nil; pause.For(ctx, time.Second) {
-		if d.redis == nil || d.redis.Running() {
+		if redis == nil || redis.Running() {
 			continue
 		}
 		fmt.Fprintln(d.out, "Redis was killed. It starts again in 5 s; until then, events wait in Postgres.")
 		pause.For(ctx, 5*time.Second)
-		if err := d.redis.Start(ctx); err != nil {
+		if err := redis.Start(ctx); err != nil {
 			return err
 		}
-		fmt.Fprintf(d.out, "Redis runs again: kill -9 %d\n", d.redis.PID())
+		fmt.Fprintf(d.out, "Redis runs again: kill -9 %d\n", redis.PID())
 	}
 	return nil
 }

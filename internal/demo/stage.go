@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,18 +26,15 @@ import (
 
 // demo is everything a demo runs.
 type demo struct {
-	out       io.Writer
-	log       *slog.Logger
-	config    app.Config
-	dir       string
-	pg        *local.Postgres
-	redis     *local.Redis // nil with a cluster
-	stopRedis func() error
-	pool      *pgxpool.Pool
-	client    redis.UniversalClient
-	serve     *app.Serve
-	relay     *app.Relay
-	user      uuid.UUID
+	out     io.Writer
+	log     *slog.Logger
+	config  app.Config
+	servers *local.Servers
+	pool    *pgxpool.Pool
+	client  redis.UniversalClient
+	serve   *app.Serve
+	relay   *app.Relay
+	user    uuid.UUID
 
 	neighbours neighbours
 
@@ -53,41 +48,20 @@ type demo struct {
 
 func (d *demo) adminURL() string { return "http://" + d.relay.AdminAddr().String() }
 
-// servers starts Postgres and Redis on free ports under one temporary folder.
-func (d *demo) servers(ctx context.Context, o Options) error {
-	bin, err := local.PostgresBin(ctx, o.PGBin)
-	if err != nil {
-		return err
-	}
-	redisPath, err := local.RedisBin(o.RedisBin)
-	if err != nil {
-		return err
-	}
-	if d.dir, err = os.MkdirTemp("", "posthaste-demo-"); err != nil {
-		return err
-	}
-	// Postgres may run as another user, which needs to pass through the folder.
-	if err := os.Chmod(d.dir, 0o711); err != nil { //nolint:gosec // pass through only
-		return err
-	}
-	folders := map[string]string{"postgres": filepath.Join(d.dir, "postgres"), "redis": filepath.Join(d.dir, "redis")}
-	for _, f := range folders {
-		if err := os.Mkdir(f, 0o700); err != nil {
-			return err
-		}
-	}
+// start starts Postgres and Redis on free ports, and migrates.
+func (d *demo) start(ctx context.Context, o Options) (err error) {
 	began := time.Now()
-	if d.pg, err = local.StartPostgres(ctx, bin, folders["postgres"], "max_slot_wal_keep_size=4GB"); err != nil {
-		return err
-	}
-	redisAt, err := d.startRedis(ctx, redisPath, folders["redis"], o.Cluster)
+	d.servers, err = local.Open(ctx, local.ServersOptions{
+		Name: "demo", PGBin: o.PGBin, RedisBin: o.RedisBin, Cluster: o.Cluster,
+		Settings: []string{"max_slot_wal_keep_size=4GB"},
+	})
 	if err != nil {
 		return err
 	}
-	d.config.PostgresURL = d.pg.URL("postgres")
+	d.config.PostgresURL, d.config.RedisURL = d.servers.Postgres.URL("postgres"), d.servers.RedisURL()
 	d.config.HTTPAddr, d.config.AdminAddr = "127.0.0.1:0", "127.0.0.1:0"
-	fmt.Fprintf(d.out, "Postgres on port %d and Redis on %s, started in %v\n  %s\n", d.pg.Port, redisAt,
-		time.Since(began).Round(10*time.Millisecond), d.config.PostgresURL)
+	fmt.Fprintf(d.out, "Postgres on port %d and Redis on %s, started in %v\n  %s\n", d.servers.Postgres.Port,
+		d.redisPorts(), time.Since(began).Round(10*time.Millisecond), d.config.PostgresURL)
 	if _, err := sql.Migrate(ctx, d.config.PostgresURL, d.config.Schema, d.log); err != nil {
 		return err
 	}
@@ -102,26 +76,16 @@ func (d *demo) servers(ctx context.Context, o Options) error {
 	return err
 }
 
-// startRedis starts one server, or a cluster, and returns the ports.
-func (d *demo) startRedis(ctx context.Context, bin, dir string, cluster bool) (string, error) {
-	if !cluster {
-		r, err := local.StartRedis(ctx, bin, dir)
-		if err != nil {
-			return "", err
-		}
-		d.redis, d.stopRedis, d.config.RedisURL = r, r.Kill, r.URL()
-		return fmt.Sprintf("port %d", r.Port), nil
+// redisPorts describes the ports of Redis.
+func (d *demo) redisPorts() string {
+	if d.servers.Cluster == nil {
+		return fmt.Sprintf("port %d", d.servers.Redis.Port)
 	}
-	c, err := local.StartCluster(ctx, bin, dir, local.ClusterOptions{Masters: 3, Replicas: 1})
-	if err != nil {
-		return "", err
-	}
-	d.stopRedis, d.config.RedisURL = c.Kill, c.URL()
-	ports := make([]string, len(c.Nodes))
-	for i, n := range c.Nodes {
+	ports := make([]string, len(d.servers.Cluster.Nodes))
+	for i, n := range d.servers.Cluster.Nodes {
 		ports[i] = strconv.Itoa(n.Port)
 	}
-	return "ports " + strings.Join(ports[:3], ", ") + " (replicas: " + strings.Join(ports[3:], ", ") + ")", nil
+	return "ports " + strings.Join(ports[:3], ", ") + " (replicas: " + strings.Join(ports[3:], ", ") + ")"
 }
 
 // processes starts the API, the relay and a consumer.
@@ -183,13 +147,5 @@ func (d *demo) cleanup() {
 	if d.pool != nil {
 		d.pool.Close()
 	}
-	if d.stopRedis != nil {
-		_ = d.stopRedis()
-	}
-	if d.pg != nil {
-		_ = d.pg.Stop("immediate")
-	}
-	if d.dir != "" {
-		_ = os.RemoveAll(d.dir)
-	}
+	d.servers.Close()
 }

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 // Process is a child that ends with this process.
@@ -57,6 +59,22 @@ func start(cmd *exec.Cmd, deathSignal syscall.Signal, cred *syscall.Credential) 
 		close(p.done)
 	}()
 	return p, <-started
+}
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// CPU is the processor time that the process has used, in seconds; 0 if unknown.
+func (p *Process) CPU() float64 {
+	proc, err := procfs.NewProc(p.PID())
+	if err != nil {
+		return 0
+	}
+	s, err := proc.Stat()
+	if err != nil {
+		return 0
+	}
+	return s.CPUTime()
 }
 
 // Running reports whether the process has not ended.

@@ -48,21 +48,21 @@ func databaseCopied(ctx context.Context, c *campaign, _ *rand.Rand) (string, hea
 	if err != nil {
 		return "", nil, err
 	}
-	env = append(env, "POSTHASTE_POSTGRES_URL="+c.stage.pg.URL(copyDatabase))
+	env = append(env, "POSTHASTE_POSTGRES_URL="+c.stage.servers.Postgres.URL(copyDatabase))
 	p, err := newProcess("copy", c.logs, env, "relay", "--stream-maxlen=0")
 	if err != nil {
 		return "", nil, err
 	}
 	var before int64
 	err = func() error {
-		err := onServer(ctx, c.stage.pg.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS false",
+		err := onServer(ctx, c.stage.servers.Postgres.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS false",
 			"SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres'",
 			"CREATE DATABASE "+copyDatabase+" TEMPLATE postgres", "ALTER DATABASE postgres ALLOW_CONNECTIONS true")
 		if err != nil {
 			return err
 		}
 		// The slot of the relay's name belongs to the original.
-		err = onServer(ctx, c.stage.pg.URL(copyDatabase), "UPDATE relay_state SET desired_mode = 'poll'",
+		err = onServer(ctx, c.stage.servers.Postgres.URL(copyDatabase), "UPDATE relay_state SET desired_mode = 'poll'",
 			"INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('cart', 'copy', 'x', '{}')")
 		if err != nil {
 			return err
@@ -88,7 +88,7 @@ func databaseCopied(ctx context.Context, c *campaign, _ *rand.Rand) (string, hea
 			})
 		}
 		p.close()
-		return onServer(ctx, c.stage.pg.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS true",
+		return onServer(ctx, c.stage.servers.Postgres.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS true",
 			"DROP DATABASE IF EXISTS "+copyDatabase+" WITH (FORCE)")
 	}, err
 }
@@ -127,7 +127,7 @@ const moveName = "prove_move"
 // databaseMoved makes a clone of the server a logical replica, and finally moves everything to the clone. The clone's
 // transaction ids are lower than those of the original, or higher.
 func databaseMoved(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
-	m := &move{campaign: c, from: c.stage.pg}
+	m := &move{campaign: c, from: c.stage.servers.Postgres}
 	what, higher := "lower ids", r.IntN(2) == 0
 	if higher {
 		what = "higher ids"
@@ -241,7 +241,7 @@ func (m *move) finish(ctx context.Context) error {
 	if err := m.from.Stop("immediate"); err != nil {
 		return err
 	}
-	m.stage.pg, m.stage.server = m.to, address(m.to)
+	m.stage.servers.Postgres, m.stage.server = m.to, address(m.to)
 	m.connect(m.to)
 	if err := os.RemoveAll(m.from.Dir); err != nil {
 		return err

@@ -86,8 +86,8 @@ func sessionFaults() []*fault {
 // postgresStopped stops Postgres and starts it again.
 func postgresStopped(mode string) injection {
 	return func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-		err := c.stage.pg.Stop(mode)
-		return "", func(ctx context.Context) error { return c.stage.pg.Start(ctx) }, err
+		err := c.stage.servers.Postgres.Stop(mode)
+		return "", func(ctx context.Context) error { return c.stage.servers.Postgres.Start(ctx) }, err
 	}
 }
 

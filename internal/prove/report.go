@@ -19,6 +19,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"posthaste/internal/cli"
+	"posthaste/internal/local"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -169,20 +170,10 @@ func (r *Report) machine(ctx context.Context, c *campaign) error {
 			"posthaste": c.config.Version, "go": strings.TrimPrefix(runtime.Version(), "go"),
 		},
 	}
-	var version string
-	if err := c.stage.pool.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
-		return err
-	}
-	r.Machine.Versions["postgres"] = version
-	info, err := c.stage.client.InfoMap(ctx, "server").Result()
-	if err != nil {
-		return fmt.Errorf("ask redis: %w", err)
-	}
-	r.Machine.Versions["redis"] = info["Server"]["redis_version"]
-	if v := info["Server"]["valkey_version"]; v != "" {
-		r.Machine.Versions["redis"] = "valkey " + v
-	}
-	return nil
+	var err error
+	v := r.Machine.Versions
+	v["postgres"], v["redis"], err = local.Versions(ctx, c.stage.pool, c.stage.client)
+	return err
 }
 
 // forgot counts a loss of data by Redis.

@@ -8,9 +8,9 @@ import (
 	"maps"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -27,9 +27,6 @@ const (
 	serverRedis    = "redis"
 )
 
-// maxKeepSize is how much WAL Postgres keeps for the slot.
-const maxKeepSize = "1GB"
-
 // stage is the environment of a campaign: the servers, with a link between each server and each process that faults
 // disturb. The campaign itself connects without these links.
 type stage struct {
@@ -44,7 +41,7 @@ type stage struct {
 	remove func(ctx context.Context) error
 
 	// The following fields are only set if the campaign started its own servers.
-	pg *local.Postgres
+	servers *local.Servers
 	// rd are two Redis servers: the one at index at leads. The other one is its replica, connected through replication.
 	rd          [2]*local.Redis
 	at          int
@@ -62,11 +59,10 @@ type stage struct {
 // openStage starts new servers for a stage, or makes one of the configured servers.
 func openStage(ctx context.Context, c *app.Config, o Options, log *slog.Logger) (s *stage, err error) {
 	s = &stage{log: log, links: map[string]*link.Link{}}
-	if s.dir, err = os.MkdirTemp(o.Dir, "posthaste-prove-"); err != nil {
-		return s, err
-	}
 	if o.External {
-		err = s.borrow(ctx, c)
+		if s.dir, err = os.MkdirTemp(o.Dir, "posthaste-prove-"); err == nil {
+			err = s.borrow(ctx, c)
+		}
 	} else {
 		err = s.start(ctx, o)
 	}
@@ -76,45 +72,29 @@ func openStage(ctx context.Context, c *app.Config, o Options, log *slog.Logger) 
 	return s, err
 }
 
-// start starts the servers, with their data in a new folder.
-func (s *stage) start(ctx context.Context, o Options) error {
-	bin, err := local.PostgresBin(ctx, o.PGBin)
+// start starts the servers.
+func (s *stage) start(ctx context.Context, o Options) (err error) {
+	s.servers, err = local.Open(ctx, local.ServersOptions{
+		Name: "prove", Dir: o.Dir, PGBin: o.PGBin, RedisBin: o.RedisBin,
+		Settings: []string{
+			"max_prepared_transactions=10", "max_wal_size=2GB", "max_slot_wal_keep_size=1GB", "shared_buffers=128MB",
+		},
+	})
 	if err != nil {
 		return err
 	}
-	redisBin, err := local.RedisBin(o.RedisBin)
-	if err != nil {
-		return err
-	}
-	// Postgres may have to run as another user, which needs access to the folders below.
-	if err := os.Chmod(s.dir, 0o711); err != nil { //nolint:gosec // pass through only
-		return err
-	}
-	folder := func(name string) string {
-		dir := filepath.Join(s.dir, name)
-		if merr := os.Mkdir(dir, 0o700); merr != nil {
-			err = merr
-		}
-		return dir
-	}
-	folders := []string{folder("postgres"), folder("redis-0"), folder("redis-1")}
-	if err != nil {
-		return err
-	}
-	if s.pg, err = local.StartPostgres(ctx, bin, folders[0], "max_prepared_transactions=10", "max_wal_size=2GB",
-		"max_slot_wal_keep_size="+maxKeepSize, "shared_buffers=128MB"); err != nil {
-		return err
-	}
-	if s.rd[0], err = local.StartRedis(ctx, redisBin, folders[1]); err != nil {
-		return err
-	}
+	s.dir, s.rd[0] = s.servers.Dir, s.servers.Redis
 	if s.replication, err = link.New(ctx, s.rd[0].Addr()); err != nil {
 		return err
 	}
-	if s.rd[1], err = local.StartRedis(ctx, redisBin, folders[2], s.replicaOf()); err != nil {
+	dir, err := s.servers.Folder("redis-1")
+	if err != nil {
 		return err
 	}
-	s.postgres, s.server = s.pg.URL("postgres"), address(s.pg)
+	if s.rd[1], err = local.StartRedis(ctx, s.servers.RedisBin, dir, s.replicaOf()); err != nil {
+		return err
+	}
+	s.postgres, s.server = s.servers.Postgres.URL("postgres"), address(s.servers.Postgres)
 	if s.ownPostgres, err = link.New(ctx, s.server); err != nil {
 		return err
 	}
@@ -151,13 +131,7 @@ func address(pg *local.Postgres) string { return "127.0.0.1:" + strconv.Itoa(pg.
 
 // replicaOf returns the configuration line that makes a server a replica, through the link between the two.
 func (s *stage) replicaOf() string {
-	host, port := split(s.replication.Addr())
-	return "replicaof " + host + " " + port
-}
-
-func split(addr string) (host, port string) {
-	u := url.URL{Host: addr}
-	return u.Hostname(), u.Port()
+	return "replicaof " + strings.Replace(s.replication.Addr(), ":", " ", 1)
 }
 
 // leading returns the Redis server that all links lead to.
@@ -224,9 +198,7 @@ func (s *stage) failOver(ctx context.Context) error {
 }
 
 // isRedis reports whether the link of that name leads to Redis.
-func isRedis(name string) bool {
-	return len(name) > len(serverRedis) && name[len(name)-len(serverRedis):] == serverRedis
-}
+func isRedis(name string) bool { return strings.HasSuffix(name, serverRedis) }
 
 // follow starts the previous leading server as a replica of the other one.
 func (s *stage) follow(ctx context.Context) error { return s.rd[1-s.at].Start(ctx, s.replicaOf()) }
@@ -279,14 +251,10 @@ func (s *stage) close(ctx context.Context) (err error) {
 			l.Close()
 		}
 	}
-	for _, r := range s.rd {
-		if r != nil {
-			_ = r.Kill()
-		}
+	if s.rd[1] != nil {
+		_ = s.rd[1].Kill()
 	}
-	if s.pg != nil {
-		_ = s.pg.Stop("immediate")
-	}
+	s.servers.Close()
 	if s.dir != "" {
 		_ = os.RemoveAll(s.dir)
 	}

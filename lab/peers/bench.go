@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -23,13 +22,11 @@ import (
 // bench is the servers, and what every measurement needs.
 type bench struct {
 	options
-	pg        *local.Postgres
-	rd        *local.Redis
+	servers   *local.Servers
 	admin     *pgxpool.Pool
 	redis     *redis.Client
 	bin, self string
 	scenes    int
-	closers   []func()
 }
 
 // measure starts the servers, measures every load with every peer, and prints the report.
@@ -82,50 +79,31 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if b.bin, err = local.PostgresBin(ctx, os.Getenv("POSTHASTE_PG_BIN")); err != nil {
 		return err
 	}
-	redisPath, err := local.RedisBin(os.Getenv("POSTHASTE_REDIS_BIN"))
+	// The file of Redis is rewritten between measurements instead, see empty.
+	b.servers, err = local.Open(ctx, local.ServersOptions{
+		Name: "peers", Dir: b.dir, PGBin: b.bin, RedisBin: os.Getenv("POSTHASTE_REDIS_BIN"), Settings: local.Durable,
+		Config: []string{"auto-aof-rewrite-percentage 0"},
+	})
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(b.dir, "posthaste-peers-")
-	if err != nil {
+	if err := os.Setenv("PGPASSWORD", b.servers.Postgres.Password); err != nil { // for the peers
 		return err
 	}
-	b.closers = append(b.closers, func() { _ = os.RemoveAll(dir) })
-	// Postgres may run as another user, which needs to pass through the folder.
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // pass through only
-		return err
-	}
-	pgDir, redisDir := filepath.Join(dir, "postgres"), filepath.Join(dir, "redis")
-	if err := errors.Join(os.Mkdir(pgDir, 0o700), os.Mkdir(redisDir, 0o700)); err != nil {
-		return err
-	}
-	if b.pg, err = local.StartPostgres(ctx, b.bin, pgDir, "fsync=on", "synchronous_commit=on", "full_page_writes=on",
-		"shared_buffers=256MB", "max_wal_size=4GB"); err != nil {
-		return err
-	}
-	b.closers = append(b.closers, func() { _ = b.pg.Stop("immediate") })
-	if err := os.Setenv("PGPASSWORD", b.pg.Password); err != nil { // for the peers
-		return err
-	}
-	// The file is rewritten between measurements instead, see empty.
-	if b.rd, err = local.StartRedis(ctx, redisPath, redisDir, "auto-aof-rewrite-percentage 0"); err != nil {
-		return err
-	}
-	b.closers = append(b.closers, func() { _ = b.rd.Kill() })
-	b.redis = redis.NewClient(&redis.Options{Addr: b.rd.Addr(), MaxRetries: -1})
-	b.closers = append(b.closers, func() { _ = b.redis.Close() })
-	if b.admin, err = pgxpool.New(ctx, b.pg.URL("postgres")); err != nil {
-		return err
-	}
-	b.closers = append(b.closers, b.admin.Close)
-	return nil
+	b.redis = redis.NewClient(&redis.Options{Addr: b.servers.Redis.Addr(), MaxRetries: -1})
+	b.admin, err = pgxpool.New(ctx, b.servers.Postgres.URL("postgres"))
+	return err
 }
 
 // close undoes open.
 func (b *bench) close() {
-	for i := len(b.closers) - 1; i >= 0; i-- {
-		b.closers[i]()
+	if b.admin != nil {
+		b.admin.Close()
 	}
+	if b.redis != nil {
+		_ = b.redis.Close()
+	}
+	b.servers.Close()
 }
 
 // scene is one measurement's own database.
@@ -142,7 +120,7 @@ func (b *bench) once(ctx context.Context, p peer, l load) (f figures, err error)
 	b.scenes++
 	s := &scene{bench: b, peer: p, name: fmt.Sprintf("peers_%d", b.scenes)}
 	// No password: every user of the machine can read the command lines that contain the URL.
-	s.url = fmt.Sprintf("postgres://postgres@127.0.0.1:%d/%s?sslmode=disable", b.pg.Port, s.name)
+	s.url = fmt.Sprintf("postgres://postgres@127.0.0.1:%d/%s?sslmode=disable", b.servers.Postgres.Port, s.name)
 	if err := b.empty(ctx); err != nil {
 		return nil, err
 	}
@@ -264,8 +242,11 @@ SELECT gen_random_uuid()::text, ('{"destination_topic": "` + stream + `", "uuid"
 // usage is processor time in seconds, up to a moment.
 type usage struct{ relay, postgres, redis float64 }
 
-func (s *scene) usage(ctx context.Context, p *process) usage {
-	u := usage{postgres: s.pg.CPU(), relay: p.cpu()}
+func (s *scene) usage(ctx context.Context, p *local.Process) usage {
+	u := usage{postgres: s.servers.Postgres.CPU()}
+	if p != nil {
+		u.relay = p.CPU()
+	}
 	if info, err := s.redis.InfoMap(ctx, "cpu").Result(); err == nil {
 		for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
 			v, _ := strconv.ParseFloat(info["CPU"][name], 64)

@@ -16,10 +16,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"posthaste/internal/local"
 	"posthaste/internal/pause"
 )
 
@@ -51,59 +51,24 @@ func loadsOf(c options) (list []load) {
 // figures are what one measurement found, by name.
 type figures map[string]float64
 
-// process is a peer that runs.
-type process struct {
-	cmd  *exec.Cmd
-	out  bytes.Buffer
-	done chan struct{}
-}
-
-// start starts the peer, if there is one. The context that it returns ends when the peer does.
-func (s *scene) start(ctx context.Context) (*process, context.Context, error) {
+// start starts the peer, if there is one, and returns what ends it. The context that it returns ends when the peer does.
+func (s *scene) start(ctx context.Context) (p *local.Process, during context.Context, stop func(), err error) {
 	if s.peer.command == nil {
-		return nil, ctx, nil
+		return nil, ctx, func() {}, nil
 	}
 	argv := s.peer.command(s)
-	p := &process{cmd: exec.Command(argv[0], argv[1:]...), done: make(chan struct{})} //nolint:noctx // stop ends it
-	p.cmd.Stderr = &p.out
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if err := p.cmd.Start(); err != nil {
-		return nil, ctx, err
+	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // stop ends it
+	var out bytes.Buffer
+	cmd.Stderr = &out
+	if p, err = local.StartProcess(cmd, syscall.SIGKILL); err != nil {
+		return nil, ctx, nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
-		_ = p.cmd.Wait()
-		cancel(fmt.Errorf("it ended, %s: %s", p.cmd.ProcessState, strings.TrimSpace(p.out.String())))
-		close(p.done)
+		<-p.Done()
+		cancel(fmt.Errorf("it ended, %s: %s", cmd.ProcessState, strings.TrimSpace(out.String())))
 	}()
-	return p, ctx, nil
-}
-
-// stop ends the peer in order, and waits for it.
-func (p *process) stop() {
-	if p == nil {
-		return
-	}
-	late := time.AfterFunc(20*time.Second, func() { _ = p.cmd.Process.Kill() })
-	defer late.Stop()
-	_ = p.cmd.Process.Signal(os.Interrupt) // it may have ended
-	<-p.done
-}
-
-// cpu is the processor time that the peer has used, in seconds.
-func (p *process) cpu() float64 {
-	if p == nil {
-		return 0
-	}
-	proc, err := procfs.NewProc(p.cmd.Process.Pid)
-	if err != nil {
-		return 0
-	}
-	s, err := proc.Stat()
-	if err != nil {
-		return 0
-	}
-	return s.CPUTime()
+	return p, ctx, func() { _ = p.Stop(os.Interrupt, 20*time.Second) }, nil
 }
 
 // payload is the text of an event's payload in SQL. It begins with when it was written, in nanoseconds.
@@ -169,11 +134,11 @@ func (s *scene) drain(ctx context.Context) (figures, error) {
 		return nil, err
 	}
 	used, began := s.usage(ctx, nil), time.Now()
-	p, ctx, err := s.start(ctx)
+	p, ctx, stop, err := s.start(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer p.stop()
+	defer stop()
 	n, _, err := s.await(ctx, s.backlog, 6*s.lasts, func(ctx context.Context) (int, error) {
 		if !s.peer.publishes {
 			return s.decoded(ctx, target, s.backlog)
@@ -191,16 +156,16 @@ func (s *scene) drain(ctx context.Context) (figures, error) {
 
 // follow measures a peer while events are written.
 func (s *scene) follow(ctx context.Context, rate float64) (figures, error) {
-	p, ctx, err := s.start(ctx)
+	p, ctx, stop, err := s.start(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer p.stop()
+	defer stop()
 	c := &consumer{redis: s.redis}
-	rctx, stop := context.WithCancel(ctx)
+	rctx, stopReading := context.WithCancel(ctx)
 	reading := make(chan error, 1)
 	defer func() {
-		stop()
+		stopReading()
 		_ = <-reading // what is missing is seen
 	}()
 	go func() { reading <- c.read(rctx) }()

@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,9 +26,6 @@ import (
 
 	"posthaste/internal/cli"
 )
-
-// Linux kills a child with the thread that started it; the main thread lives as long as the process.
-func init() { runtime.LockOSThread() }
 
 // quiet is a log for go-redis, which would say that a server that starts does not answer yet.
 type quiet struct{}

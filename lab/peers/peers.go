@@ -26,7 +26,7 @@ var peers = []peer{
 		name: "posthaste", what: "posthaste relay, mode cdc, default settings", table: &outboxTable,
 		command: func(s *scene) []string {
 			return []string{
-				s.posthaste, "relay", "--postgres-url=" + s.url, "--redis-url=" + s.rd.URL(), "--relay-name=" + s.name,
+				s.posthaste, "relay", "--postgres-url=" + s.url, "--redis-url=" + s.servers.RedisURL(), "--relay-name=" + s.name,
 				"--admin-addr=127.0.0.1:0", "--log-level=error",
 			}
 		},
@@ -61,7 +61,7 @@ var peers = []peer{
 // self is this program as a peer.
 func self(name string) func(s *scene) []string {
 	return func(s *scene) []string {
-		return []string{s.self, "peer", name, s.url, s.rd.URL(), s.name}
+		return []string{s.self, "peer", name, s.url, s.servers.RedisURL(), s.name}
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"os/exec"
 	"runtime"
 	"runtime/debug"
@@ -13,9 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dustin/go-humanize"
-
 	"posthaste/internal/cli"
+	"posthaste/internal/local"
 )
 
 // report is what was found; also the form of --json.
@@ -31,18 +29,10 @@ type report struct {
 
 // row is a peer under a load.
 type row struct {
-	Load    string             `json:"load"`
-	Peer    string             `json:"peer"`
-	What    string             `json:"what"`
-	Figures map[string]*figure `json:"figures"`
-}
-
-// figure is one number of every round.
-type figure struct {
-	Median float64   `json:"median"`
-	Min    float64   `json:"min"`
-	Max    float64   `json:"max"`
-	Runs   []float64 `json:"runs"`
+	Load    string                 `json:"load"`
+	Peer    string                 `json:"peer"`
+	What    string                 `json:"what"`
+	Figures map[string]*cli.Figure `json:"figures"`
 }
 
 // describe begins the report.
@@ -51,11 +41,7 @@ func (b *bench) describe(ctx context.Context) (*report, error) {
 		At: time.Now().UTC().Truncate(time.Second), Cores: runtime.NumCPU(), Rounds: b.rounds,
 		Seconds: b.lasts.Seconds(), Size: b.size,
 	}
-	var version string
-	if err := b.admin.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
-		return nil, err
-	}
-	info, err := b.redis.InfoMap(ctx, "server").Result()
+	version, redisVersion, err := local.Versions(ctx, b.admin, b.redis)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +50,7 @@ func (b *bench) describe(ctx context.Context) (*report, error) {
 		return nil, fmt.Errorf("%s version: %w", b.posthaste, err)
 	}
 	r.Versions = map[string]string{
-		"Postgres": version, "Redis": info["Server"]["redis_version"],
+		"Postgres": version, "Redis": redisVersion,
 		"posthaste": strings.TrimPrefix(strings.TrimSpace(string(own)), "posthaste "),
 	}
 	if build, ok := debug.ReadBuildInfo(); ok {
@@ -97,7 +83,10 @@ func (r *report) add(l load, list []peer, found map[string]figures) {
 		delete(f, "written")
 		w := r.row(l.name, p)
 		for name, v := range f {
-			w.is(name, v)
+			if w.Figures[name] == nil {
+				w.Figures[name] = &cli.Figure{}
+			}
+			w.Figures[name].Add(v)
 		}
 	}
 }
@@ -108,44 +97,30 @@ func (r *report) row(load string, p peer) *row {
 			return w
 		}
 	}
-	w := &row{Load: load, Peer: p.name, What: p.what, Figures: map[string]*figure{}}
+	w := &row{Load: load, Peer: p.name, What: p.what, Figures: map[string]*cli.Figure{}}
 	r.Rows = append(r.Rows, w)
 	return w
-}
-
-// is adds one round's number.
-func (w *row) is(name string, v float64) {
-	f := w.Figures[name]
-	if f == nil {
-		f = &figure{}
-		w.Figures[name] = f
-	}
-	f.Runs = append(f.Runs, v)
-	s := slices.Sorted(slices.Values(f.Runs))
-	f.Min, f.Max, f.Median = s[0], s[len(s)-1], (s[(len(s)-1)/2]+s[len(s)/2])/2
 }
 
 // column shows a figure.
 type column struct {
 	name, head string
 	digits     int
-	// spread says that the least and the most are shown, too.
-	spread bool
 }
 
 // columns are what people are shown.
 var columns = []column{
-	{"events_per_second", "events/s", 0, true},
-	{"inserts_per_second", "inserts/s", 0, true},
-	{"of_none_percent", "% of none", 0, false},
-	{"tax_us", "tax µs", 0, true},
-	{"relay_us", "relay µs", 1, false},
-	{"postgres_us", "postgres µs", 1, false},
-	{"redis_us", "redis µs", 1, false},
-	{"p50_ms", "p50 ms", 1, true},
-	{"p99_ms", "p99 ms", 1, true},
-	{"behind_ms", "behind ms", 0, false},
-	{"missing", "missing", 0, false},
+	{"events_per_second", "events/s", 0},
+	{"inserts_per_second", "inserts/s", 0},
+	{"of_none_percent", "% of none", 0},
+	{"tax_us", "tax µs", 0},
+	{"relay_us", "relay µs", 1},
+	{"postgres_us", "postgres µs", 1},
+	{"redis_us", "redis µs", 1},
+	{"p50_ms", "p50 ms", 1},
+	{"p99_ms", "p99 ms", 1},
+	{"behind_ms", "behind ms", 0},
+	{"missing", "missing", 0},
 }
 
 // print shows a table for each load, as Markdown.
@@ -197,23 +172,13 @@ func printTable(out io.Writer, load string, rows []*row) error {
 	for _, w := range rows {
 		fmt.Fprintf(t, "| %s\t", w.Peer)
 		for _, c := range shown {
-			fmt.Fprintf(t, "| %s\t", w.Figures[c.name].text(c))
+			text := ""
+			if f := w.Figures[c.name]; f != nil {
+				text = f.Text(c.digits)
+			}
+			fmt.Fprintf(t, "| %s\t", text)
 		}
 		fmt.Fprintln(t, "|")
 	}
 	return t.Flush()
-}
-
-// text shows the median, and how far the rounds are apart.
-func (f *figure) text(c column) string {
-	if f == nil {
-		return ""
-	}
-	num := func(v float64) string {
-		return humanize.CommafWithDigits(math.Round(v*math.Pow10(c.digits))/math.Pow10(c.digits), c.digits)
-	}
-	if !c.spread || f.Min == f.Max {
-		return num(f.Median)
-	}
-	return fmt.Sprintf("%s (%s–%s)", num(f.Median), num(f.Min), num(f.Max))
 }

@@ -1,0 +1,133 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+)
+
+// Servers are a Postgres and a Redis, with their data in one folder.
+type Servers struct {
+	// Dir is the folder. RedisBin is the program of Redis.
+	Dir, RedisBin string
+	Postgres      *Postgres
+	// Redis is nil if there is a Cluster instead.
+	Redis   *Redis
+	Cluster *Cluster
+}
+
+// ServersOptions are those of Open.
+type ServersOptions struct {
+	// Name is a part of the folder's name. Dir is where the folder is made, "" is the folder for temporary files.
+	Name, Dir string
+	// PGBin is the folder of the Postgres programs, RedisBin the program redis-server; if empty, they are searched for.
+	PGBin, RedisBin string
+	// Cluster starts a Redis Cluster of three masters with a replica each.
+	Cluster bool
+	// Settings are those of Postgres, Config are lines of redis.conf.
+	Settings, Config []string
+}
+
+// Durable are settings of Postgres as in production, with room for a load.
+var Durable = []string{
+	"fsync=on", "synchronous_commit=on", "full_page_writes=on", "shared_buffers=256MB", "max_wal_size=4GB",
+}
+
+// Open starts the servers. If that fails, it has removed what it made.
+func Open(ctx context.Context, o ServersOptions) (s *Servers, err error) {
+	bin, err := PostgresBin(ctx, o.PGBin)
+	if err != nil {
+		return nil, err
+	}
+	s = &Servers{}
+	if s.RedisBin, err = RedisBin(o.RedisBin); err != nil {
+		return nil, err
+	}
+	if s.Dir, err = os.MkdirTemp(o.Dir, "posthaste-"+o.Name+"-"); err != nil {
+		return nil, fmt.Errorf("make a folder: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	// Postgres may run as another user, which needs to pass through the folder.
+	if err = os.Chmod(s.Dir, 0o711); err != nil { //nolint:gosec // pass through only
+		return nil, fmt.Errorf("open the folder: %w", err)
+	}
+	pg, err := s.Folder("postgres")
+	if err != nil {
+		return nil, err
+	}
+	rd, err := s.Folder("redis")
+	if err != nil {
+		return nil, err
+	}
+	if s.Postgres, err = StartPostgres(ctx, bin, pg, o.Settings...); err != nil {
+		s.Postgres = nil
+		return nil, err
+	}
+	if o.Cluster {
+		s.Cluster, err = StartCluster(ctx, s.RedisBin, rd, ClusterOptions{Masters: 3, Replicas: 1})
+	} else if s.Redis, err = StartRedis(ctx, s.RedisBin, rd, o.Config...); err != nil {
+		s.Redis = nil
+	}
+	return s, err
+}
+
+// Folder makes a folder below Dir.
+func (s *Servers) Folder(name string) (string, error) {
+	dir := filepath.Join(s.Dir, name)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", fmt.Errorf("make a folder: %w", err)
+	}
+	return dir, nil
+}
+
+// RedisURL is a client's URL of Redis.
+func (s *Servers) RedisURL() string {
+	if s.Cluster != nil {
+		return s.Cluster.URL()
+	}
+	return s.Redis.URL()
+}
+
+// Close stops the servers and removes their data.
+func (s *Servers) Close() {
+	if s == nil {
+		return
+	}
+	if s.Cluster != nil {
+		_ = s.Cluster.Kill()
+	}
+	if s.Redis != nil {
+		_ = s.Redis.Kill()
+	}
+	if s.Postgres != nil {
+		_ = s.Postgres.Stop("immediate")
+	}
+	_ = os.RemoveAll(s.Dir)
+}
+
+// Versions returns the versions of a Postgres and of a Redis; that of Valkey begins with "valkey ".
+func Versions(
+	ctx context.Context, pg interface {
+		QueryRow(ctx context.Context, query string, args ...any) pgx.Row
+	}, rd redis.Cmdable,
+) (postgres, redisVersion string, err error) {
+	if err := pg.QueryRow(ctx, "SHOW server_version").Scan(&postgres); err != nil {
+		return "", "", fmt.Errorf("ask postgres: %w", err)
+	}
+	info, err := rd.InfoMap(ctx, "server").Result()
+	if err != nil {
+		return "", "", fmt.Errorf("ask redis: %w", err)
+	}
+	if v := info["Server"]["valkey_version"]; v != "" {
+		return postgres, "valkey " + v, nil
+	}
+	return postgres, info["Server"]["redis_version"], nil
+}
