@@ -12,11 +12,9 @@ import (
 	"posthaste/internal/cli"
 )
 
-// progress shows a benchmark's progress on standard error: on a terminal in one line that changes, elsewhere in one
-// line per step.
+// progress shows a benchmark's progress on standard error: a line for each step and, on a terminal, one that changes.
 type progress struct {
-	w     io.Writer
-	tty   bool
+	*cli.Status
 	began time.Time
 	steps int
 	// count is the number of events of the current step.
@@ -34,7 +32,7 @@ type progress struct {
 }
 
 func newProgress(w io.Writer, steps int) *progress {
-	p := &progress{w: w, tty: cli.IsTerminal(w), steps: steps, began: time.Now(), stop: make(chan struct{})}
+	p := &progress{Status: cli.NewStatus(w), steps: steps, began: time.Now(), stop: make(chan struct{})}
 	p.done.Go(func() {
 		t := time.NewTicker(time.Second)
 		defer t.Stop()
@@ -44,9 +42,7 @@ func newProgress(w io.Writer, steps int) *progress {
 				return
 			case <-t.C:
 				p.mu.Lock()
-				if p.tty {
-					p.line("\r\x1b[K", "")
-				}
+				p.Now("%s", p.line(false))
 				p.mu.Unlock()
 			}
 		}
@@ -54,6 +50,7 @@ func newProgress(w io.Writer, steps int) *progress {
 	return p
 }
 
+// step ends the current step and begins another one.
 func (p *progress) step(name string, total int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,45 +63,33 @@ func (p *progress) step(name string, total int) {
 func (p *progress) add(n int) { p.count.Add(int64(n)) }
 
 func (p *progress) end() {
-	switch {
-	case p.at == 0:
-	case p.tty:
-		p.line("\r\x1b[K", "\n")
-	default:
-		p.line("", "\n")
+	if p.at > 0 {
+		p.Say("%s", p.line(true))
 	}
 }
 
-// line prints the current step, its rate, and the remaining time of the benchmark if later steps take as long as the
+// line describes the current step, its rate, and the remaining time of the benchmark if later steps take as long as the
 // earlier ones.
-func (p *progress) line(before, after string) {
-	if p.at == 0 {
-		return
-	}
+func (p *progress) line(ended bool) string {
 	n, took := p.count.Load(), time.Since(p.since)
 	text := fmt.Sprintf("%*d/%d %-18s %9s", len(fmt.Sprint(p.steps)), p.at, p.steps, p.name, humanize.Comma(n))
 	if p.total > 0 {
 		text += " of " + humanize.Comma(int64(p.total))
 	}
-	if after != "" {
-		text += fmt.Sprintf(" in %.1f s", took.Seconds())
-	}
-	text += fmt.Sprintf(", %s/s", humanize.Comma(int64(float64(n)/took.Seconds())))
 	behind := float64(p.at - 1)
 	switch {
-	case after != "":
+	case ended:
+		text += fmt.Sprintf(" in %.1f s", took.Seconds())
 		behind++
 	case p.total > 0:
 		behind += min(1, float64(n)/float64(p.total))
 	}
+	text += fmt.Sprintf(", %s/s", humanize.Comma(int64(float64(n)/took.Seconds())))
 	if behind > 0 {
 		left := time.Duration(float64(time.Since(p.began)) / behind * (float64(p.steps) - behind))
 		text += fmt.Sprintf("; about %v left", left.Round(time.Second))
 	}
-	if after == "" {
-		text = cli.Fit(p.w, text)
-	}
-	fmt.Fprint(p.w, before+text+after)
+	return text
 }
 
 // close ends the last step. It may be called again.

@@ -13,21 +13,19 @@ import (
 // Tally reports the progress of long work: on a terminal in one line that it overwrites, elsewhere in a line from
 // time to time. It is not safe for concurrent use.
 type Tally struct {
-	w        io.Writer
-	terminal bool
+	*Status
 	// total is the amount of work, -1 if unknown.
 	total int64
 	// n is how much is done; first is how much of it was done before this process began.
 	n, first int64
 	began    time.Time
 	written  time.Time
-	shown    bool
 }
 
 // NewTally begins to report on w, with done of total already done; total is -1 if unknown.
 func NewTally(w io.Writer, total, done int64) *Tally {
 	now := time.Now()
-	return &Tally{w: w, terminal: IsTerminal(w), total: total, n: done, first: done, began: now, written: now}
+	return &Tally{Status: NewStatus(w), total: total, n: done, first: done, began: now, written: now}
 }
 
 // At sets the work that is done, and shows it if it is time.
@@ -42,11 +40,10 @@ func (p *Tally) At(n int64) {
 	}
 	p.written = time.Now()
 	if p.terminal {
-		fmt.Fprint(p.w, "\r\x1b[K"+Fit(p.w, p.line()))
-		p.shown = true
+		p.Now("%s", p.line())
 		return
 	}
-	fmt.Fprintln(p.w, p.line())
+	p.Say("%s", p.line())
 }
 
 // Done returns how much is done, in words.
@@ -71,18 +68,4 @@ func (p *Tally) line() string {
 		s += ", " + ops.Rough(left) + " left"
 	}
 	return s
-}
-
-// Say writes a line between those of the progress.
-func (p *Tally) Say(format string, args ...any) {
-	p.End()
-	fmt.Fprintf(p.w, format+"\n", args...)
-}
-
-// End removes the line that is overwritten. The progress may continue afterwards.
-func (p *Tally) End() {
-	if p.shown {
-		fmt.Fprint(p.w, "\r\x1b[K")
-		p.shown = false
-	}
 }

@@ -314,7 +314,7 @@ func (c *campaign) mayForget() bool { return time.Now().UnixNano() < c.forgettin
 func (c *campaign) rounds(ctx context.Context, faults []*fault) error {
 	p := newPlan(c.options.Seed, faults)
 	end := time.Now().Add(c.options.Duration)
-	c.progress.begin(end)
+	c.progress.until.Store(&end)
 	mode := outbox.ModeAuto
 	for time.Now().Before(end) && ctx.Err() == nil {
 		r := p.next()
@@ -404,7 +404,8 @@ func (c *campaign) play(ctx context.Context, r round) error {
 		c.note("")
 	}
 	c.report.played(done)
-	c.progress.round(done)
+	c.progress.Say("%4d %-9s %-44s recovered in %6.1f s; %s", done.Round, done.Mode, done.names(),
+		done.Recovered.Sub(done.Healed).Seconds(), c.progress.left())
 	return err
 }
 
@@ -514,7 +515,7 @@ func (c *campaign) active(ctx context.Context, mode outbox.Mode) bool {
 
 // close stops everything that the campaign started.
 func (c *campaign) close(ctx context.Context) error {
-	c.progress.end()
+	c.progress.End()
 	for _, p := range c.all() {
 		p.close()
 	}

@@ -228,8 +228,8 @@ func (r *Report) sample(ctx context.Context, c *campaign) {
 		c.mu.Lock()
 		now := c.now
 		c.mu.Unlock()
-		c.progress.now("%s events, %d rounds, %d waiting, the oldest for %.1f s; %s; %s",
-			humanize.Comma(int64(s.Committed)), faults, s.Waiting, s.Oldest, s.Mode, now)
+		c.progress.Now("%s events, %d rounds, %d waiting, the oldest for %.1f s; %s; %s; %s",
+			humanize.Comma(int64(s.Committed)), faults, s.Waiting, s.Oldest, s.Mode, now, c.progress.left())
 	}
 }
 
@@ -349,7 +349,7 @@ func (r *Report) waited(p *played) (most float64) {
 
 // tell prints the report and writes it to its folder. A broken promise is an error.
 func (c *campaign) tell(o cli.IO) error {
-	c.progress.end()
+	c.progress.End()
 	r := c.report
 	var err error
 	if c.options.Report != "" {

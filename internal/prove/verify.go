@@ -22,7 +22,7 @@ const verifyWithin = 30 * time.Minute
 func (c *campaign) verify(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyWithin)
 	defer cancel()
-	c.progress.say("verifying")
+	c.progress.Say("verifying")
 	for _, step := range []func(ctx context.Context) error{
 		c.verifyEmpty, c.verifyTable, c.verifyStreams, c.verifyUnread, c.verifyHistory, c.verifyOrders,
 		c.verifyEffects, c.verifyCredits,
