@@ -102,7 +102,7 @@ func TestALostCommitReplyIsResolvedToTheTruth(t *testing.T) {
 func TestALostCommitIsDoneAgain(t *testing.T) {
 	t.Parallel()
 	w := servers(t)
-	h := testenv.NewHold(t, w.port())
+	h := testenv.NewLink(t, w.port())
 	w.through(h.Addr())
 	h.HoldFrom("order.created")
 	key := newKey()

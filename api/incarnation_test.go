@@ -125,7 +125,7 @@ func newWentBack(t *testing.T) *wentBack {
 	t.Helper()
 	server := testenv.NewServer(t)
 	w := &wentBack{world: &world{tb: t, db: server.Database(t), redis: testenv.Redis(t)}, server: server}
-	w.front = testenv.NewSwitch(t, hostPort(server.URL("")))
+	w.front = testenv.NewLink(t, hostPort(server.URL("")))
 	return w
 }
 
@@ -188,7 +188,7 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 func TestAGuardOutlivesAPromotionOfAStandbyThatIsBehind(t *testing.T) {
 	t.Parallel()
 	w := newWentBack(t)
-	l := testenv.NewSwitch(t, hostPort(w.server.URL("")))
+	l := testenv.NewLink(t, hostPort(w.server.URL("")))
 	standby := w.server.Standby(t, l.Addr())
 	w.check(t, func() func() *testenv.Server {
 		d := on(t, w.db, standby)

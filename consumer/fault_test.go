@@ -58,7 +58,7 @@ func TestRedisGoneAndBack(t *testing.T) {
 func TestAPartitionIsSurvived(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	h := testenv.NewHold(t, r.Addr())
+	h := testenv.NewLink(t, r.Addr())
 	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Minute, MaxRetries: -1})
 	defer client.Close()
 	const window, tick = 200, 1500 * time.Millisecond // the reader wants half the window at last
@@ -128,7 +128,7 @@ func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
 func TestAStandstillIsSaid(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	h := testenv.NewHold(t, r.Addr())
+	h := testenv.NewLink(t, r.Addr())
 	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second, MaxRetries: -1})
 	defer client.Close()
 	reg := prometheus.NewRegistry()

@@ -14,12 +14,13 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
+	"posthaste/internal/link"
 	"posthaste/internal/testenv"
 )
 
 // holdRead keeps a read from reaching the server, and what follows it on its connection; with all nothing that is sent
 // through h reaches it any more. It returns when that has happened.
-func holdRead(tb testing.TB, h *testenv.Hold, all bool) {
+func holdRead(tb testing.TB, h *link.Link, all bool) {
 	tb.Helper()
 	if all {
 		h.Hold(true)
@@ -64,7 +65,7 @@ func TestALateReadKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	const window, total = 64, 400
 	r := testenv.Redis(t)
-	h := testenv.NewHold(t, r.Addr())
+	h := testenv.NewLink(t, r.Addr())
 	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second})
 	defer client.Close()
 	rec := gated{open: make(chan struct{})}
@@ -94,7 +95,7 @@ func TestALateReadDoesNotPassTheLease(t *testing.T) {
 	t.Parallel()
 	const window, total = 64, 400
 	r := testenv.Redis(t)
-	h := testenv.NewHold(t, r.Addr())
+	h := testenv.NewLink(t, r.Addr())
 	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second})
 	defer client.Close()
 	rec := gated{open: make(chan struct{})}

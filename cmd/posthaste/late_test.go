@@ -17,7 +17,7 @@ import (
 func TestALateParkParksNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	h := testenv.NewHold(t, hostOf(t, w.db.URL))
+	h := testenv.NewLink(t, hostOf(t, w.db.URL))
 	direct := w.pgURL
 	w.pgURL = strings.Replace(direct, hostOf(t, direct), h.Addr(), 1)
 	const nobody = "--redis-durability=replicas=1" // there is no replica, so nothing is settled

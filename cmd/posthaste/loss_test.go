@@ -237,7 +237,7 @@ func TestALaggingReplicaTakesOver(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t)
 		replica := testenv.Redis(t, fmt.Sprintf("replicaof 127.0.0.1 %d", w.redis.Port))
-		front := testenv.NewSwitch(t, w.redis.Addr())
+		front := testenv.NewLink(t, w.redis.Addr())
 		w.rdURL = "redis://" + front.Addr() + "/0"
 		w.relayIn(mode, "--stream-maxlen=0")
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})

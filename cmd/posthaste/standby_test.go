@@ -28,9 +28,9 @@ func newReplicated(t *testing.T, mode string, settings ...string) *replicated {
 	t.Helper()
 	server := testenv.NewServer(t)
 	r := &replicated{world: worldOf(t, server.Database(t), testenv.Redis(t)), server: server}
-	r.link = testenv.NewSwitch(t, hostOf(t, server.URL("")))
+	r.link = testenv.NewLink(t, hostOf(t, server.URL("")))
 	r.standby = server.Standby(t, r.link.Addr(), settings...)
-	r.front = testenv.NewSwitch(t, hostOf(t, server.URL("")))
+	r.front = testenv.NewLink(t, hostOf(t, server.URL("")))
 	r.pgURL = strings.Replace(r.db.URL, hostOf(t, r.db.URL), r.front.Addr(), 1)
 	r.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
 	return r

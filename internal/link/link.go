@@ -1,13 +1,14 @@
 // Package link is a TCP proxy that simulates network faults: it cuts connections, stalls them, delays them, loses
-// replies, and switches to another server. It does not parse the bytes.
+// replies, delivers requests late, and switches to another server. It does not parse the bytes.
 //
 // A Link is between clients and one server at a time. It is safe for concurrent use.
 package link
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"time"
@@ -38,13 +39,23 @@ type Link struct {
 	trouble  Trouble
 	changed  chan struct{} // closed when trouble changes
 	pairs    map[*pair]bool
+	// holding also holds new connections. text, if not empty, is that from which on the next connection that sends it
+	// is held.
+	holding bool
+	text    string
+	// shut are the addresses of clients that are refused.
+	shut map[string]bool
 }
 
 // pair is a connection of a client and the one to the server.
 type pair struct {
 	client, server net.Conn
-	// lost: bytes of the server were discarded, so later ones make no sense. Link.mu guards it.
-	lost bool
+	source         string
+
+	// lost: bytes of the server were discarded, so later ones make no sense. hold: kept collects what the client sends.
+	// gone: the client has closed its side. Link.mu guards them.
+	lost, hold, gone bool
+	kept             []byte
 }
 
 func (p *pair) close() { _, _ = p.client.Close(), p.server.Close() }
@@ -55,7 +66,8 @@ func New(ctx context.Context, upstream string) (*Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for a link: %w", err)
 	}
-	l := &Link{listener: listener, upstream: upstream, changed: make(chan struct{}), pairs: map[*pair]bool{}}
+	l := &Link{listener: listener, upstream: upstream, changed: make(chan struct{}), pairs: map[*pair]bool{},
+		shut: map[string]bool{}}
 	l.ctx, l.stop = context.WithCancel(context.WithoutCancel(ctx))
 	l.done.Go(l.accept)
 	return l, nil
@@ -63,6 +75,9 @@ func New(ctx context.Context, upstream string) (*Link, error) {
 
 // Addr returns the address to connect to; it never changes.
 func (l *Link) Addr() string { return l.listener.Addr().String() }
+
+// Port is the port of Addr.
+func (l *Link) Port() int { return l.listener.Addr().(*net.TCPAddr).Port }
 
 // To sends new connections to another server, and cuts those to the old one.
 func (l *Link) To(upstream string) {
@@ -81,6 +96,65 @@ func (l *Link) Set(t Trouble) {
 	close(l.changed)
 	l.changed = make(chan struct{})
 	l.cut(func(p *pair) bool { return t.Refuse || was.LoseReplies && !t.LoseReplies && p.lost })
+}
+
+// Shut cuts connections from an address, such as "127.0.0.2", and refuses new ones, until it is called with false.
+func (l *Link) Shut(source string, shut bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.shut[source] = shut
+	l.cut(func(p *pair) bool { return shut && p.source == source })
+}
+
+// Hold keeps what clients send from now on over the existing connections and, with all, over new ones. Replies pass.
+func (l *Link) Hold(all bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.holding = all
+	for p := range l.pairs {
+		p.hold = true
+	}
+}
+
+// HoldFrom keeps what is sent over the first connection that sends a message containing text, from that message on.
+func (l *Link) HoldFrom(text string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = text
+}
+
+// Held returns how many connections have kept data that contains text.
+func (l *Link) Held(text string) int {
+	return l.count(func(p *pair) bool { return bytes.Contains(p.kept, []byte(text)) })
+}
+
+// Late returns how many connections the client has left and the server has not closed: the server may still execute
+// what was sent over them.
+func (l *Link) Late() int { return l.count(func(p *pair) bool { return p.gone }) }
+
+func (l *Link) count(which func(p *pair) bool) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for p := range l.pairs {
+		if which(p) {
+			n++
+		}
+	}
+	return n
+}
+
+// Release delivers everything kept, also for clients that have disconnected, and keeps no more.
+func (l *Link) Release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.holding, l.text = false, ""
+	for p := range l.pairs {
+		_, _ = p.server.Write(p.kept) // the server may have closed it
+		p.kept, p.hold = nil, false
+		if p.gone {
+			p.halfClose()
+		}
+	}
 }
 
 // Close cuts every connection and accepts no more.
@@ -115,8 +189,9 @@ func (l *Link) accept() {
 
 // serve connects a client to the server, and copies in both directions until one side closes.
 func (l *Link) serve(client net.Conn) {
+	source, _, _ := net.SplitHostPort(client.RemoteAddr().String())
 	l.mu.Lock()
-	upstream, refuse := l.upstream, l.trouble.Refuse
+	upstream, refuse := l.upstream, l.trouble.Refuse || l.shut[source]
 	l.mu.Unlock()
 	if refuse {
 		_ = client.Close()
@@ -127,10 +202,11 @@ func (l *Link) serve(client net.Conn) {
 		_ = client.Close()
 		return
 	}
-	p := &pair{client: client, server: server}
+	p := &pair{client: client, server: server, source: source}
 	l.mu.Lock()
-	stale := l.upstream != upstream || l.trouble.Refuse || l.ctx.Err() != nil
+	stale := l.upstream != upstream || l.trouble.Refuse || l.shut[source] || l.ctx.Err() != nil
 	if !stale {
+		p.hold = l.holding
 		l.pairs[p] = true
 	}
 	l.mu.Unlock()
@@ -139,24 +215,67 @@ func (l *Link) serve(client net.Conn) {
 		return
 	}
 	var both sync.WaitGroup
-	both.Go(func() { l.pump(p, server, client, false) })
-	both.Go(func() { l.pump(p, client, server, true) })
+	both.Go(func() { l.requests(p) })
+	both.Go(func() { l.replies(p) })
 	both.Wait()
 	l.mu.Lock()
 	delete(l.pairs, p)
 	l.mu.Unlock()
 }
 
-// pump copies from src as the trouble allows. reply: src is the server.
-func (l *Link) pump(p *pair, dst io.Writer, src io.Reader, reply bool) {
+// requests copies what the client sends, as the trouble allows, or keeps it. When the client has closed its side, the
+// server may still have something to do, and ends the connection itself.
+func (l *Link) requests(p *pair) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := p.client.Read(buf)
+		if n > 0 && !l.keeps(p, buf[:n]) && l.passes(p, n, false) {
+			if _, err := p.server.Write(buf[:n]); err != nil {
+				p.close()
+				return
+			}
+		}
+		switch {
+		case errors.Is(err, net.ErrClosed): // it was cut
+			return
+		case err != nil:
+			l.mu.Lock()
+			if p.gone = true; !p.hold {
+				p.halfClose()
+			}
+			l.mu.Unlock()
+			return
+		}
+	}
+}
+
+// keeps reports whether what the client has sent is kept, and keeps it.
+func (l *Link) keeps(p *pair, sent []byte) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.text != "" && bytes.Contains(sent, []byte(l.text)) {
+		p.hold, l.text = true, ""
+	}
+	if p.hold {
+		p.kept = append(p.kept, sent...)
+	}
+	return p.hold
+}
+
+func (p *pair) halfClose() {
+	if t, ok := p.server.(*net.TCPConn); ok {
+		_ = t.CloseWrite()
+	}
+}
+
+// replies copies what the server sends, as the trouble allows, until it closes the connection.
+func (l *Link) replies(p *pair) {
 	defer p.close()
 	buf := make([]byte, 16<<10)
 	for {
-		n, err := src.Read(buf)
-		if n > 0 && l.passes(p, n, reply) {
-			if _, err := dst.Write(buf[:n]); err != nil {
-				return
-			}
+		n, err := p.server.Read(buf)
+		if n > 0 && l.passes(p, n, true) {
+			_, _ = p.client.Write(buf[:n]) // the client may have left
 		}
 		if err != nil {
 			return

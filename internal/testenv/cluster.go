@@ -4,19 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/link"
 	"posthaste/internal/local"
 )
 
@@ -26,8 +24,9 @@ type RedisCluster struct {
 	// Client connects to it; it is closed when the test ends.
 	Client *redis.ClusterClient
 
-	o      local.ClusterOptions
-	fences []*fence
+	o local.ClusterOptions
+	// fences are the links to the two ports of each node; a node is known by the source address of its connections.
+	fences [][2]*link.Link
 }
 
 // Cluster starts a cluster of masters with replicas replicas each. Config lines are those of redis.conf.
@@ -60,11 +59,13 @@ func FencedCluster(tb testing.TB, masters, replicas int, config ...string) *Redi
 	c := &RedisCluster{o: local.ClusterOptions{Masters: masters, Replicas: replicas, Config: config}}
 	// Nodes connect to each other through these proxies, each from its own address.
 	c.o.Node = func(i, port int) []string {
-		f := newFence(tb, port)
+		f := [2]*link.Link{
+			NewLink(tb, fmt.Sprintf("127.0.0.1:%d", port)), NewLink(tb, fmt.Sprintf("127.0.0.1:%d", port+10_000)),
+		}
 		c.fences = append(c.fences, f)
 		return []string{
-			"bind-source-addr " + sourceOf(i), fmt.Sprintf("cluster-announce-port %d", f.ports[0]),
-			fmt.Sprintf("cluster-announce-bus-port %d", f.ports[1]),
+			"bind-source-addr " + sourceOf(i), fmt.Sprintf("cluster-announce-port %d", f[0].Port()),
+			fmt.Sprintf("cluster-announce-bus-port %d", f[1].Port()),
 		}
 	}
 	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
@@ -333,10 +334,11 @@ func (c *RedisCluster) Cut(i int) { c.fence(i, true) }
 func (c *RedisCluster) Join(i int) { c.fence(i, false) }
 
 func (c *RedisCluster) fence(i int, cut bool) {
-	for j, f := range c.fences {
+	for j, links := range c.fences {
 		for k := range c.fences {
 			if j != k && (j == i || k == i) {
-				f.cut(sourceOf(k), cut)
+				links[0].Shut(sourceOf(k), cut)
+				links[1].Shut(sourceOf(k), cut)
 			}
 		}
 	}
@@ -344,86 +346,6 @@ func (c *RedisCluster) fence(i int, cut bool) {
 
 // sourceOf is the source address of a node's connections.
 func sourceOf(i int) string { return "127.0.1." + strconv.Itoa(i+1) }
-
-// fence is a proxy for the two ports of a node. It identifies nodes by source address.
-type fence struct {
-	ports [2]int
-
-	mu    sync.Mutex
-	shut  map[string]bool
-	conns map[net.Conn]string
-	wg    sync.WaitGroup
-}
-
-func newFence(tb testing.TB, port int) *fence {
-	tb.Helper()
-	f := &fence{shut: map[string]bool{}, conns: map[net.Conn]string{}}
-	var listeners [2]net.Listener
-	for i, target := range []int{port, port + 10_000} {
-		l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			tb.Fatal(err)
-		}
-		listeners[i], f.ports[i] = l, l.Addr().(*net.TCPAddr).Port
-		f.wg.Go(func() { f.accept(tb, l, fmt.Sprintf("127.0.0.1:%d", target)) })
-	}
-	tb.Cleanup(func() {
-		for _, l := range listeners {
-			_ = l.Close()
-		}
-		f.mu.Lock()
-		for conn := range f.conns {
-			_ = conn.Close()
-		}
-		f.mu.Unlock()
-		f.wg.Wait()
-	})
-	return f
-}
-
-// cut sets whether connections from an address are closed and refused.
-func (f *fence) cut(source string, cut bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.shut[source] = cut
-	for conn, from := range f.conns {
-		if cut && from == source {
-			_ = conn.Close()
-		}
-	}
-}
-
-func (f *fence) accept(tb testing.TB, l net.Listener, to string) {
-	for {
-		client, err := l.Accept()
-		if err != nil {
-			return
-		}
-		from := client.RemoteAddr().(*net.TCPAddr).IP.String()
-		server, err := (&net.Dialer{}).DialContext(tb.Context(), "tcp", to)
-		if err != nil {
-			_ = client.Close()
-			continue
-		}
-		f.mu.Lock()
-		if f.shut[from] {
-			_ = client.Close()
-			_ = server.Close()
-		} else {
-			f.conns[client], f.conns[server] = from, from
-		}
-		f.mu.Unlock()
-		for _, pair := range [][2]net.Conn{{client, server}, {server, client}} {
-			f.wg.Go(func() {
-				_, _ = io.Copy(pair[0], pair[1])
-				_, _ = pair[0].Close(), pair[1].Close()
-				f.mu.Lock()
-				delete(f.conns, pair[1])
-				f.mu.Unlock()
-			})
-		}
-	}
-}
 
 // RedisSentinel is a master with replicas and Sentinels of one test.
 type RedisSentinel struct {

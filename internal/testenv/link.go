@@ -6,13 +6,20 @@ import (
 	"posthaste/internal/link"
 )
 
+// NewLink starts a proxy for upstream ("host:port") that can delay, lose, cut, and switch to another server.
+func NewLink(tb testing.TB, upstream string) *link.Link {
+	tb.Helper()
+	l, err := link.New(tb.Context(), upstream)
+	Must(tb, err)
+	tb.Cleanup(l.Close)
+	return l
+}
+
 // Strange starts a proxy in front of a Redis that behaves as a service with oddities.
 func Strange(tb testing.TB, r *RedisServer, odd link.Oddities) *link.Strange {
 	tb.Helper()
 	s, err := link.NewStrange(tb.Context(), r.Addr(), odd)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	tb.Cleanup(s.Close)
 	return s
 }
