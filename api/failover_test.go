@@ -19,14 +19,14 @@ import (
 // failover is a Redis with a replica behind a proxy, and the address that clients use.
 type failover struct {
 	replica *testenv.RedisServer
-	link    *testenv.Proxy
+	link    *testenv.Link
 	addr    atomic.Pointer[string]
 }
 
 // withReplica gives the world's Redis a replica that has caught up.
 func (w *world) withReplica() *failover {
 	w.tb.Helper()
-	f := &failover{link: testenv.NewProxy(w.tb, w.redis.Addr())}
+	f := &failover{link: testenv.NewLink(w.tb, w.redis.Addr())}
 	f.redirect(w.redis.Addr())
 	_, port, err := net.SplitHostPort(f.link.Addr())
 	must(w.tb, err)
@@ -88,7 +88,7 @@ func TestFailoverToAReplicaThatIsBehind(t *testing.T) {
 			return testenv.FailIf(!strings.HasPrefix(v, "C|"), "the replica has a pending record")
 		})
 		// From here on the link transmits nothing, and both ends keep their connection.
-		f.link.Toxic(`{"name":"frozen","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+		f.link.Set(testenv.Trouble{LoseReplies: true})
 		first[unknown] = one.post(unknown, orderJSON(1))
 		w.published()
 		asleep.Store(true)

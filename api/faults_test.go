@@ -41,10 +41,10 @@ func (w *world) through(addr string) {
 	w.start(testenv.Through(w.db.URL, addr), w.redis.URL())
 }
 
-func behindProxy(t *testing.T) (*world, *testenv.Proxy) {
+func behindProxy(t *testing.T) (*world, *testenv.Link) {
 	t.Helper()
 	w := servers(t)
-	p := testenv.NewProxy(t, w.port())
+	p := testenv.NewLink(t, w.port())
 	w.through(p.Addr())
 	return w, p
 }
@@ -77,10 +77,10 @@ func TestALostCommitReplyIsResolvedToTheTruth(t *testing.T) {
 	t.Parallel()
 	w, p := behindProxy(t)
 	w.whenSent(func(g *testenv.Gate) {
-		p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+		p.Set(testenv.Trouble{LoseReplies: true})
 		g.Open()
 		w.placed()
-		p.Remove("lost")
+		p.Set(testenv.Trouble{})
 		p.Down()
 		p.Up()
 	})
@@ -127,7 +127,7 @@ func TestAnUnknownOutcomeIsNamedAndTheKeyKept(t *testing.T) {
 	t.Parallel()
 	w, p := behindProxy(t)
 	w.whenSent(func(g *testenv.Gate) {
-		p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+		p.Set(testenv.Trouble{LoseReplies: true})
 		g.Open()
 		w.placed()
 		p.Down()
@@ -142,7 +142,7 @@ func TestAnUnknownOutcomeIsNamedAndTheKeyKept(t *testing.T) {
 	if len(keys) != 1 {
 		t.Fatalf("the key was released: %v", keys)
 	}
-	p.Remove("lost")
+	p.Set(testenv.Trouble{})
 	p.Up()
 	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, "", idem.KeyHeader, key), 200, "")
 	again := w.post(key, orderJSON(1), "Prefer", "wait=0")

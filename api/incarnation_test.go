@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/idem"
-	"posthaste/internal/link"
 	"posthaste/internal/testenv"
 )
 
@@ -112,7 +111,7 @@ func TestAKeyIsOfOneDatabase(t *testing.T) {
 type wentBack struct {
 	*world
 	server *testenv.Server
-	front  *link.Link
+	front  *testenv.Link
 }
 
 func hostPort(url string) string {

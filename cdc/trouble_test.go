@@ -271,13 +271,13 @@ func (e *env) loseSlot(t testing.TB) {
 	e.db.Exec(t, "CHECKPOINT")
 }
 
-func (e *env) through(t testing.TB) (*testenv.Proxy, func(*ReaderOptions)) {
+func (e *env) through(t testing.TB) (*testenv.Link, func(*ReaderOptions)) {
 	t.Helper()
 	u, err := url.Parse(e.db.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := testenv.NewProxy(t, u.Host)
+	p := testenv.NewLink(t, u.Host)
 	u.Host = p.Addr()
 	return p, func(o *ReaderOptions) { o.URL, o.SenderTimeout = u.String(), quickSender }
 }
@@ -289,13 +289,13 @@ func TestSilentServerIsNoticed(t *testing.T) {
 	c := e.run(t, true, via)
 	e.insert(t, "a")
 	c.wait(t, 1)
-	p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	p.Set(testenv.Trouble{LoseReplies: true})
 	e.insert(t, "b")
 	wantReason(t, c.ended(t, 20*time.Second), outbox.ReasonSilent)
 	if got := c.r.wireIdle(); got != 0 {
 		t.Errorf("wire idle %v without a connection", got)
 	}
-	p.Remove("lost")
+	p.Set(testenv.Trouble{})
 	testenv.Eventually(t, 20*time.Second, func() error { return e.slots.Evict(t.Context()) })
 	again := start(t, c.r, true)
 	if got := subjects(again.wait(t, 1)); got[0] != "b" {
@@ -311,7 +311,7 @@ func TestConnectionCutInTheMiddleOfARow(t *testing.T) {
 	e.insert(t, "a")
 	a := c.wait(t, 1)[0]
 	e.confirmed(t, a.End)
-	p.Toxic(`{"name":"cut","type":"limit_data","stream":"downstream","attributes":{"bytes":150000}}`)
+	p.Set(testenv.Trouble{CutReplies: 150000})
 	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), 'order', i::text, 't', to_jsonb(repeat('x', 100000)) FROM generate_series(1, 3) i`)
 	wantReason(t, c.ended(t, 20*time.Second), outbox.ReasonConnection)
@@ -320,7 +320,7 @@ func TestConnectionCutInTheMiddleOfARow(t *testing.T) {
 			t.Errorf("a torn row came through: %d bytes, end %s", len(row.Payload), row.End)
 		}
 	}
-	p.Remove("cut")
+	p.Set(testenv.Trouble{})
 	testenv.Eventually(t, 20*time.Second, func() error { return e.slots.Evict(t.Context()) })
 	again := start(t, c.r, true)
 	if got := fmt.Sprint(subjects(again.wait(t, 3))); got != "[1 2 3]" {

@@ -188,7 +188,7 @@ func TestFlush(t *testing.T) {
 func TestLostRepliesKeepOrder(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	p := testenv.NewProxy(t, r.Addr())
+	p := testenv.NewLink(t, r.Addr())
 	client := redis.NewClient(&redis.Options{Addr: p.Addr(), ReadTimeout: time.Second})
 	defer client.Close()
 	var rec record
@@ -196,8 +196,7 @@ func TestLostRepliesKeepOrder(t *testing.T) {
 	total := 0
 	for round := range 4 {
 		// The connection is cut in the middle of a reply, after a different number of bytes each time.
-		p.Toxic(fmt.Sprintf(`{"name":"cut","type":"limit_data","stream":"downstream","attributes":{"bytes":%d}}`,
-			900+3100*round))
+		p.Set(testenv.Trouble{CutReplies: 900 + 3100*round})
 		for i := range 100 {
 			add(t, r.Client, "outbox.order", event{fmt.Sprint(total + i), fmt.Sprintf("s%d", i%3), total + i})
 		}
@@ -206,7 +205,7 @@ func TestLostRepliesKeepOrder(t *testing.T) {
 			st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g")
 			return testenv.FailIf(err != nil || st.Lag == 100, "%+v, %w", st, err)
 		})
-		p.Remove("cut")
+		p.Set(testenv.Trouble{})
 		eventuallyRan(t, &rec, 20*time.Second, total)
 	}
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")

@@ -14,13 +14,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
-	"posthaste/internal/link"
 	"posthaste/internal/testenv"
 )
 
 // holdRead keeps a read from reaching the server, and what follows it on its connection; with all nothing that is sent
 // through h reaches it any more. It returns when that has happened.
-func holdRead(tb testing.TB, h *link.Link, all bool) {
+func holdRead(tb testing.TB, h *testenv.Link, all bool) {
 	tb.Helper()
 	if all {
 		h.Hold(true)

@@ -378,12 +378,12 @@ func TestALostReply(t *testing.T) {
 	w := newWorld(t)
 	user := w.funded(100)
 	b, proxy := w.proxied(user)
-	proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	proxy.Set(testenv.Trouble{LoseReplies: true})
 	op := newOp(user, Deduct, 10)
 	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("got %v, want ErrUnknown", err)
 	}
-	proxy.Remove("lost")
+	proxy.Set(testenv.Trouble{})
 	r, err := b.Apply(t.Context(), op)
 	if err != nil || !r.Replayed || r.Balance != 89 {
 		t.Errorf("got %+v, %v, want a replay with balance 89", r, err)

@@ -88,8 +88,8 @@ func TestAPipelineIsCutOff(t *testing.T) {
 	user := w.funded(10_000)
 	b, proxy := w.proxied(user)
 	spent := int64(1)
-	for _, bytes := range []string{"700", "9000", "41"} {
-		proxy.Toxic(`{"name":"cut","type":"limit_data","stream":"downstream","attributes":{"bytes":` + bytes + `}}`)
+	for _, bytes := range []int{700, 9000, 41} {
+		proxy.Set(testenv.Trouble{CutReplies: bytes})
 		ops := make([]Op, 200)
 		errs := make([]error, len(ops))
 		var wg sync.WaitGroup
@@ -98,7 +98,7 @@ func TestAPipelineIsCutOff(t *testing.T) {
 			wg.Go(func() { _, errs[i] = b.Apply(context.Background(), ops[i]) })
 		}
 		wg.Wait()
-		proxy.Remove("cut")
+		proxy.Set(testenv.Trouble{})
 		unknown := 0
 		for i := range ops {
 			if errors.Is(errs[i], ErrUnknown) {
@@ -115,7 +115,7 @@ func TestAPipelineIsCutOff(t *testing.T) {
 				return err
 			})
 		}
-		t.Logf("after %s bytes: %d outcomes unknown", bytes, unknown)
+		t.Logf("after %d bytes: %d outcomes unknown", bytes, unknown)
 		spent += int64(len(ops))
 	}
 	w.inStep(user, 10_000-spent)
@@ -207,18 +207,18 @@ func TestARefusalAfterDoubtIsNoAnswer(t *testing.T) {
 	w := newWorld(t)
 	user := w.funded(100)
 	var armed atomic.Bool
-	b, proxy := w.proxied(user, func(o *redis.Options, proxy *testenv.Proxy) {
+	b, proxy := w.proxied(user, func(o *redis.Options, proxy *testenv.Link) {
 		dial := o.Dialer
 		o.Dialer = func(_ context.Context, network, addr string) (net.Conn, error) {
 			// The first connection is lost, and the repeated call finds an empty server.
 			if armed.CompareAndSwap(true, false) {
 				w.redis.Client.FlushAll(context.Background())
-				proxy.Remove("lost")
+				proxy.Set(testenv.Trouble{})
 			}
 			return dial(context.Background(), network, addr)
 		}
 	})
-	proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	proxy.Set(testenv.Trouble{LoseReplies: true})
 	armed.Store(true)
 	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 10)); !errors.Is(err, ErrUnknown) {
 		t.Errorf("got %v, want ErrUnknown", err)

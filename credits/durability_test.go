@@ -16,7 +16,7 @@ import (
 func TestDurabilityReplicas(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	proxy := testenv.NewProxy(t, w.redis.Addr())
+	proxy := testenv.NewLink(t, w.redis.Addr())
 	host, port, _ := strings.Cut(proxy.Addr(), ":")
 	testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1", "repl-timeout 60")
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -33,7 +33,7 @@ func TestDurabilityReplicas(t *testing.T) {
 	})
 	wantEqual(t, "durability", r.Durability, durReplicated)
 	// The link hangs: the operation is carried out, but is not on the replica.
-	proxy.Toxic(`{"name":"hang","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	proxy.Set(testenv.Trouble{LoseReplies: true})
 	op := newOp(user, Deduct, 10)
 	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("without the replica: %v, want ErrUnknown", err)
@@ -44,7 +44,7 @@ func TestDurabilityReplicas(t *testing.T) {
 	if _, err := other.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("repeated without the replica: %v, want ErrUnknown", err)
 	}
-	proxy.Remove("hang")
+	proxy.Set(testenv.Trouble{})
 	proxy.Down()
 	proxy.Up()
 	testenv.Eventually(t, 20*time.Second, func() error {

@@ -24,14 +24,14 @@ import (
 type pair struct {
 	*world
 	replica *testenv.RedisServer
-	link    *testenv.Proxy
+	link    *testenv.Link
 	addr    atomic.Pointer[string]
 }
 
 func newPair(t *testing.T) *pair {
 	t.Helper()
 	p := &pair{world: &world{tb: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}}
-	p.link = testenv.NewProxy(t, p.redis.Addr())
+	p.link = testenv.NewLink(t, p.redis.Addr())
 	host, port, _ := strings.Cut(p.link.Addr(), ":")
 	p.replica = testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1",
 		"repl-timeout 60")

@@ -92,9 +92,9 @@ func (w *world) newBank(edit ...func(*Options)) *Bank {
 
 // proxied returns a bank that reaches Redis through a proxy, with the timeouts of NewClient. The bank has deducted 1
 // from user, so that it is connected. edit may change how it dials.
-func (w *world) proxied(user uuid.UUID, edit ...func(*redis.Options, *testenv.Proxy)) (*Bank, *testenv.Proxy) {
+func (w *world) proxied(user uuid.UUID, edit ...func(*redis.Options, *testenv.Link)) (*Bank, *testenv.Link) {
 	w.tb.Helper()
-	proxy := testenv.NewProxy(w.tb, w.redis.Addr())
+	proxy := testenv.NewLink(w.tb, w.redis.Addr())
 	c, connections, err := NewClient("redis://" + proxy.Addr() + "/0")
 	must(w.tb, err)
 	for _, f := range edit {

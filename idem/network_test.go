@@ -92,10 +92,10 @@ func TestLostRepliesOfEveryScript(t *testing.T) {
 func TestSlowRedisCostsABoundedTime(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	p := testenv.NewProxy(t, r.Addr())
+	p := testenv.NewLink(t, r.Addr())
 	g := quickGuardOn(t, "redis://"+p.Addr()+"/0")
 	wantOutcome(t, begin(t, g, request("before", "a")), Proceed)
-	p.Toxic(`{"name":"slow","type":"latency","attributes":{"latency":5000}}`)
+	p.Set(testenv.Trouble{Delay: 5000 * time.Millisecond})
 	start := time.Now()
 	for i := range 30 {
 		d := begin(t, g, request(fmt.Sprint(i), "a"))

@@ -45,11 +45,11 @@ func TestRepliesOfRedisAreLost(t *testing.T) {
 	r.insert("credits", "u-1", `{}`)
 	r.run(r.options(1, 50))
 	r.oracle().WaitEmpty(t, 20*time.Second) // and Redis should know its script
-	r.proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	r.proxy.Set(testenv.Trouble{LoseReplies: true})
 	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300, Writers: 2})
 	r.eventually(20*time.Second, "a publish without an answer",
 		func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.failures > 0 })
-	r.proxy.Remove("lost")
+	r.proxy.Set(testenv.Trouble{})
 	load.Wait()
 	r.oracle().Check(t, load, 30*time.Second)
 	r.mu.Lock()
@@ -137,7 +137,7 @@ func TestTheAnswerToAMarkIsLost(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	load := testenv.Bulk(t, r.db, 300, 10)
-	pg := testenv.NewProxy(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
+	pg := testenv.NewLink(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
 	o := r.options(1, 5)
 	o.URL = testenv.Through(r.db.URL, pg.Addr())
 	var lost, marks atomic.Int64
@@ -146,14 +146,14 @@ func TestTheAnswerToAMarkIsLost(t *testing.T) {
 	o.Sink = hooked{r.sink, func() {
 		if n := lost.Add(1); n == 3 {
 			marks.Store(count())
-			pg.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+			pg.Set(testenv.Trouble{LoseReplies: true})
 		}
 	}}
 	r.run(o)
 	r.eventually(20*time.Second, "a mark without an answer",
 		func() bool { return lost.Load() == 3 && count() > marks.Load() })
 	pg.Down() // or it would take as long as a call may
-	pg.Remove("lost")
+	pg.Set(testenv.Trouble{})
 	pg.Up()
 	r.oracle().Check(t, load, 20*time.Second)
 }
@@ -251,7 +251,7 @@ func TestASlowLinkGetsSmallerBatches(t *testing.T) {
 		SELECT gen_random_uuid(), 'order', 'o-1', 'order.changed', to_jsonb(repeat('x', 8000)) FROM `+
 		`generate_series(1, 200)`)
 	// 1.6 MB take three times as long as a publish may.
-	r.proxy.Toxic(`{"name":"slow","type":"bandwidth","stream":"upstream","attributes":{"rate":300}}`)
+	r.proxy.Set(testenv.Trouble{BytesPerSecond: 300_000})
 	r.run(r.options(1, 500))
 	r.oracle().WaitEmpty(t, 60*time.Second)
 	if n := len(r.entries("order")); n != 200 {

@@ -24,10 +24,7 @@ import (
 
 func TestMain(m *testing.M) {
 	code := testenv.Main(m)
-	// The proxy leaves goroutines behind when a connection with a toxic on it is cut.
-	const proxy = "github.com/Shopify/toxiproxy/v2/"
-	err := goleak.Find(goleak.IgnoreAnyFunction(proxy+"stream.(*ChanWriter).Write"),
-		goleak.IgnoreAnyFunction(proxy+"toxics.(*ToxicStub).Run"))
+	err := goleak.Find()
 	if err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
@@ -42,7 +39,7 @@ type rig struct {
 	tb    testing.TB
 	db    *testenv.Database
 	redis *testenv.RedisServer
-	proxy *testenv.Proxy
+	proxy *testenv.Link
 	store outbox.Store
 	sink  outbox.Sink
 	owner outbox.Owner
@@ -64,7 +61,7 @@ type rig struct {
 func newRig(tb testing.TB, redisConfig ...string) *rig {
 	tb.Helper()
 	r := &rig{tb: tb, db: testenv.Postgres(tb), redis: testenv.Redis(tb, redisConfig...), adopted: map[string]bool{}}
-	r.proxy = testenv.NewProxy(tb, r.redis.Addr())
+	r.proxy = testenv.NewLink(tb, r.redis.Addr())
 	client, err := sink.NewClient("redis://" + r.proxy.Addr())
 	if err != nil {
 		tb.Fatal(err)

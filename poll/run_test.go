@@ -180,7 +180,7 @@ func TestIdleWorkersBackOff(t *testing.T) {
 func TestPostgresIsGoneForAWhile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	pg := testenv.NewProxy(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
+	pg := testenv.NewLink(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
 	o := r.options(2, 50)
 	o.URL = testenv.Through(r.db.URL, pg.Addr())
 	run := r.run(o)
@@ -190,7 +190,7 @@ func TestPostgresIsGoneForAWhile(t *testing.T) {
 	load.Wait()
 	pg.Up()
 	r.oracle().Check(t, load, 20*time.Second)
-	pg.Toxic(`{"name":"silent","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	pg.Set(testenv.Trouble{LoseReplies: true})
 	r.insert("order", "o-1", `{}`)
 	run.stop()
 	r.must(r.end(run))

@@ -63,7 +63,7 @@ func (f *fixture) missed(o outbox.Owner) *sink.DurabilityError {
 func TestWaitKnowsThatTheReplicaIsBehind(t *testing.T) {
 	t.Parallel()
 	primary := testenv.Redis(t, "repl-diskless-sync-delay 0", "repl-ping-replica-period 1")
-	p := testenv.NewProxy(t, primary.Addr())
+	p := testenv.NewLink(t, primary.Addr())
 	host, port, _ := strings.Cut(p.Addr(), ":")
 	testenv.Redis(t, "replicaof "+host+" "+port)
 	f := on(t, primary, sink.Options{Durability: sink.Durability{Replicas: 1}})
@@ -72,7 +72,7 @@ func TestWaitKnowsThatTheReplicaIsBehind(t *testing.T) {
 	f.publish(f.lane(o), makeEvent())
 	testenv.Eventually(t, 60*time.Second, func() error { return f.confirm(o, 2*time.Second) })
 
-	p.Toxic(`{"name":"stall","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	p.Set(testenv.Trouble{LoseReplies: true})
 	f.publish(f.sink.Lane(stream, o, partLane(1, 1)), makeEvent())
 	start := time.Now()
 	if missed := f.missed(o); missed.Got != 0 || missed.Want.Replicas != 1 {
@@ -83,7 +83,7 @@ func TestWaitKnowsThatTheReplicaIsBehind(t *testing.T) {
 	}
 	// The gate refuses at once, without waiting for replicas.
 	wantFenced(t, f.sink.Confirm(t.Context(), f.owner(1), firstMark(o)), 1)
-	p.Remove("stall")
+	p.Set(testenv.Trouble{})
 	testenv.Eventually(t, 60*time.Second, func() error { return f.confirm(o, time.Second) })
 }
 

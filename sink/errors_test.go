@@ -308,9 +308,9 @@ func TestTimeoutAndCancel(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	o := f.adopted(1)
-	p := testenv.NewProxy(t, f.server.Addr())
+	p := testenv.NewLink(t, f.server.Addr())
 	l := f.through(p).Lane(stream, o, streamLane(o))
-	p.Toxic(`{"name":"slow","type":"latency","stream":"downstream","attributes":{"latency":2000}}`)
+	p.Set(testenv.Trouble{Delay: 2000 * time.Millisecond})
 	d := l.Deliver(makeEvents(1))
 	// The client's own limits are seconds, every time; the machine may take one once.
 	testenv.Eventually(t, 20*time.Second, func() error {

@@ -402,7 +402,7 @@ func TestAClaimFollowsAnother(t *testing.T) {
 	}
 	restored()
 	// This one does not know how many events the gate has let through.
-	other := f.through(testenv.NewProxy(t, f.server.Addr()))
+	other := f.through(testenv.NewLink(t, f.server.Addr()))
 	mine.Claim = 11
 	lane := other.Lane(stream, o, mine)
 	lane.Follows(10, 1)

@@ -189,9 +189,9 @@ func TestAFittingEventIsNeverPoison(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	o := f.adopted(1)
-	p := testenv.NewProxy(t, f.server.Addr())
+	p := testenv.NewLink(t, f.server.Addr())
 	l := f.through(p).Lane(stream, o, streamLane(o))
-	p.Toxic(`{"name":"cut","type":"limit_data","stream":"upstream","attributes":{"bytes":100000}}`)
+	p.Set(testenv.Trouble{CutRequests: 100000})
 	e := big(1 << 20)
 	d := l.Deliver([]*outbox.Record{e})
 	for range 6 {
@@ -199,7 +199,7 @@ func TestAFittingEventIsNeverPoison(t *testing.T) {
 			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
 		}
 	}
-	p.Remove("cut")
+	p.Set(testenv.Trouble{})
 	retry(t, d, "connection")
 	f.wantStored(e)
 }

@@ -137,7 +137,7 @@ func TestReplayWithLostReplies(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	ctx := t.Context()
-	p := testenv.NewProxy(t, f.server.Addr())
+	p := testenv.NewLink(t, f.server.Addr())
 	c, err := sink.NewClient("redis://" + p.Addr())
 	f.must(err)
 	t.Cleanup(func() { _ = c.Close() })
@@ -148,11 +148,11 @@ func TestReplayWithLostReplies(t *testing.T) {
 	for i := range 5 {
 		list := replayEntries(i*10+1, 10)
 		lists = append(lists, list)
-		p.Toxic(`{"name":"lost","type":"limit_data","stream":"downstream","attributes":{"bytes":3}}`)
+		p.Set(testenv.Trouble{CutReplies: 3})
 		if err := r.Publish(ctx, stream, list); err == nil {
 			t.Error("a call without a reply succeeds")
 		}
-		p.Remove("lost")
+		p.Set(testenv.Trouble{})
 		f.must(r.Publish(ctx, stream, list))
 	}
 	f.wantReplayed(lists...)

@@ -66,7 +66,7 @@ func newSink(t testing.TB, c redis.UniversalClient, o sink.Options) (*sink.Sink,
 }
 
 // through returns a sink whose connections go through a proxy.
-func (f *fixture) through(p *testenv.Proxy) *sink.Sink {
+func (f *fixture) through(p *testenv.Link) *sink.Sink {
 	f.Helper()
 	c, err := sink.NewClient("redis://" + p.Addr())
 	if err != nil {

@@ -107,16 +107,13 @@ func TestASilentSessionLosesItsLease(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	cfg := d.Pool.Config().ConnConfig
-	proxy := testenv.NewProxy(t, fmt.Sprintf("%s:%d", cfg.Host, cfg.Port))
+	proxy := testenv.NewLink(t, fmt.Sprintf("%s:%d", cfg.Host, cfg.Port))
 	holder := session(t, strings.Replace(d.URL, fmt.Sprintf("%s:%d", cfg.Host, cfg.Port), proxy.Addr(), 1))
 	other := session(t, d.URL)
 	if ok, err := holder.TryLead(t.Context()); err != nil || !ok {
 		t.Fatalf("lead: %v, %v", ok, err)
 	}
-	for _, direction := range []string{"upstream", "downstream"} {
-		proxy.Toxic(`{"name":"` + direction + `","type":"timeout","stream":"` + direction +
-			`","attributes":{"timeout":0}}`)
-	}
+	proxy.Set(testenv.Trouble{LoseRequests: true, LoseReplies: true})
 	known := make(chan time.Time, 1)
 	go func() { <-holder.Lost(); known <- time.Now() }()
 	start := time.Now()

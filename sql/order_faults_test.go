@@ -81,14 +81,14 @@ func TestTheAPIHasConnectionsForCommitsThatWait(t *testing.T) {
 type unanswered struct {
 	t      *testing.T
 	d      *testenv.Database
-	p      *testenv.Proxy
+	p      *testenv.Link
 	g      *testenv.Gate
 	giveUp func()
 }
 
 // loseReply unblocks the order, waits until it has the outcome want, and drops the reply.
 func (u *unanswered) loseReply(want string) {
-	u.p.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+	u.p.Set(testenv.Trouble{LoseReplies: true})
 	u.g.Open()
 	eventually(u.t, u.d, want)
 	u.p.Down()
@@ -120,7 +120,7 @@ func TestWhatIsNotAnsweredIsUnknown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
-			p := testenv.NewProxy(t, fmt.Sprintf("127.0.0.1:%d", d.Pool.Config().ConnConfig.Port))
+			p := testenv.NewLink(t, fmt.Sprintf("127.0.0.1:%d", d.Pool.Config().ConnConfig.Port))
 			pool := orderPool(t, testenv.Through(d.URL, p.Addr()), 1)
 			g := d.Gate(t, "outbox")
 			ctx, giveUp := context.WithCancel(t.Context())

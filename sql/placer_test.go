@@ -227,7 +227,7 @@ func TestWhatIsNotAnsweredOfAGroupIsUnknown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
-			p := testenv.NewProxy(t, fmt.Sprintf("127.0.0.1:%d", d.Pool.Config().ConnConfig.Port))
+			p := testenv.NewLink(t, fmt.Sprintf("127.0.0.1:%d", d.Pool.Config().ConnConfig.Port))
 			gate := d.Gate(t, "outbox")
 			g := gather(t, testenv.Through(d.URL, p.Addr()))
 			ctx, giveUp := context.WithCancel(t.Context())

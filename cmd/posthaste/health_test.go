@@ -156,10 +156,10 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	proxy := testenv.NewProxy(t, hostOf(t, w.db.URL))
+	proxy := testenv.NewLink(t, hostOf(t, w.db.URL))
 	w.pgURL = testenv.Through(w.pgURL, proxy.Addr())
 	lost := func() {
-		proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+		proxy.Set(testenv.Trouble{LoseReplies: true})
 	}
 	// A session that ends has tried to reach Postgres.
 	const ended = "relay session ended"
@@ -177,7 +177,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	lost()
 	r := w.spawn("relay")
 	unready(r)
-	proxy.Remove("lost")
+	proxy.Set(testenv.Trouble{})
 	w.waitMode("cdc", 20*time.Second)
 	waitReady(t, r, 200, 20*time.Second)
 
@@ -186,7 +186,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 		return testenv.FailIf(!r.logged("the lock session is gone"), "the session is still there")
 	})
 	unready(r)
-	proxy.Remove("lost")
+	proxy.Set(testenv.Trouble{})
 	waitReady(t, r, 200, 30*time.Second)
 	w.delivers()
 }

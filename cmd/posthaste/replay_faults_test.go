@@ -109,7 +109,7 @@ func TestReplayTwiceAtOnce(t *testing.T) {
 func TestReplayThroughTrouble(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "appendonly yes", "appendfsync always")
-	proxy := testenv.NewProxy(t, w.redis.Addr())
+	proxy := testenv.NewLink(t, w.redis.Addr())
 	w.rdURL = "redis://" + proxy.Addr()
 	const events = 30000
 	ids := w.keep(events, "outbox.order")
@@ -143,10 +143,7 @@ func TestReplayThroughTrouble(t *testing.T) {
 	trouble("READONLY", func() { client.Do(ctx, "replicaof", "127.0.0.1", "1") },
 		func() { client.Do(ctx, "replicaof", "no", "one") })
 	for i := range 3 {
-		trouble("", func() {
-			proxy.Toxic(fmt.Sprintf(
-				`{"name":"lost","type":"limit_data","stream":"downstream","attributes":{"bytes":%d}}`, 1+i*4))
-		}, func() { proxy.Remove("lost") })
+		trouble("", func() { proxy.Set(testenv.Trouble{CutReplies: 1 + i*4}) }, func() { proxy.Set(testenv.Trouble{}) })
 	}
 	// Only the first error is logged, either of a running call or of a refused connection.
 	trouble("", proxy.Down, func() {

@@ -16,7 +16,7 @@ import (
 func TestScrapesNeverWait(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	servers := []*testenv.Proxy{testenv.NewProxy(t, hostOf(t, w.pgURL)), testenv.NewProxy(t, hostOf(t, w.rdURL))}
+	servers := []*testenv.Link{testenv.NewLink(t, hostOf(t, w.pgURL)), testenv.NewLink(t, hostOf(t, w.rdURL))}
 	w.pgURL = strings.Replace(w.pgURL, hostOf(t, w.pgURL), servers[0].Addr(), 1)
 	w.rdURL = strings.Replace(w.rdURL, hostOf(t, w.rdURL), servers[1].Addr(), 1)
 	relay, api, consume := w.spawn("relay"), w.spawn("serve"), w.spawn("consume", "--group=g")
@@ -26,7 +26,7 @@ func TestScrapesNeverWait(t *testing.T) {
 	}
 	present(t, consume, `outbox_consumer_attempts_total{group="g",outcome="done"} 1`)
 	for _, p := range servers {
-		p.Toxic(`{"name":"silent","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+		p.Set(testenv.Trouble{LoseReplies: true})
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

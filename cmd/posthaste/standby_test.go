@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"posthaste/internal/link"
 	"posthaste/internal/testenv"
 )
 
@@ -20,7 +19,7 @@ type replicated struct {
 	*world
 	server, standby *testenv.Server
 	// link is the connection from the standby to the server. front is the address of the current primary.
-	link, front *link.Link
+	link, front *testenv.Link
 }
 
 // newReplicated starts a replicated world. The standby has its own settings, each "name=value".

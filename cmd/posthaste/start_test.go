@@ -18,7 +18,7 @@ import (
 func TestPostgresUnreachableAtTheStart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	proxy := testenv.NewProxy(t, hostOf(t, w.db.URL))
+	proxy := testenv.NewLink(t, hostOf(t, w.db.URL))
 	proxy.Down()
 	w.pgURL = testenv.Through(w.pgURL, proxy.Addr())
 	relay, api := w.spawn("relay"), w.spawn("serve")
@@ -304,7 +304,7 @@ func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 			t.Parallel()
 			inModes(t, func(t *testing.T, mode string) {
 				w := newWorld(t)
-				proxy := testenv.NewProxy(t, hostOf(t, w.db.URL))
+				proxy := testenv.NewLink(t, hostOf(t, w.db.URL))
 				w.pgURL = testenv.Through(w.pgURL, proxy.Addr())
 				r := w.relayIn(mode, fmt.Sprintf("--drain-timeout=%v", drain))
 				load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
@@ -314,7 +314,7 @@ func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 					must(t, w.redis.Kill())
 					r.waitReady(t, http.StatusServiceUnavailable, "")
 				case "Postgres silent":
-					proxy.Toxic(`{"name":"lost","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+					proxy.Set(testenv.Trouble{LoseReplies: true})
 				}
 				at := time.Now()
 				r.stops()
@@ -328,7 +328,7 @@ func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 				case "Redis down":
 					must(t, w.redis.Start(t.Context()))
 				case "Postgres silent":
-					proxy.Remove("lost")
+					proxy.Set(testenv.Trouble{})
 				}
 				w.spawn("relay")
 				w.oracle.Check(t, load, 30*time.Second)

@@ -42,7 +42,7 @@ func TestStatusWatchSurvivesPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.relayIn("cdc")
-	p := testenv.NewProxy(t, hostOf(t, w.db.URL))
+	p := testenv.NewLink(t, hostOf(t, w.db.URL))
 	w.pgURL = strings.Replace(w.db.URL, hostOf(t, w.db.URL), p.Addr(), 1)
 	human, script := w.start("status", "--watch"), w.start("status", "--watch", "--json")
 	lines := func(text string, least int) {

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 func TestBestEffort(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	p := testenv.NewProxy(t, r.Addr())
+	p := testenv.NewLink(t, r.Addr())
 	client := redis.NewClient(&redis.Options{Addr: p.Addr()})
 	defer client.Close()
 	heard := make(chan string, 10)

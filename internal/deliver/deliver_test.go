@@ -578,7 +578,7 @@ func TestOutagesKeepOrderAndEveryEvent(t *testing.T) {
 				bySubject[e.Subject] = append(bySubject[e.Subject], p.id())
 				taken++
 			})
-			proxy := testenv.NewProxy(t, strings.TrimPrefix(r.URL, "http://"))
+			proxy := testenv.NewLink(t, strings.TrimPrefix(r.URL, "http://"))
 			proxy.Down()
 			var failures atomic.Int64
 			consume(t, rd, "http://"+proxy.Addr(), func(o *consumer.Options) {

@@ -10,8 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"strconv"
 	"sync"
 	"time"
+
+	"posthaste/internal/local"
 )
 
 // Trouble is the faults of a link. The zero value has none.
@@ -20,8 +24,11 @@ type Trouble struct {
 	Refuse bool
 	// Stall stops both directions. Bytes sent during the stall are delivered when it ends.
 	Stall bool
-	// LoseReplies discards the bytes of the server. Connections that have lost bytes are cut when the trouble ends.
-	LoseReplies bool
+	// LoseReplies discards the bytes of the server, LoseRequests those of clients. Connections that have lost bytes are
+	// cut when the trouble ends.
+	LoseReplies, LoseRequests bool
+	// CutReplies and CutRequests cut a connection after so many bytes of the server, or of the client; 0: never.
+	CutReplies, CutRequests int
 	// Delay is added to each direction.
 	Delay time.Duration
 	// BytesPerSecond limits each direction of each connection; 0: no limit.
@@ -29,12 +36,15 @@ type Trouble struct {
 }
 
 type Link struct {
-	listener net.Listener
-	ctx      context.Context // ends with Close
-	stop     context.CancelFunc
-	done     sync.WaitGroup
+	addr string
+	hold *os.File        // of the port
+	ctx  context.Context // ends with Close
+	stop context.CancelFunc
+	done sync.WaitGroup
 
 	mu       sync.Mutex
+	listener net.Listener
+	down     bool
 	upstream string
 	trouble  Trouble
 	changed  chan struct{} // closed when trouble changes
@@ -52,32 +62,71 @@ type pair struct {
 	client, server net.Conn
 	source         string
 
-	// lost: bytes of the server were discarded, so later ones make no sense. hold: kept collects what the client sends.
-	// gone: the client has closed its side. Link.mu guards them.
-	lost, hold, gone bool
-	kept             []byte
+	// lost: bytes of the server were discarded, so later ones make no sense; deaf is the same of the client. hold: kept
+	// collects what the client sends. gone: the client has closed its side. replies and requests are how many bytes
+	// were passed on under the current trouble. Link.mu guards them.
+	lost, deaf, hold, gone bool
+	kept                   []byte
+	replies, requests      int
 }
 
 func (p *pair) close() { _, _ = p.client.Close(), p.server.Close() }
 
 // New returns a link on a free port of loopback that leads to upstream, a "host:port".
 func New(ctx context.Context, upstream string) (*Link, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	port, hold, err := local.ReservePort()
 	if err != nil {
 		return nil, fmt.Errorf("listen for a link: %w", err)
 	}
-	l := &Link{listener: listener, upstream: upstream, changed: make(chan struct{}), pairs: map[*pair]bool{},
-		shut: map[string]bool{}}
+	l := &Link{
+		addr: fmt.Sprintf("127.0.0.1:%d", port), hold: hold, upstream: upstream, changed: make(chan struct{}),
+		pairs: map[*pair]bool{}, shut: map[string]bool{},
+	}
 	l.ctx, l.stop = context.WithCancel(context.WithoutCancel(ctx))
-	l.done.Go(l.accept)
+	if err := l.listen(); err != nil {
+		_ = hold.Close()
+		return nil, err
+	}
 	return l, nil
 }
 
 // Addr returns the address to connect to; it never changes.
-func (l *Link) Addr() string { return l.listener.Addr().String() }
+func (l *Link) Addr() string { return l.addr }
+
+// Up accepts connections again after Down.
+func (l *Link) Up() {
+	if err := l.listen(); err != nil {
+		panic(err) // the port is reserved
+	}
+}
+
+func (l *Link) listen() error {
+	listener, err := (&net.ListenConfig{}).Listen(l.ctx, "tcp", l.addr)
+	if err != nil {
+		return fmt.Errorf("listen for a link: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.listener, l.down = listener, false
+	l.done.Go(func() { l.accept(listener) })
+	return nil
+}
+
+// Down cuts every connection. New ones are refused by the system, as with a server that does not run.
+func (l *Link) Down() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.listener.Close()
+	l.down = true
+	l.cut(func(*pair) bool { return true })
+}
 
 // Port is the port of Addr.
-func (l *Link) Port() int { return l.listener.Addr().(*net.TCPAddr).Port }
+func (l *Link) Port() (port int) {
+	_, text, _ := net.SplitHostPort(l.addr)
+	port, _ = strconv.Atoi(text)
+	return port
+}
 
 // To sends new connections to another server, and cuts those to the old one.
 func (l *Link) To(upstream string) {
@@ -95,7 +144,12 @@ func (l *Link) Set(t Trouble) {
 	l.trouble = t
 	close(l.changed)
 	l.changed = make(chan struct{})
-	l.cut(func(p *pair) bool { return t.Refuse || was.LoseReplies && !t.LoseReplies && p.lost })
+	l.cut(func(p *pair) bool {
+		return t.Refuse || was.LoseReplies && !t.LoseReplies && p.lost || was.LoseRequests && !t.LoseRequests && p.deaf
+	})
+	for p := range l.pairs {
+		p.replies, p.requests = 0, 0
+	}
 }
 
 // Shut cuts connections from an address, such as "127.0.0.2", and refuses new ones, until it is called with false.
@@ -160,11 +214,9 @@ func (l *Link) Release() {
 // Close cuts every connection and accepts no more.
 func (l *Link) Close() {
 	l.stop()
-	_ = l.listener.Close()
-	l.mu.Lock()
-	l.cut(func(*pair) bool { return true })
-	l.mu.Unlock()
+	l.Down()
 	l.done.Wait()
+	_ = l.hold.Close()
 }
 
 // cut closes the selected connections. The caller holds mu.
@@ -177,9 +229,9 @@ func (l *Link) cut(which func(p *pair) bool) {
 	}
 }
 
-func (l *Link) accept() {
+func (l *Link) accept(listener net.Listener) {
 	for {
-		client, err := l.listener.Accept()
+		client, err := listener.Accept()
 		if err != nil {
 			return
 		}
@@ -204,7 +256,7 @@ func (l *Link) serve(client net.Conn) {
 	}
 	p := &pair{client: client, server: server, source: source}
 	l.mu.Lock()
-	stale := l.upstream != upstream || l.trouble.Refuse || l.shut[source] || l.ctx.Err() != nil
+	stale := l.upstream != upstream || l.trouble.Refuse || l.shut[source] || l.down
 	if !stale {
 		p.hold = l.holding
 		l.pairs[p] = true
@@ -230,7 +282,8 @@ func (l *Link) requests(p *pair) {
 	for {
 		n, err := p.client.Read(buf)
 		if n > 0 && !l.keeps(p, buf[:n]) && l.passes(p, n, false) {
-			if _, err := p.server.Write(buf[:n]); err != nil {
+			part, cut := l.within(p, buf[:n], false)
+			if _, err := p.server.Write(part); err != nil || cut {
 				p.close()
 				return
 			}
@@ -274,13 +327,31 @@ func (l *Link) replies(p *pair) {
 	buf := make([]byte, 16<<10)
 	for {
 		n, err := p.server.Read(buf)
+		cut := false
 		if n > 0 && l.passes(p, n, true) {
-			_, _ = p.client.Write(buf[:n]) // the client may have left
+			var part []byte
+			part, cut = l.within(p, buf[:n], true)
+			_, _ = p.client.Write(part) // the client may have left
 		}
-		if err != nil {
+		if err != nil || cut {
 			return
 		}
 	}
+}
+
+// within returns how much of b may pass before the connection is cut, and whether it is.
+func (l *Link) within(p *pair, b []byte, reply bool) (part []byte, cut bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	passed, most := &p.requests, l.trouble.CutRequests
+	if reply {
+		passed, most = &p.replies, l.trouble.CutReplies
+	}
+	if most > 0 && *passed+len(b) >= most {
+		b, cut = b[:max(0, most-*passed)], true
+	}
+	*passed += len(b)
+	return b, cut
 }
 
 // passes waits while the current trouble delays n bytes, and reports whether they arrive at all.
@@ -289,10 +360,9 @@ func (l *Link) passes(p *pair, n int, reply bool) bool {
 	for {
 		l.mu.Lock()
 		t, changed := l.trouble, l.changed
-		if t.LoseReplies && reply {
-			p.lost = true
-		}
-		lost := reply && p.lost
+		p.lost = p.lost || t.LoseReplies && reply
+		p.deaf = p.deaf || t.LoseRequests && !reply
+		lost := reply && p.lost || !reply && p.deaf
 		l.mu.Unlock()
 		switch {
 		case lost || l.ctx.Err() != nil:

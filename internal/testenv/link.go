@@ -6,8 +6,14 @@ import (
 	"posthaste/internal/link"
 )
 
+// Link and Trouble are a proxy that simulates network faults, and its faults.
+type (
+	Link    = link.Link
+	Trouble = link.Trouble
+)
+
 // NewLink starts a proxy for upstream ("host:port") that can delay, lose, cut, and switch to another server.
-func NewLink(tb testing.TB, upstream string) *link.Link {
+func NewLink(tb testing.TB, upstream string) *Link {
 	tb.Helper()
 	l, err := link.New(tb.Context(), upstream)
 	Must(tb, err)
