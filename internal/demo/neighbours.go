@@ -39,9 +39,7 @@ func (n *neighbours) start(ctx context.Context, g *errgroup.Group, d *demo) erro
 }
 
 // consume runs a consumer group on the stream of orders.
-func (n *neighbours) consume(
-	ctx context.Context, g *errgroup.Group, d *demo, group string, handle consumer.Handler,
-) error {
+func (d *demo) consume(ctx context.Context, g *errgroup.Group, group string, handle consumer.Handler) error {
 	c, err := consumer.New(consumer.Options{
 		Client: d.client, Group: group, Streams: []string{d.config.StreamPrefix + "order"}, Handler: handle,
 		DrainTimeout: time.Second, Logger: d.log,
@@ -72,7 +70,7 @@ func (n *neighbours) mailer(ctx context.Context, g *errgroup.Group, d *demo) err
 		return err
 	}
 	g.Go(func() error { inbox.Keep(ctx, d.pool, inboxRetention, d.log); return nil })
-	return n.consume(ctx, g, d, mailerGroup, func(ctx context.Context, ev consumer.Event) error {
+	return d.consume(ctx, g, mailerGroup, func(ctx context.Context, ev consumer.Event) error {
 		err := pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
 			first, err := inbox.Once(ctx, tx, mailerGroup, ev.ID)
 			if err != nil || !first {
@@ -100,7 +98,7 @@ func (n *neighbours) warehouse(ctx context.Context, g *errgroup.Group, d *demo) 
 	srv := &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(n.accept)}
 	g.Go(func() error { return app.ServeHTTP(ctx, srv, l, time.Second) })
 	url := "http://" + l.Addr().String() + "/"
-	return n.consume(ctx, g, d, "webhook", func(ctx context.Context, ev consumer.Event) error {
+	return d.consume(ctx, g, "webhook", func(ctx context.Context, ev consumer.Event) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(ev.Data))
 		if err != nil {
 			return consumer.Permanent(err)

@@ -96,17 +96,12 @@ func (d *demo) processes(ctx context.Context, g *errgroup.Group) (err error) {
 	if d.relay, err = app.NewRelay(ctx, d.config, d.log); err != nil {
 		return err
 	}
-	cons, err := consumer.New(consumer.Options{
-		Client: d.client, Group: "demo", Streams: []string{d.config.StreamPrefix + "order"}, Handler: d.arrived,
-		DrainTimeout: time.Second, Logger: d.log,
-	})
-	if err != nil {
-		return err
-	}
 	g.Go(func() error { return d.serve.Run(ctx) })
 	g.Go(func() error { return d.relay.Run(ctx) })
-	g.Go(func() error { return cons.Run(ctx) })
 	g.Go(func() error { return d.watchMode(ctx) })
+	if err := d.consume(ctx, g, "demo", d.arrived); err != nil {
+		return err
+	}
 	if err := d.neighbours.start(ctx, g, d); err != nil {
 		return err
 	}

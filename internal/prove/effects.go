@@ -30,20 +30,6 @@ CREATE TABLE IF NOT EXISTS prove_delivery (event uuid NOT NULL);`
 	insertDelivery = "INSERT INTO prove_delivery (event) VALUES ($1)"
 )
 
-// effects counts the effects that consumers of the orders have in Postgres, with and without the inbox.
-type effects struct {
-	stage *stage
-	truth *truth
-}
-
-func newEffects(s *stage, t *truth) *effects { return &effects{s, t} }
-
-// prepare creates the tables.
-func (e *effects) prepare(ctx context.Context) error {
-	_, err := e.stage.pool.Exec(ctx, createEffects)
-	return err
-}
-
 // Consume runs in each consumer process of a campaign: it is a member of both groups until ctx ends.
 func Consume(ctx context.Context, c app.Config) error {
 	log := c.Logger()

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/app"
@@ -91,24 +90,15 @@ func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) er
 	name := "prove_" + hex.EncodeToString(random[:])
 	database := "posthaste_" + name
 	admin := c.PostgresURL
-	do := func(ctx context.Context, stmt string, args ...any) error {
-		conn, err := pgx.Connect(ctx, admin)
-		if err != nil {
-			return errors.New("no connection to Postgres") // the error may quote the URL
-		}
-		defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-		_, err = conn.Exec(ctx, stmt, args...)
-		return err
-	}
-	if err := do(ctx, "CREATE DATABASE "+database); err != nil {
+	if err := onServer(ctx, admin, "CREATE DATABASE "+database); err != nil {
 		return fmt.Errorf("create database %s: %w", database, err)
 	}
 	c.RelayName, c.Slot = name, "posthaste_"+name
 	u.Path = "/" + database
 	s.postgres = u.String()
 	s.remove = func(ctx context.Context) error {
-		err := s.dropSlot(ctx, do, c.Slot)
-		err = errors.Join(err, do(ctx, "DROP DATABASE IF EXISTS "+database+" WITH (FORCE)"))
+		err := dropSlot(ctx, admin, c.Slot)
+		err = errors.Join(err, onServer(ctx, admin, "DROP DATABASE IF EXISTS "+database+" WITH (FORCE)"))
 		if s.client != nil {
 			err = errors.Join(err, s.client.FlushDB(ctx).Err())
 		}
@@ -123,15 +113,11 @@ func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) er
 
 // dropSlot ends the session that reads the slot, if there is one, and drops the slot. The processes have ended by now,
 // but their sessions may still exist.
-func (s *stage) dropSlot(
-	ctx context.Context, do func(ctx context.Context, stmt string, args ...any) error, slot string,
-) (err error) {
+func dropSlot(ctx context.Context, url, slot string) (err error) {
+	of := " FROM pg_replication_slots WHERE slot_name = '" + slot + "'"
 	for range 50 {
-		err = do(ctx, endReader, slot)
-		if err == nil {
-			err = do(ctx, "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots "+
-				"WHERE slot_name = $1", slot)
-		}
+		err = onServer(ctx, url, "SELECT pg_catalog.pg_terminate_backend(active_pid)"+of+" AND active",
+			"SELECT pg_catalog.pg_drop_replication_slot(slot_name)"+of)
 		if err == nil || pause.For(ctx, 100*time.Millisecond) != nil {
 			return err
 		}

@@ -125,18 +125,8 @@ func setting(name, value string) injection {
 	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 		change := func(ctx context.Context, stmt string) error {
 			// A new connection, not the pool: the changed setting may affect the pool's sessions.
-			conn, err := pgx.Connect(ctx, c.stage.postgres)
-			if err != nil {
-				return errors.New("no connection to Postgres")
-			}
-			defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-			if _, err = conn.Exec(ctx, "SET default_transaction_read_only = off"); err == nil {
-				_, err = conn.Exec(ctx, stmt)
-			}
-			if err == nil {
-				_, err = conn.Exec(ctx, "SELECT pg_catalog.pg_reload_conf()")
-			}
-			return err
+			return onServer(ctx, c.stage.postgres, "SET default_transaction_read_only = off", stmt,
+				"SELECT pg_catalog.pg_reload_conf()")
 		}
 		err := change(ctx, fmt.Sprintf("ALTER SYSTEM SET %s = '%s'", name, value))
 		return value, func(ctx context.Context) error { return change(ctx, "ALTER SYSTEM RESET "+name) }, err
@@ -150,11 +140,11 @@ const endReader = "SELECT pg_catalog.pg_terminate_backend(active_pid) FROM pg_re
 // withSlot runs a statement on the slot while no session reads it. The relay soon connects again.
 func (c *campaign) withSlot(ctx context.Context, text string) (err error) {
 	for range 20 {
-		if _, err = c.exec(ctx, endReader, c.slot()); err != nil {
+		if _, err = c.exec(ctx, endReader, c.config.Slot); err != nil {
 			return err
 		}
 		var n int64
-		if n, err = c.exec(ctx, text, c.slot()); err == nil && n > 0 {
+		if n, err = c.exec(ctx, text, c.config.Slot); err == nil && n > 0 {
 			return nil
 		}
 		if n == 0 && err == nil {
@@ -185,7 +175,7 @@ func slotInvalidated(ctx context.Context, c *campaign, r *rand.Rand) (string, he
 	for _, p := range c.relays {
 		err = errors.Join(err, p.freeze())
 	}
-	_, eerr := c.exec(ctx, endReader, c.slot())
+	_, eerr := c.exec(ctx, endReader, c.config.Slot)
 	err = errors.Join(err, eerr)
 	for range 8 {
 		_, werr := c.exec(ctx, "SELECT pg_catalog.pg_logical_emit_message(false, 'prove', "+
@@ -232,15 +222,11 @@ func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string
 		}
 	}
 	err := func() error {
-		conn, err := pgx.Connect(ctx, c.stage.postgres)
-		if err != nil {
-			return errors.New("no connection to Postgres")
-		}
-		defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-		tx, err := conn.Begin(ctx)
+		tx, err := c.stage.pool.Begin(ctx)
 		if err != nil {
 			return err
 		}
+		defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after PREPARE, this has no effect
 		if err := j.insert(ctx, tx, a, events); err != nil {
 			return err
 		}

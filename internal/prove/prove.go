@@ -77,7 +77,6 @@ type campaign struct {
 	orders    *orders
 	writers   *writers
 	shop      *shop
-	effects   *effects
 	honesty   *honesty
 	relays    []*process
 	serves    []*process
@@ -192,21 +191,16 @@ func (c *campaign) processes(ctx context.Context) error {
 		}
 		return nil
 	}
-	c.effects = newEffects(c.stage, c.truth)
-	if err := c.effects.prepare(ctx); err != nil {
+	if _, err := c.stage.pool.Exec(ctx, createEffects); err != nil {
 		return err
 	}
-	err := errors.Join(
+	return errors.Join(
 		of(&c.relays, c.options.Relays, "relay", "relay", "--restore="+restoreSpan.String(), "--stream-maxlen=0",
 			"--drain-timeout=5s", "--redis-durability="+c.config.Durability.String(), "--wal-budget=256MiB"),
 		of(&c.serves, serveCount, "serve", "serve", "--drain-timeout=5s", "--log-level=error"),
 		of(&c.consumers, consumerCount, "consumer", "prove-consumer", "--log-level=error", "--drain-timeout=5s"),
 	)
-	return err
 }
-
-// slot is the name of the relays' slot.
-func (c *campaign) slot() string { return c.config.Slot }
 
 // broke notes a broken promise. The first one ends the campaign.
 func (c *campaign) broke(b *breach) {

@@ -243,7 +243,7 @@ func (r *Report) ask(ctx context.Context, c *campaign, s *sample) {
 	}
 	s.Mode = st.Active
 	_ = c.stage.pool.QueryRow(ctx, "SELECT coalesce(pg_catalog.pg_wal_lsn_diff(pg_current_wal_lsn(), "+
-		"restart_lsn), 0)::bigint FROM pg_replication_slots WHERE slot_name = $1", c.slot()).Scan(&s.WAL)
+		"restart_lsn), 0)::bigint FROM pg_replication_slots WHERE slot_name = $1", c.config.Slot).Scan(&s.WAL)
 }
 
 // grown returns figures of the processes and of the tables that should stay flat. The log keeps every event of a
