@@ -44,25 +44,26 @@ const copyDatabase = "prove_copy"
 // databaseCopied starts a relay of a copy of the database, which has one event more, and waits until it is refused. The
 // streams must not get that event, and the relay must stay refused without an effect on the original until it is ended.
 func databaseCopied(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+	server := c.stage.servers.Postgres
 	env, err := c.stage.config(ctx, c.relays[0].name, c.config)
 	if err != nil {
 		return "", nil, err
 	}
-	env = append(env, "POSTHASTE_POSTGRES_URL="+c.stage.servers.Postgres.URL(copyDatabase))
+	env = append(env, "POSTHASTE_POSTGRES_URL="+server.URL(copyDatabase))
 	p, err := newProcess("copy", c.logs, env, "relay", "--stream-maxlen=0")
 	if err != nil {
 		return "", nil, err
 	}
 	var before int64
 	err = func() error {
-		err := onServer(ctx, c.stage.servers.Postgres.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS false",
+		err := onServer(ctx, server.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS false",
 			"SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'postgres'",
 			"CREATE DATABASE "+copyDatabase+" TEMPLATE postgres", "ALTER DATABASE postgres ALLOW_CONNECTIONS true")
 		if err != nil {
 			return err
 		}
 		// The slot of the relay's name belongs to the original.
-		err = onServer(ctx, c.stage.servers.Postgres.URL(copyDatabase), "UPDATE relay_state SET desired_mode = 'poll'",
+		err = onServer(ctx, server.URL(copyDatabase), "UPDATE relay_state SET desired_mode = 'poll'",
 			"INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('cart', 'copy', 'x', '{}')")
 		if err != nil {
 			return err
@@ -88,7 +89,7 @@ func databaseCopied(ctx context.Context, c *campaign, _ *rand.Rand) (string, hea
 			})
 		}
 		p.close()
-		return onServer(ctx, c.stage.servers.Postgres.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS true",
+		return onServer(ctx, server.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS true",
 			"DROP DATABASE IF EXISTS "+copyDatabase+" WITH (FORCE)")
 	}, err
 }

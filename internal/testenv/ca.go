@@ -39,9 +39,7 @@ func NewCA(tb testing.TB) *CA {
 	if err == nil {
 		ca.cert, err = x509.ParseCertificate(der)
 	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	ca.Pool.AddCert(ca.cert)
 	ca.PEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	return ca
@@ -52,9 +50,7 @@ func NewCA(tb testing.TB) *CA {
 func (ca *CA) Issue(tb testing.TB, change ...func(c *x509.Certificate)) (cert, key []byte) {
 	tb.Helper()
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "a certificate of the tests"},
 		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
@@ -67,13 +63,9 @@ func (ca *CA) Issue(tb testing.TB, change ...func(c *x509.Certificate)) (cert, k
 	}
 	own := newKey(tb)
 	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, own.Public(), ca.key)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(own)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
@@ -82,9 +74,7 @@ func (ca *CA) Issue(tb testing.TB, change ...func(c *x509.Certificate)) (cert, k
 func (ca *CA) Pair(tb testing.TB, change ...func(c *x509.Certificate)) tls.Certificate {
 	tb.Helper()
 	pair, err := tls.X509KeyPair(ca.Issue(tb, change...))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	return pair
 }
 
@@ -106,17 +96,13 @@ func Elsewhere(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{
 func WriteFile(tb testing.TB, dir, name string, content []byte) string {
 	tb.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, os.WriteFile(path, content, 0o600))
 	return path
 }
 
 func newKey(tb testing.TB) *ecdsa.PrivateKey {
 	tb.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	return key
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,10 +37,7 @@ func Cluster(tb testing.TB, masters, replicas int, config ...string) *RedisClust
 // ClusterOf is Cluster with all options.
 func ClusterOf(tb testing.TB, o local.ClusterOptions) *RedisCluster {
 	tb.Helper()
-	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	bin := redisBin(tb)
 	return clusterWith(tb, bin, &RedisCluster{o: o})
 }
 
@@ -68,25 +64,17 @@ func FencedCluster(tb testing.TB, masters, replicas int, config ...string) *Redi
 			fmt.Sprintf("cluster-announce-bus-port %d", f[1].Port()),
 		}
 	}
-	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	bin := redisBin(tb)
 	return clusterWith(tb, bin, c)
 }
 
 func clusterWith(tb testing.TB, bin string, c *RedisCluster) *RedisCluster {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "posthaste-redis-")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := folder(tb, "redis")
 	c.o.Config = append([]string{kept}, c.o.Config...)
+	var err error
 	c.Cluster, err = local.StartCluster(tb.Context(), bin, dir, c.o)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	tb.Cleanup(func() { _ = c.Kill() })
 	o := &redis.ClusterOptions{
 		Username: c.o.User, Password: c.o.Password, TLSConfig: c.o.TLS, Protocol: 2, MaxRedirects: 16,
@@ -102,9 +90,7 @@ func clusterWith(tb testing.TB, bin string, c *RedisCluster) *RedisCluster {
 // do runs a command on a node.
 func (c *RedisCluster) do(tb testing.TB, i int, args ...any) {
 	tb.Helper()
-	if err := c.Do(tb.Context(), i, args...); err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, c.Do(tb.Context(), i, args...))
 }
 
 // On returns a client of one node, which does not follow redirections.
@@ -125,9 +111,7 @@ func (c *RedisCluster) client(i int) *redis.Client {
 func (c *RedisCluster) Slot(tb testing.TB, key string) int {
 	tb.Helper()
 	slot, err := c.Client.ClusterKeySlot(tb.Context(), key).Result()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	return int(slot)
 }
 
@@ -218,9 +202,7 @@ func (c *RedisCluster) MoveKeys(tb testing.TB, slot, from, to, n int) int {
 	tb.Helper()
 	client := c.On(tb, from)
 	keys, err := client.ClusterGetKeysInSlot(tb.Context(), slot, n).Result()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	if len(keys) == 0 {
 		return 0
 	}
@@ -274,9 +256,7 @@ func (c *RedisCluster) Drain(tb testing.TB, from, to int) {
 	tb.Helper()
 	source := c.On(tb, from)
 	shards, err := source.ClusterShards(tb.Context()).Result()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	var slots []int
 	for _, s := range shards {
 		mine := slices.ContainsFunc(s.Nodes, func(n redis.Node) bool { return n.ID == c.IDs[from] })
@@ -362,20 +342,11 @@ func Sentinel(tb testing.TB, replicas int, config ...string) *RedisSentinel {
 // SentinelOf is Sentinel with all options.
 func SentinelOf(tb testing.TB, o local.SentinelOptions) *RedisSentinel {
 	tb.Helper()
-	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	dir, err := os.MkdirTemp("", "posthaste-redis-")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	bin := redisBin(tb)
+	dir := folder(tb, "redis")
 	o.Config = append([]string{kept}, o.Config...)
 	s, err := local.StartSentinel(tb.Context(), bin, dir, o)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	tb.Cleanup(func() { _ = s.Kill() })
 	return &RedisSentinel{s}
 }

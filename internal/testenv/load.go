@@ -186,9 +186,7 @@ func Bulk(tb testing.TB, d *Database, n, pad int) *Load {
 			payload := fmt.Sprintf(`{"n":%d,"pad":%q}`, i+1, padding(pad))
 			return []any{id, "order", fmt.Sprintf("bulk-%d", i%100), "order.changed", payload}, nil
 		}))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	return l
 }
 
@@ -416,13 +414,9 @@ func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 func (o Oracle) historyMissing(tb testing.TB, l *Load) int {
 	tb.Helper()
 	rows, err := o.DB.Pool.Query(tb.Context(), "SELECT id FROM outbox_history")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	have := map[uuid.UUID]int{}
 	for _, id := range ids {
 		have[id]++

@@ -46,9 +46,7 @@ func inMemory(root string) string {
 func (s *Server) SmallDisk(tb testing.TB, bytes int) string {
 	tb.Helper()
 	disk, err := os.MkdirTemp("", "posthaste-disk-")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "mode=755,size="+strconv.Itoa(bytes)); err != nil {
 		_ = os.Remove(disk)
 		tb.Skipf("a disk cannot be mounted here: %v", err)
@@ -60,9 +58,7 @@ func (s *Server) SmallDisk(tb testing.TB, bytes int) string {
 		}
 		_ = os.Remove(disk)
 	})
-	if err := s.Stop("fast"); err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, s.Stop("fast"))
 	wal := filepath.Join(s.Dir, "data", "pg_wal")
 	if out, err := exec.CommandContext(tb.Context(), "cp", "-a", wal, disk).CombinedOutput(); err != nil {
 		tb.Fatalf("copy the WAL: %v: %s", err, out)

@@ -31,15 +31,9 @@ func PgBouncer(tb testing.TB, dsn, mode string, settings ...string) string {
 		tb.Fatal("no pgbouncer found; scripts/ensure.sh pgbouncer installs it")
 	}
 	port, hold, err := local.ReservePort()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	tb.Cleanup(func() { _ = hold.Close() })
-	dir, err := os.MkdirTemp("", "posthaste-pgbouncer-")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := folder(tb, "pgbouncer")
 	server := parse(dsn)
 	config := append([]string{
 		"[databases]", fmt.Sprintf("* = host=%s port=%s", server.Hostname(), server.Port()),
@@ -48,17 +42,13 @@ func PgBouncer(tb testing.TB, dsn, mode string, settings ...string) string {
 	}, settings...)
 	users := fmt.Sprintf("%q %q\n", server.User.Username(), Password(dsn))
 	for name, text := range map[string]string{"users": users, "ini": strings.Join(config, "\n") + "\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			tb.Fatal(err)
-		}
+		Must(tb, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	cmd := exec.Command(bin, filepath.Join(dir, "ini")) //nolint:noctx // ended by the test
 	var out bytes.Buffer
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &out, &out
 	proc, err := local.StartServer(cmd, dir, syscall.SIGKILL)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	tb.Cleanup(func() { _ = proc.Stop(syscall.SIGKILL, time.Second) })
 	url := Through(dsn, fmt.Sprintf("127.0.0.1:%d", port))
 	Eventually(tb, 20*time.Second, func() error {

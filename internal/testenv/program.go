@@ -25,9 +25,7 @@ func Program(tb testing.TB, tag string) string {
 	}
 	if programs.dir == "" {
 		dir, err := os.MkdirTemp("", "posthaste-programs-")
-		if err != nil {
-			tb.Fatal(err)
-		}
+		Must(tb, err)
 		programs.dir, programs.paths = dir, map[string]string{}
 	}
 	path := filepath.Join(programs.dir, "posthaste"+tag)

@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
-
-	"posthaste/internal/local"
 )
 
 //go:embed testdata/slowsync.c
@@ -20,10 +18,7 @@ var slowSync []byte
 // a C compiler, as the race detector does.
 func RedisOnASlowDisk(tb testing.TB, delay time.Duration) *RedisServer {
 	tb.Helper()
-	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	bin := redisBin(tb)
 	dir := tb.TempDir()
 	source, library, wrapper := filepath.Join(dir, "slowsync.c"), filepath.Join(dir, "slowsync.so"),
 		filepath.Join(dir, "redis")
@@ -34,9 +29,7 @@ func RedisOnASlowDisk(tb testing.TB, delay time.Duration) *RedisServer {
 	script := fmt.Sprintf("#!/bin/sh\nLD_PRELOAD=%s SLOWSYNC_MS=%d exec %s \"$@\"\n", library, delay.Milliseconds(),
 		bin)
 	for file, content := range map[string][]byte{source: slowSync, wrapper: []byte(script)} {
-		if err := os.WriteFile(file, content, 0o700); err != nil {
-			tb.Fatal(err)
-		}
+		Must(tb, os.WriteFile(file, content, 0o700))
 	}
 	if out, err := exec.CommandContext(tb.Context(), cc, "-shared", "-fPIC", "-O", "-o", library,
 		source).CombinedOutput(); err != nil {

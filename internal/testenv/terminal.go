@@ -12,9 +12,7 @@ import (
 func Terminal(tb testing.TB, columns int) (person, program *os.File) {
 	tb.Helper()
 	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	control := func(request uintptr, arg unsafe.Pointer) {
 		tb.Helper()
 		if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, person.Fd(), request, uintptr(arg)); e != 0 {
@@ -26,9 +24,7 @@ func Terminal(tb testing.TB, columns int) (person, program *os.File) {
 	control(syscall.TIOCGPTN, unsafe.Pointer(&number))
 	control(syscall.TIOCSWINSZ, unsafe.Pointer(&[4]uint16{24, uint16(columns)}))
 	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	tb.Cleanup(func() { _, _ = person.Close(), program.Close() })
 	return person, program
 }

@@ -93,11 +93,7 @@ type Server struct {
 // NewServer starts a Postgres server for this test alone.
 func NewServer(tb testing.TB, settings ...string) *Server {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "posthaste-pg-")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := folder(tb, "pg")
 	pg, err := startPostgres(dir, settings...)
 	if err != nil {
 		tb.Fatalf("start postgres: %v", err)
@@ -109,11 +105,7 @@ func NewServer(tb testing.TB, settings ...string) *Server {
 // Snapshot returns a stopped server with a copy of s, including its slots. s is restarted.
 func (s *Server) Snapshot(tb testing.TB) *Server {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "posthaste-pg-")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := folder(tb, "pg")
 	c, err := s.Copy(tb.Context(), dir)
 	if err != nil {
 		tb.Fatalf("copy the server: %v", err)
@@ -149,9 +141,7 @@ func (s *Server) Standby(tb testing.TB, through string, settings ...string) *Ser
 func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 	tb.Helper()
 	from, err := local.PostgresBin(tb.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	if bin == "" {
 		bin = from
 	}
@@ -160,11 +150,7 @@ func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 		tb.Fatalf("%v: POSTHASTE_TEST_PG_BIN, or POSTHASTE_TEST_PG_UPGRADE, has to name a folder with all of "+
 			"Postgres' programs", err)
 	}
-	dir, err := os.MkdirTemp("", "posthaste-pg-")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := folder(tb, "pg")
 	pg, err := startPostgresOf(bin, dir)
 	if err != nil {
 		tb.Fatalf("start postgres: %v", err)
@@ -177,9 +163,7 @@ func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 	pg.Password = s.Password
 	data := filepath.Join(dir, "data")
 	info, err := os.Stat(data)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	const logical = "-c wal_level=logical -c max_replication_slots=60 -c max_wal_senders=60"
 	cmd := exec.CommandContext(tb.Context(), program, "-U", "postgres",
 		"-b", from, "-d", filepath.Join(s.Dir, "data"), "-p", strconv.Itoa(s.Port), "-o", logical,
@@ -223,7 +207,8 @@ func startPostgresOf(bin, dir string, settings ...string) (*local.Postgres, erro
 	return pg, nil
 }
 
-func sharedServer() (*local.Postgres, error) {
+func sharedServer(tb testing.TB) *local.Postgres {
+	tb.Helper()
 	shared.once.Do(func() {
 		if shared.dir, shared.err = os.MkdirTemp("", "posthaste-pg-"); shared.err != nil {
 			return
@@ -233,7 +218,10 @@ func sharedServer() (*local.Postgres, error) {
 		}
 		shared.err = makeTemplate(shared.pg)
 	})
-	return shared.pg, shared.err
+	if shared.err != nil {
+		tb.Fatalf("postgres: %v", shared.err)
+	}
+	return shared.pg
 }
 
 func makeTemplate(pg *local.Postgres) error {
@@ -270,31 +258,19 @@ type Database struct {
 // Postgres returns a new migrated database on the binary's shared server.
 func Postgres(tb testing.TB) *Database {
 	tb.Helper()
-	pg, err := sharedServer()
-	if err != nil {
-		tb.Fatalf("postgres: %v", err)
-	}
-	return newDatabase(tb, pg, "posthaste_template")
+	return newDatabase(tb, sharedServer(tb), "posthaste_template")
 }
 
 // Empty returns a new database without posthaste's tables on the binary's shared server.
 func Empty(tb testing.TB) *Database {
 	tb.Helper()
-	pg, err := sharedServer()
-	if err != nil {
-		tb.Fatalf("postgres: %v", err)
-	}
-	return newDatabase(tb, pg, "template1")
+	return newDatabase(tb, sharedServer(tb), "template1")
 }
 
 // Encoded returns a new migrated database in another encoding on the binary's shared server.
 func Encoded(tb testing.TB, encoding string) *Database {
 	tb.Helper()
-	pg, err := sharedServer()
-	if err != nil {
-		tb.Fatalf("postgres: %v", err)
-	}
-	d := newDatabase(tb, pg, "template0 LC_COLLATE 'C' LC_CTYPE 'C' ENCODING '"+encoding+"'")
+	d := newDatabase(tb, sharedServer(tb), "template0 LC_COLLATE 'C' LC_CTYPE 'C' ENCODING '"+encoding+"'")
 	d.migrate(tb)
 	return d
 }
@@ -392,9 +368,7 @@ func parse(dsn string) *url.URL {
 func (d *Database) Strand(tb testing.TB) {
 	tb.Helper()
 	c, err := d.Pool.Acquire(tb.Context())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	session := c.Hijack()
 	tb.Cleanup(func() { _ = session.Close(context.Background()) })
 	const lead = "SELECT pg_advisory_lock(hashtextextended('posthaste leader ' || 'outbox'::regclass::oid::text, 0))"
@@ -429,15 +403,11 @@ func (d *Database) PrepareAll(tb testing.TB, dir string) {
 		tb.Fatalf("no query files: %v", err)
 	}
 	conn, err := pgx.Connect(tb.Context(), d.URL)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	defer func() { _ = conn.Close(context.WithoutCancel(tb.Context())) }()
 	for _, f := range files {
 		text, err := os.ReadFile(f)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		Must(tb, err)
 		if _, err := conn.Prepare(tb.Context(), f, string(text)); err != nil {
 			tb.Errorf("%s: %v", f, err)
 		}
@@ -459,12 +429,8 @@ type RedisServer struct {
 // Restart kills the server and restarts it with its data on disk.
 func (r *RedisServer) Restart(tb testing.TB) {
 	tb.Helper()
-	if err := r.Kill(); err != nil {
-		tb.Fatal(err)
-	}
-	if err := r.Start(tb.Context()); err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, r.Kill())
+	Must(tb, r.Start(tb.Context()))
 }
 
 // kept makes a Redis lose nothing when a test kills it: the kernel has its writes before it answers. With everysec it
@@ -474,20 +440,14 @@ const kept = "appendfsync no"
 // Redis starts a server for this test. Config lines are those of redis.conf.
 func Redis(tb testing.TB, config ...string) *RedisServer {
 	tb.Helper()
-	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	bin := redisBin(tb)
 	return redisWith(tb, bin, nil, append([]string{kept}, config...)...)
 }
 
 // RedisTLS starts a server that accepts TLS only, with a certificate of ca, and requires a client certificate of ca.
 func RedisTLS(tb testing.TB, ca *CA, change ...func(c *x509.Certificate)) *RedisServer {
 	tb.Helper()
-	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	bin := redisBin(tb)
 	cert, key, caFile := ca.Files(tb, tb.TempDir(), change...)
 	// This client does not verify the server.
 	client := &tls.Config{Certificates: []tls.Certificate{ca.Pair(tb)}, InsecureSkipVerify: true}
@@ -516,11 +476,7 @@ func valkeyBin(tb testing.TB) string {
 
 func redisWith(tb testing.TB, bin string, client *tls.Config, config ...string) *RedisServer {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "posthaste-redis-")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := folder(tb, "redis")
 	r, err := local.StartRedisTLS(tb.Context(), bin, dir, client, config...)
 	if err != nil {
 		tb.Fatalf("start redis: %v", err)
@@ -537,6 +493,23 @@ func Must(tb testing.TB, err error) {
 	if err != nil {
 		tb.Fatal(err)
 	}
+}
+
+// folder makes a folder that is removed when the test ends. Its path is short, and another user may be given it.
+func folder(tb testing.TB, name string) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "posthaste-"+name+"-")
+	Must(tb, err)
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// redisBin returns the program of Redis.
+func redisBin(tb testing.TB) string {
+	tb.Helper()
+	bin, err := local.RedisBin(os.Getenv("POSTHASTE_TEST_REDIS_BIN"))
+	Must(tb, err)
+	return bin
 }
 
 // FailIf returns an error if bad is true. It is for the conditions of Eventually.
@@ -588,9 +561,7 @@ func (w logWriter) Write(b []byte) (int, error) {
 func Root(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.Getwd()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	for dir != "/" {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return dir
@@ -615,9 +586,7 @@ func (d *Database) WaitHeld(tb testing.TB) {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(tb.Context())
 	probe, err := pgx.Connect(ctx, d.URL)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, err)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
