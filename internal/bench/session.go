@@ -68,7 +68,8 @@ func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 	} else {
 		o := b.options
 		b.servers, err = local.Open(ctx, local.ServersOptions{
-			Name: "bench", Dir: o.Dir, PGBin: o.PGBin, RedisBin: o.RedisBin, Cluster: o.Cluster, Settings: local.Durable,
+			Name: "bench", Dir: o.Dir, PGBin: o.PGBin, RedisBin: o.RedisBin, Cluster: o.Cluster,
+			Settings: local.Durable,
 		})
 		if err != nil {
 			return err
