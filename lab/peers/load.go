@@ -51,7 +51,7 @@ func loadsOf(c options) (list []load) {
 // figures are what one measurement found, by name.
 type figures map[string]float64
 
-// start starts the peer, if there is one, and returns what ends it. The context that it returns ends when the peer does.
+// start starts the peer, if there is one, and returns what ends it. The context that it returns ends with the peer.
 func (s *scene) start(ctx context.Context) (p *local.Process, during context.Context, stop func(), err error) {
 	if s.peer.command == nil {
 		return nil, ctx, func() {}, nil

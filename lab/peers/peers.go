@@ -26,7 +26,8 @@ var peers = []peer{
 		name: "posthaste", what: "posthaste relay, mode cdc, default settings", table: &outboxTable,
 		command: func(s *scene) []string {
 			return []string{
-				s.posthaste, "relay", "--postgres-url=" + s.url, "--redis-url=" + s.servers.RedisURL(), "--relay-name=" + s.name,
+				s.posthaste, "relay", "--postgres-url=" + s.url, "--redis-url=" + s.servers.RedisURL(),
+				"--relay-name=" + s.name,
 				"--admin-addr=127.0.0.1:0", "--log-level=error",
 			}
 		},
