@@ -10,13 +10,8 @@ import (
 )
 
 // limitAddress refuses requests beyond the rate limit of their address. It runs before everything that costs more.
-func (s *Server) limitAddress(c *gin.Context) {
-	if s.addresses.perSecond <= 0 {
-		return
-	}
-	if wait := s.addresses.spend(Network(clientAddress(c.Request, s.proxies))); wait > 0 {
-		writeProblem(c, &problem{kind: kindRateLimited, retryAfter: wait})
-	}
+func (s *Server) limitAddress(c *gin.Context) *problem {
+	return s.addresses.check(Network(clientAddress(c.Request, s.proxies)))
 }
 
 // Network is the range of addresses that shares a limit: one IPv4 address, or an IPv6 /64, the least that a customer

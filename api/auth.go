@@ -38,48 +38,39 @@ type caller struct {
 
 // authenticate identifies the caller and checks its rate limit and scopes. It runs before the guard, so refusals store
 // nothing.
-func (s *Server) authenticate(c *gin.Context) {
+func (s *Server) authenticate(c *gin.Context) *problem {
 	credential := bearer(c)
-	from, p := s.identify(c, credential)
+	from := caller{who: principal{any: true}}
+	var p *problem
+	switch {
+	case s.tokens != nil:
+		from, p = s.tokens.caller(c.Request.Context(), credential)
+	case s.keys != nil:
+		from, p = s.keys.caller(credential)
+	}
 	if p != nil {
-		if p.kind == kindUnauthorized {
-			c.Header("WWW-Authenticate", challenge(credential))
+		if p.kind == kindUnauthorized { // RFC 6750, 3
+			challenge := `Bearer realm="posthaste"`
+			if credential != "" {
+				challenge += `, error="invalid_token"`
+			}
+			c.Header("WWW-Authenticate", challenge)
 		}
-		writeProblem(c, p)
-		return
+		return p
 	}
 	x := exchangeOf(c)
 	x.who, x.key = from.who, from.name
-	if wait := s.limits.spend(from.limit); wait > 0 {
-		writeProblem(c, &problem{kind: kindRateLimited, retryAfter: wait})
-		return
+	if p := s.limits.check(from.limit); p != nil {
+		return p
 	}
-	if need := scopeOf(c); !x.who.has(need) {
-		p := &problem{kind: kindForbiddenScope, detail: "it lacks the scope " + string(need)}
-		if need == ScopeMint && !x.who.any {
-			p = &problem{kind: kindForbidden}
-		}
-		writeProblem(c, p)
+	switch need := scopeOf(c); {
+	case x.who.has(need):
+		return nil
+	case need == ScopeMint && !x.who.any:
+		return &problem{kind: kindForbidden}
+	default:
+		return &problem{kind: kindForbiddenScope, detail: "it lacks the scope " + string(need)}
 	}
-}
-
-// identify returns the caller with a credential, or the problem with the credential.
-func (s *Server) identify(c *gin.Context, credential string) (caller, *problem) {
-	switch {
-	case s.tokens != nil:
-		return s.tokens.caller(c.Request.Context(), credential)
-	case s.keys != nil:
-		return s.keys.caller(credential)
-	}
-	return caller{who: principal{any: true}}, nil
-}
-
-// challenge is the WWW-Authenticate header of a 401 (RFC 6750, 3).
-func challenge(credential string) string {
-	if credential == "" {
-		return `Bearer realm="posthaste"`
-	}
-	return `Bearer realm="posthaste", error="invalid_token"`
 }
 
 // scopeOf is the scope that a request needs. An order paid with credits needs ScopeCredit in addition.

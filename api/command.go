@@ -70,9 +70,11 @@ func decodeCommand(body []byte, who principal) (*Command, *problem) {
 		}
 	}
 	if _, ok := m["user_id"]; ok || who.any {
-		check("user_id", "must be a UUID in its 36-character form", func(raw json.RawMessage) (ok bool) {
-			c.UserID, ok = parseUUID(raw)
-			return ok
+		check("user_id", "must be a UUID in its 36-character form", func(raw json.RawMessage) bool {
+			var text string
+			err := json.Unmarshal(raw, &text)
+			c.UserID, ok = uuidOf(text)
+			return err == nil && ok
 		})
 	} else {
 		c.UserID = who.user
@@ -93,10 +95,8 @@ func decodeCommand(body []byte, who principal) (*Command, *problem) {
 			return json.Unmarshal(raw, &c.PayWith) == nil && c.PayWith == sql.PayCredits
 		})
 		if c.PayWith == sql.PayCredits && c.Amount > credits.MaxAmount {
-			faults = append(faults, fieldError{
-				"/amount",
-				"must be an integer from 1 to 999999999999 when paid by credits",
-			})
+			faults = append(faults,
+				fieldError{"/amount", "must be an integer from 1 to 999999999999 when paid by credits"})
 		}
 	}
 	if prob := refuse(faults, m); prob != nil {
@@ -109,14 +109,6 @@ func decodeCommand(body []byte, who principal) (*Command, *problem) {
 		return nil, &problem{kind: kindForbiddenScope, detail: "it lacks the scope " + string(ScopeCredit)}
 	}
 	return &c, nil
-}
-
-func parseUUID(raw json.RawMessage) (uuid.UUID, bool) {
-	var s string
-	if json.Unmarshal(raw, &s) != nil {
-		return uuid.Nil, false
-	}
-	return uuidOf(s)
 }
 
 // uuidOf accepts only the 36-character form, so that an id has one spelling; uuid.Parse accepts others too.
@@ -142,15 +134,10 @@ type orderBody struct {
 const timeLayout = "2006-01-02T15:04:05.000000Z"
 
 // render returns the body of an order. The bytes are always the same.
-func render(o *sql.Order) []byte {
-	b, err := json.Marshal(orderBody{
-		ID: o.ID, UserID: o.UserID, Amount: o.Amount, Currency: o.Currency, Status: o.Status,
-		CreatedAt: o.CreatedAt.UTC().Format(timeLayout),
-	})
-	if err != nil {
-		panic(err) // impossible: strings and an integer
-	}
-	return b
+func render(o *sql.Order) []byte { return marshal(bodyOf(o)) }
+
+func bodyOf(o *sql.Order) orderBody {
+	return orderBody{o.ID, o.UserID, o.Amount, o.Currency, o.Status, o.CreatedAt.UTC().Format(timeLayout)}
 }
 
 // record is the guard's record of a finished order. With the request, whose fingerprint is equal, it suffices to render

@@ -26,47 +26,27 @@ const (
 
 // Problems of the credit routes only.
 var (
-	kindInsufficient = kind{
-		http.StatusPaymentRequired, "insufficient_credits", "The balance does not suffice", false,
-		true,
+	kindInsufficient = kind{402, "insufficient_credits", "The balance does not suffice", false, true}
+	kindForbidden    = kind{403, "forbidden", "Only an API key for any user may add credits", false, true}
+	kindUnknownUser  = kind{404, "unknown_user", "The user has no credit account", false, true}
+	kindFrozen       = kind{
+		423, "account_frozen", "The account is frozen until an operator has examined it", false, true,
 	}
-	kindForbidden = kind{
-		http.StatusForbidden, "forbidden", "Only an API key for any user may add credits", false,
-		true,
-	}
-	kindUnknownUser = kind{http.StatusNotFound, "unknown_user", "The user has no credit account", false, true}
-	kindFrozen      = kind{
-		http.StatusLocked, "account_frozen",
-		"The account is frozen until an operator has examined it", false, true,
-	}
-	kindOverflow = kind{
-		http.StatusUnprocessableEntity, "balance_overflow", "The balance would become too large",
-		false, true,
-	}
-	kindBackpressure = kind{
-		http.StatusTooManyRequests, "backpressure", "Too many operations wait for the ledger", true,
-		false,
-	}
-	kindNoCredits = kind{
-		http.StatusServiceUnavailable, "credits_store_unavailable",
-		"The store of balances cannot be used", true, false,
-	}
+	kindOverflow       = kind{422, "balance_overflow", "The balance would become too large", false, true}
+	kindBackpressure   = kind{429, "backpressure", "Too many operations wait for the ledger", true, false}
+	kindNoCredits      = kind{503, "credits_store_unavailable", "The store of balances cannot be used", true, false}
 	kindForeignCredits = kind{
-		http.StatusServiceUnavailable, "credits_foreign",
-		"The balances belong to another database until an operator has decided", false, true,
+		503, "credits_foreign", "The balances belong to another database until an operator has decided", false, true,
 	}
-	kindRecovering = kind{
-		http.StatusServiceUnavailable, "epoch_recovering",
-		"The balances are being rebuilt from the ledger", true, false,
-	}
+	kindRecovering = kind{503, "epoch_recovering", "The balances are being rebuilt from the ledger", true, false}
 )
 
 var creditAmountRE = regexp.MustCompile(`^[1-9][0-9]{0,11}$`)
 
 func (s *Server) addCreditRoutes(g *gin.RouterGroup) {
-	g.POST(routeAdd, func(c *gin.Context) { s.postCredits(c, routeAdd, credits.Add) })
-	g.POST(routeDeduct, func(c *gin.Context) { s.postCredits(c, routeDeduct, credits.Deduct) })
-	g.GET(routeBalance, s.getBalance)
+	g.POST(routeAdd, handle(func(c *gin.Context) *problem { return s.postCredits(c, routeAdd, credits.Add) }))
+	g.POST(routeDeduct, handle(func(c *gin.Context) *problem { return s.postCredits(c, routeDeduct, credits.Deduct) }))
+	g.GET(routeBalance, handle(s.getBalance))
 }
 
 // creditUser returns the user in the path. An invalid id has no account.
@@ -82,38 +62,30 @@ func creditUser(c *gin.Context) (uuid.UUID, *problem) {
 }
 
 // postCredits serves POST /add/{userId} and POST /deduct/{userId}.
-func (s *Server) postCredits(c *gin.Context, route string, k credits.Kind) {
-	op, prob := s.readCredits(c, route, k)
+func (s *Server) postCredits(c *gin.Context, route string, k credits.Kind) *problem {
+	op, prob := readCredits(c, route, k)
 	if prob != nil {
-		writeProblem(c, prob)
-		return
+		return prob
 	}
 	if s.credits == nil {
-		writeProblem(c, &problem{kind: kindNoCredits, retryAfter: time.Second})
-		return
+		return &problem{kind: kindNoCredits, retryAfter: time.Second}
 	}
 	// A client that disconnects does not interrupt the operation.
 	res, err := s.credits.Apply(context.WithoutCancel(c.Request.Context()), *op)
 	if err != nil {
-		writeProblem(c, s.creditProblem(c, err))
-		return
+		return s.creditProblem(c, err)
 	}
 	writeCredits(c, &res)
+	return nil
 }
 
 // readCredits reads and checks the request.
-func (s *Server) readCredits(c *gin.Context, route string, k credits.Kind) (*credits.Op, *problem) {
+func readCredits(c *gin.Context, route string, k credits.Kind) (*credits.Op, *problem) {
 	user, prob := creditUser(c)
 	if prob != nil {
 		return nil, prob
 	}
-	h := c.Request.Header
-	key, prob := parseKey(h)
-	if prob != nil {
-		return nil, prob
-	}
-	c.Header(idem.KeyHeader, h.Get(idem.KeyHeader))
-	body, prob := readBody(c)
+	key, body, prob := readGuarded(c)
 	if prob != nil {
 		return nil, prob
 	}
@@ -125,7 +97,7 @@ func (s *Server) readCredits(c *gin.Context, route string, k credits.Kind) (*cre
 	op.ID = credits.OpID(idem.NewKey("", user.String(), http.MethodPost, route, key))
 	op.Fingerprint = idem.NewFingerprint(fingerprintVersion, "credits", user.String(), string(k),
 		strconv.FormatInt(op.Amount, 10), op.Reference)
-	op.MintedAt, _ = mintedAt(key)
+	op.MintedAt = mintedAt(key)
 	return op, nil
 }
 
@@ -165,20 +137,13 @@ func isReference(raw json.RawMessage, to *string) bool {
 
 // writeCredits sends the result of an operation: an identical body for every attempt, and this attempt's headers.
 func writeCredits(c *gin.Context, r *credits.Result) {
-	h := c.Writer.Header()
-	h.Set("Idempotent-Replayed", strconv.FormatBool(r.Replayed))
-	h.Set("Idempotency-Expires", remembered(r.At, credits.OutcomeTTL).UTC().Format(http.TimeFormat))
-	if r.Replayed {
-		h.Set("Original-Date", r.At.UTC().Format(http.TimeFormat))
-	}
-	h.Set("Cache-Control", "no-store")
+	markReplay(c, r.Replayed, r.At, credits.OutcomeTTL)
 	if r.Outcome == credits.OK {
 		write(c, http.StatusOK, jsonType, r.Body())
 		return
 	}
-	h.Set("Link", `</docs>; rel="describedby"`)
 	p := refusal(r)
-	write(c, p.Status, problemType, marshal(p))
+	writeRefusal(c, p.Status, marshal(p))
 }
 
 // creditRefusal is a problem with the balance. It names the operation and not the request, so that every retry gets the
@@ -202,14 +167,6 @@ func refusal(r *credits.Result) creditRefusal {
 		},
 		Balance: r.Balance, Required: r.Amount,
 	}
-}
-
-func marshal(v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // impossible: strings, numbers and booleans
-	}
-	return b
 }
 
 // creditProblem maps the bank's errors to problems.
@@ -248,21 +205,18 @@ type balanceBody struct {
 }
 
 // getBalance serves GET /balance/{userId}. With consistency=durable it reads the ledger, which works without Redis.
-func (s *Server) getBalance(c *gin.Context) {
+func (s *Server) getBalance(c *gin.Context) *problem {
 	user, prob := creditUser(c)
 	if prob != nil {
-		writeProblem(c, prob)
-		return
+		return prob
 	}
 	if s.credits == nil {
-		writeProblem(c, &problem{kind: kindNoCredits, retryAfter: time.Second})
-		return
+		return &problem{kind: kindNoCredits, retryAfter: time.Second}
 	}
 	read := s.credits.Balance
 	if v, ok := c.Request.URL.Query()["consistency"]; ok {
 		if len(v) != 1 || (v[0] != "durable" && v[0] != "cached") {
-			writeProblem(c, &problem{kind: kindParameter, detail: "consistency must be cached or durable"})
-			return
+			return &problem{kind: kindParameter, detail: "consistency must be cached or durable"}
 		}
 		if v[0] == "durable" {
 			read = s.credits.DurableBalance
@@ -270,12 +224,11 @@ func (s *Server) getBalance(c *gin.Context) {
 	}
 	b, err := read(c.Request.Context(), user)
 	if err != nil {
-		writeProblem(c, s.creditProblem(c, err))
-		return
+		return s.creditProblem(c, err)
 	}
 	c.Header("Cache-Control", "no-store")
 	write(c, http.StatusOK, jsonType, marshal(balanceBody{
-		b.Balance, b.Seq, b.SyncedSeq, b.Source,
-		b.AsOf.UTC().Format(timeLayout),
+		b.Balance, b.Seq, b.SyncedSeq, b.Source, b.AsOf.UTC().Format(timeLayout),
 	}))
+	return nil
 }

@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/google/uuid"
-
 	"posthaste/idem"
 )
 
@@ -22,15 +20,12 @@ func parseKey(h http.Header) (string, *problem) {
 	}
 }
 
-// mintedAt returns the time in a key that is a UUIDv7.
-func mintedAt(key string) (time.Time, bool) {
-	if len(key) != 36 {
-		return time.Time{}, false
-	}
-	id, err := uuid.Parse(key)
-	if err != nil || id.Version() != 7 {
-		return time.Time{}, false
+// mintedAt returns the time in a key that is a UUIDv7, otherwise zero.
+func mintedAt(key string) time.Time {
+	id, ok := uuidOf(key)
+	if !ok || id.Version() != 7 {
+		return time.Time{}
 	}
 	sec, nsec := id.Time().UnixTime()
-	return time.Unix(sec, nsec), true
+	return time.Unix(sec, nsec)
 }

@@ -77,6 +77,14 @@ func (d *document) exchange(tb rapid.TB, h http.Handler, method, target, body st
 
 var statusCode = regexp.MustCompile("^`?[a-z_]+`?$")
 
+var kinds = []kind{
+	kindNotFound, kindMethod, kindUnauthorized, kindForbiddenUser, kindForbiddenScope, kindRateLimited,
+	kindKeyMissing, kindKeyInvalid, kindMediaType, kindTooLarge, kindSlowBody, kindInvalidJSON, kindParameter,
+	kindValidation, kindKeyExpired, kindKeyReused, kindInProgress, kindUnavailable, kindUnknown, kindInternal,
+	kindInsufficient, kindForbidden, kindUnknownUser, kindFrozen, kindOverflow, kindBackpressure, kindNoCredits,
+	kindForeignCredits, kindRecovering,
+}
+
 // The document and the handlers have the same routes, statuses and problem codes.
 func TestTheDocumentIsComplete(t *testing.T) {
 	t.Parallel()

@@ -61,19 +61,35 @@ var (
 // sql.ErrCommitUnknown. After any other error nothing was written.
 func (s *Server) place(ctx context.Context, p *placing) (placed, error) {
 	if p.expired {
-		return s.placeExpired(ctx, p)
+		res, err := s.existing(ctx, p, nil)
+		if errors.Is(err, sql.ErrOrderNotFound) {
+			err = errExpired
+		}
+		return res, err
 	}
 	s.fail(ctx, "before_acquire")
 	d, err := s.guard.Begin(ctx, idem.Request{
 		Key: p.key, Fingerprint: p.fp, Route: routeOrders, Wait: p.wait,
-		Lookup: func(ctx context.Context) (idem.Found, error) { return s.lookup(ctx, p) },
+		Lookup: func(ctx context.Context) (idem.Found, error) {
+			o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
+			switch {
+			case errors.Is(err, sql.ErrOrderNotFound):
+				return idem.Found{}, nil
+			case err != nil:
+				return idem.Found{}, err
+			}
+			return idem.Found{Exists: true, Matches: p.cmd.matches(o), Record: s.record(o)}, nil
+		},
 	})
 	if err != nil {
 		return placed{}, fmt.Errorf("ask the guard: %w", err)
 	}
 	switch d.Outcome {
 	case idem.Replay:
-		return s.replay(ctx, p, d.Record)
+		if o, ok := p.cmd.restore(d.Record); ok { // the record and the request suffice
+			return placed{order: o, replayed: true}, nil
+		}
+		return s.existing(ctx, p, nil)
 	case idem.Mismatch:
 		return placed{}, errReused
 	case idem.Busy:
@@ -83,40 +99,26 @@ func (s *Server) place(ctx context.Context, p *placing) (placed, error) {
 	}
 }
 
-// lookup finds the key in Postgres.
-func (s *Server) lookup(ctx context.Context, p *placing) (idem.Found, error) {
+// existing answers with the stored order of the key; see settle. Errors: sql.ErrOrderNotFound, errReused.
+func (s *Server) existing(ctx context.Context, p *placing, t *idem.Ticket) (placed, error) {
 	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
-	if errors.Is(err, sql.ErrOrderNotFound) {
-		return idem.Found{}, nil
-	}
-	if err != nil {
-		return idem.Found{}, err
-	}
-	return idem.Found{Exists: true, Matches: p.cmd.matches(o), Record: s.record(o)}, nil
-}
-
-// placeExpired replays an existing order for a key that is too old to be executed.
-func (s *Server) placeExpired(ctx context.Context, p *placing) (placed, error) {
-	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
-	if errors.Is(err, sql.ErrOrderNotFound) {
-		return placed{}, errExpired
-	}
 	if err != nil {
 		return placed{}, err
 	}
-	return s.settle(p, o, nil)
+	return s.settle(p, o, t)
 }
 
-// replay answers from the guard's record, without Postgres if record and request suffice.
-func (s *Server) replay(ctx context.Context, p *placing, rec idem.Record) (placed, error) {
-	if o, ok := p.cmd.restore(rec); ok {
-		return placed{order: o, replayed: true}, nil
+// settle answers with an existing order. t is nil if no lease is held.
+func (s *Server) settle(p *placing, o *sql.Order, t *idem.Ticket) (placed, error) {
+	res := placed{order: o, replayed: true}
+	if t != nil {
+		s.guard.Count(routeOrders, idem.OutcomeReplayPG)
+		res.degraded, res.after = t.Degraded(), s.publish(context.Background(), t, o)
 	}
-	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
-	if err != nil {
-		return placed{}, fmt.Errorf("read the recorded order: %w", err)
+	if !p.cmd.matches(o) {
+		return placed{}, errReused
 	}
-	return s.settle(p, o, nil)
+	return res, nil
 }
 
 // execute does the work under a ticket. From here on, a client that disconnects does not cancel it.
@@ -124,7 +126,7 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), workTimeout)
 	defer cancel()
 	kept, stop := t.Keep(work)
-	w := &writing{s: s, work: work, p: p}
+	w := &writing{s: s, work: work}
 	defer func() {
 		stop()
 		// Abort releases the key, also after a panic, but only if certainly nothing was done.
@@ -133,84 +135,55 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 		}
 	}()
 	s.fail(work, "after_acquire")
-	o, e, err := s.newOrder(kept, p, t)
-	if err != nil {
+	d, err := s.newOrder(kept, p, t)
+	if err == nil && d.order.PayWith != "" && d.event != nil {
+		d, err = s.pay(work, p, d.order)
+	}
+	switch {
+	case err != nil:
+		w.doubt = errors.Is(err, credits.ErrUnknown)
 		return placed{}, err
+	case d.order == nil:
+		return s.existing(work, p, t)
 	}
-	var step payStep
-	if o.PayWith != "" && e != nil {
-		if step, err = s.pay(work, p, o); err != nil {
-			w.doubt = errors.Is(err, credits.ErrUnknown)
-			return placed{}, err
-		}
-		if step.order == nil {
-			return s.placedBefore(work, p, t)
-		}
-		o, e = step.order, step.event
-	}
-	won, created, err := w.write(kept, o, e)
-	if err != nil && step.deducted {
+	won, created, err := w.write(kept, d.order, d.event)
+	if err != nil && d.deducted {
 		// The deduction is done. The next attempt or Payments places the order.
 		w.doubt, err = true, fmt.Errorf("%w: %w", sql.ErrCommitUnknown, err)
 	}
-	if err != nil {
-		if errors.Is(err, sql.ErrCommitUnknown) {
-			s.guard.Count(routeOrders, idem.OutcomeUnknown)
+	switch {
+	case errors.Is(err, sql.ErrCommitUnknown):
+		s.guard.Count(routeOrders, idem.OutcomeUnknown)
+		return placed{}, err
+	case err != nil && errors.Is(context.Cause(kept), idem.ErrLost):
+		// Nothing was done. The next owner's order is the answer, if it exists.
+		if res, err = s.existing(work, p, nil); err != nil && !errors.Is(err, errReused) {
+			err = errInProgress
 		}
-		if errors.Is(context.Cause(kept), idem.ErrLost) && !errors.Is(err, sql.ErrCommitUnknown) {
-			return s.overtaken(work, p)
-		}
+		return res, err
+	case err != nil:
 		return placed{}, err
 	}
 	s.fail(work, "after_commit")
-	if step.deducted && !paidBy(won.Status, won.PayWith) {
-		s.takeBack(work, step.payment)
+	if d.deducted && !paidBy(won.Status, won.PayWith) {
+		s.takeBack(work, d.payment)
 	}
-	if created {
-		s.countPaid(&step)
-	} else {
-		s.guard.Count(routeOrders, idem.OutcomeReplayPG)
-		res, err = s.settle(p, won, t)
-		res.degraded = t.Degraded()
-		return res, err
+	if !created {
+		return s.settle(p, won, t)
 	}
-	if e != nil {
-		s.metrics.written.WithLabelValues(e.Type).Inc()
+	if d.payment != nil {
+		outcome := payRefused
+		if d.deducted {
+			outcome = payPaid
+		}
+		s.paid.WithLabelValues(outcome).Inc()
+	}
+	if d.event != nil {
+		s.metrics.written.WithLabelValues(d.event.Type).Inc()
 	} else {
 		s.guard.Count(routeOrders, idem.OutcomeRejected)
 	}
 	return placed{order: won, degraded: t.Degraded(), after: s.publish(ctx, t, won)}, nil
-}
-
-// placedBefore answers with the existing order of the key.
-func (s *Server) placedBefore(ctx context.Context, p *placing, t *idem.Ticket) (placed, error) {
-	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
-	if err != nil {
-		return placed{}, err
-	}
-	s.guard.Count(routeOrders, idem.OutcomeReplayPG)
-	res, err := s.settle(p, o, t)
-	res.degraded = t.Degraded()
-	return res, err
-}
-
-func (s *Server) countPaid(step *payStep) {
-	switch {
-	case step.order == nil:
-	case step.deducted:
-		s.paid.WithLabelValues(payPaid).Inc()
-	default:
-		s.paid.WithLabelValues(payRefused).Inc()
-	}
-}
-
-// overtaken answers for an attempt that lost its lease and did nothing: with the order of the next owner, if it exists.
-func (s *Server) overtaken(ctx context.Context, p *placing) (placed, error) {
-	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
-	if err != nil {
-		return placed{}, errInProgress
-	}
-	return s.settle(p, o, nil)
 }
 
 // publish returns a function that writes the guard's record of a committed order.
@@ -230,53 +203,56 @@ func (s *Server) record(o *sql.Order) idem.Record {
 	return r
 }
 
-// settle answers with an existing order. t is nil if no lease is held.
-func (s *Server) settle(p *placing, o *sql.Order, t *idem.Ticket) (placed, error) {
-	if !p.cmd.matches(o) {
-		return placed{}, errReused
-	}
-	res := placed{order: o, replayed: true}
-	if t != nil {
-		res.after = s.publish(context.Background(), t, o)
-	}
-	return res, nil
+// draft is an order to be written, with its event.
+type draft struct {
+	order *sql.Order
+	// event is nil if the order was refused.
+	event *outbox.Event
+	// payment is the note of the payment by credits, or nil. deducted: the order must be written, or the deduction
+	// refunded.
+	payment  *sql.Payment
+	deducted bool
 }
 
-// newOrder makes the row and its event. A refused order has no event.
-func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (*sql.Order, *outbox.Event, error) {
+// newDraft returns a placed order with its event.
+func newDraft(o *sql.Order, headers map[string]string) (draft, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
-		return nil, nil, fmt.Errorf("make an order id: %w", err)
+		return draft{}, fmt.Errorf("make an event id: %w", err)
 	}
-	o := &sql.Order{
+	return draft{order: o, event: &outbox.Event{
+		ID: id, AggregateType: "order", AggregateID: o.ID.String(), Type: eventOrderCreated, Payload: render(o),
+		Headers: headers,
+	}}, nil
+}
+
+// reject turns the order into a refusal with this response.
+func (d *draft) reject(status int, body []byte) {
+	d.order.Status, d.order.RespStatus, d.order.RespBody, d.event = sql.OrderRejected, status, body, nil
+}
+
+// newOrder makes the row and its event.
+func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (draft, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return draft{}, fmt.Errorf("make an order id: %w", err)
+	}
+	d, err := newDraft(&sql.Order{
 		ID: id, UserID: p.cmd.UserID, Key: p.key, Fingerprint: p.fp[:], Fence: t.Token(), Amount: p.cmd.Amount,
 		Currency: p.cmd.Currency, Status: sql.OrderPending, PayWith: p.cmd.PayWith,
 		CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
+	}, p.headers)
+	if err != nil || s.accept == nil {
+		return d, err
 	}
-	if s.accept != nil {
-		refusal, err := s.accept(ctx, *p.cmd)
-		if err != nil {
-			return nil, nil, fmt.Errorf("ask whether the order is acceptable: %w", err)
-		}
-		if refusal != nil {
-			o.Status, o.RespStatus, o.RespBody = sql.OrderRejected, refusal.Status, refusal.body()
-			return o, nil, nil
-		}
-	}
-	e, err := announce(o, p.headers)
-	return o, e, err
-}
-
-// announce makes the event of a placed order.
-func announce(o *sql.Order, headers map[string]string) (*outbox.Event, error) {
-	id, err := uuid.NewV7()
+	refusal, err := s.accept(ctx, *p.cmd)
 	if err != nil {
-		return nil, fmt.Errorf("make an event id: %w", err)
+		return draft{}, fmt.Errorf("ask whether the order is acceptable: %w", err)
 	}
-	return &outbox.Event{
-		ID: id, AggregateType: "order", AggregateID: o.ID.String(), Type: eventOrderCreated, Payload: render(o),
-		Headers: headers,
-	}, nil
+	if refusal != nil {
+		d.reject(refusal.Status, refusal.body())
+	}
+	return d, nil
 }
 
 // body is the problem for a refusal. It does not name the request, so that every retry gets the same bytes.

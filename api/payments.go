@@ -9,13 +9,11 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/credits"
 	"posthaste/idem"
 	"posthaste/internal/pause"
-	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -93,87 +91,68 @@ func newPayment(p *placing, o *sql.Order) *sql.Payment {
 // deduction is the operation that pays. minted is when the client made its key. If it is zero, Apply checks the ledger
 // first, because the operation may be older than Redis keeps ids.
 func deduction(p *sql.Payment, minted time.Time) credits.Op {
-	op := operation(p, credits.Deduct, p.OpID, "order "+p.OrderID.String())
-	op.MintedAt = minted
-	return op
-}
-
-func refund(p *sql.Payment) credits.Op {
-	return operation(p, credits.Add, p.RefundID, "refund of order "+p.OrderID.String())
-}
-
-func operation(p *sql.Payment, k credits.Kind, id uuid.UUID, reference string) credits.Op {
-	op := credits.Op{User: p.UserID, ID: id, Kind: k, Amount: p.Amount, Reference: reference}
+	op := credits.Op{
+		User: p.UserID, ID: p.OpID, Kind: credits.Deduct, Amount: p.Amount, Reference: "order " + p.OrderID.String(),
+		MintedAt: minted,
+	}
 	copy(op.Fingerprint[:], p.Fingerprint)
 	return op
 }
 
+func refund(p *sql.Payment) credits.Op {
+	op := deduction(p, time.Time{})
+	op.ID, op.Kind, op.Reference = p.RefundID, credits.Add, "refund of "+op.Reference
+	return op
+}
+
 // paidOrder returns the order of a payment and its event.
-func paidOrder(p *sql.Payment) (*sql.Order, *outbox.Event, error) {
-	o := &sql.Order{
+func paidOrder(p *sql.Payment) (draft, error) {
+	d, err := newDraft(&sql.Order{
 		ID: p.OrderID, UserID: p.UserID, Key: p.Key, Fingerprint: p.Fingerprint, Amount: p.Amount, Currency: p.Currency,
 		Status: sql.OrderPending, PayWith: sql.PayCredits, CreatedAt: p.CreatedAt,
-	}
-	e, err := announce(o, p.Headers)
-	return o, e, err
+	}, p.Headers)
+	d.payment = p
+	return d, err
 }
 
-// payStep is the result of pay.
-type payStep struct {
-	order *sql.Order
-	event *outbox.Event
-	// deducted: the order must be written or the deduction refunded.
-	deducted bool
-	payment  *sql.Payment
-}
-
-// pay notes the payment and deducts the price; the caller writes the order. The order is nil if the key already has
-// one. After a paymentError with credits.ErrUnknown the outcome is unknown. After any other error nothing was deducted.
-func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (payStep, error) {
+// pay notes the payment and deducts the price; the caller writes the order that pay returns. The order is nil if the
+// key already has one. After a paymentError with credits.ErrUnknown the outcome is unknown. After any other error
+// nothing was deducted.
+func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (draft, error) {
 	noted, err := sql.NotePayment(ctx, s.pool, newPayment(p, o), s.lease)
 	switch {
-	case err != nil:
-		return payStep{}, err
-	case noted == nil:
-		return payStep{}, nil
+	case err != nil || noted == nil:
+		return draft{}, err
 	case string(noted.Fingerprint) != string(p.fp[:]):
-		return payStep{}, errReused
+		return draft{}, errReused
 	}
 	s.fail(ctx, "after_note")
 	if s.credits == nil {
-		return payStep{}, &paymentError{credits.ErrUnavailable}
+		return draft{}, &paymentError{credits.ErrUnavailable}
 	}
 	res, err := s.credits.Apply(ctx, deduction(noted, p.minted))
 	if err != nil {
-		return payStep{}, &paymentError{err}
+		return draft{}, &paymentError{err}
 	}
 	s.fail(ctx, "after_deduct")
-	step := payStep{payment: noted}
-	step.order, step.event, err = paidOrder(noted)
+	d, err := paidOrder(noted)
 	if err != nil {
-		return payStep{}, &paymentError{fmt.Errorf("%w: %w", credits.ErrUnknown, err)}
+		return draft{}, &paymentError{fmt.Errorf("%w: %w", credits.ErrUnknown, err)}
 	}
-	step.order.Fence = o.Fence
-	if step.deducted = res.Outcome == credits.OK; !step.deducted {
-		step.reject(http.StatusPaymentRequired, marshal(refusal(&res)))
-		return step, nil
-	}
-	if res.Replayed {
+	d.order.Fence = o.Fence
+	if d.deducted = res.Outcome == credits.OK; !d.deducted {
+		d.reject(http.StatusPaymentRequired, marshal(refusal(&res)))
+	} else if res.Replayed {
 		// The deduction may be old: it was refunded, and the refusal was purged since.
-		_, err = credits.EntryByOp(ctx, s.pool, noted.UserID, noted.RefundID)
-		if err == nil {
-			step.deducted = false
-			step.reject(refundedRefusal.Status, refundedRefusal.body())
-		} else if !errors.Is(err, credits.ErrEntryNotFound) {
-			return payStep{}, &paymentError{fmt.Errorf("%w: %w", credits.ErrUnknown, err)}
+		switch _, err = credits.EntryByOp(ctx, s.pool, noted.UserID, noted.RefundID); {
+		case err == nil:
+			d.deducted = false
+			d.reject(refundedRefusal.Status, refundedRefusal.body())
+		case !errors.Is(err, credits.ErrEntryNotFound):
+			return draft{}, &paymentError{fmt.Errorf("%w: %w", credits.ErrUnknown, err)}
 		}
 	}
-	return step, nil
-}
-
-// reject turns the order into a refusal.
-func (p *payStep) reject(status int, body []byte) {
-	p.order.Status, p.order.RespStatus, p.order.RespBody, p.event = sql.OrderRejected, status, body, nil
+	return d, nil
 }
 
 // paidBy reports whether an order was paid by the payment under its key. A key has one payment.
@@ -222,16 +201,11 @@ func (r *Payments) Run(ctx context.Context) error {
 			purged = time.Now()
 			r.purge(ctx)
 		}
-		for {
-			n, err := r.round(ctx)
-			if err != nil && ctx.Err() == nil {
-				r.log.Debug("payments were not looked at, retrying", "err", err)
-			}
-			if n < paymentsBatch || err != nil {
-				break
-			}
+		n, err := r.round(ctx)
+		if err != nil && ctx.Err() == nil {
+			r.log.Debug("payments were not looked at, retrying", "err", err)
 		}
-		if pause.Tick(ctx, paymentsEvery) != nil {
+		if (n < paymentsBatch || err != nil) && pause.Tick(ctx, paymentsEvery) != nil {
 			return nil
 		}
 	}
@@ -245,9 +219,8 @@ func (r *Payments) purge(ctx context.Context) {
 		cancel()
 		if err != nil {
 			r.log.Debug("refusals were not purged", "err", err)
-			return
 		}
-		if n < purgeBatch {
+		if err != nil || n < purgeBatch {
 			return
 		}
 	}
@@ -313,22 +286,21 @@ func (r *Payments) one(ctx context.Context, d *sql.DuePayment) error {
 
 // place writes the order of a deduction. If it is too late, place writes a refusal and refunds.
 func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
-	o, e, err := paidOrder(&d.Payment)
+	order, err := paidOrder(&d.Payment)
 	if err != nil {
 		return err
 	}
 	if d.Age > payWithin {
-		o.Status, o.RespStatus, o.RespBody, e = sql.OrderRejected, refundedRefusal.Status, refundedRefusal.body(), nil
+		order.reject(refundedRefusal.Status, refundedRefusal.body())
 	}
-	placed, err := sql.PlaceOrder(ctx, r.pool, o, e)
-	if err != nil {
-		return err // the next round sees the outcome
-	}
+	placed, err := sql.PlaceOrder(ctx, r.pool, order.order, order.event)
 	switch {
+	case err != nil: // the next round sees the outcome
+		return err
 	case !placed: // another attempt was first; the next round sees its order
-	case e != nil:
+	case order.event != nil:
 		r.metrics.WithLabelValues(payCompleted).Inc()
-		r.log.Info("order placed for a deduction that was found without one", "order_id", o.ID, "age_seconds",
+		r.log.Info("order placed for a deduction that was found without one", "order_id", d.OrderID, "age_seconds",
 			d.Age.Seconds())
 	default:
 		return r.refund(ctx, &d.Payment)

@@ -21,16 +21,14 @@ import (
 )
 
 // postOrder serves POST /orders. Nothing is stored before the guard admits the request.
-func (s *Server) postOrder(c *gin.Context) {
+func (s *Server) postOrder(c *gin.Context) *problem {
 	p, prob := s.readPlacing(c)
 	if prob != nil {
-		writeProblem(c, prob)
-		return
+		return prob
 	}
 	res, err := s.place(c.Request.Context(), p)
 	if err != nil {
-		writeProblem(c, s.orderProblem(c, err))
-		return
+		return s.orderProblem(c, err)
 	}
 	s.writeOrder(c, res)
 	if res.after != nil {
@@ -38,17 +36,12 @@ func (s *Server) postOrder(c *gin.Context) {
 		c.Writer.Flush()
 		res.after()
 	}
+	return nil
 }
 
 // readPlacing reads and checks the request.
 func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
-	h := c.Request.Header
-	key, prob := parseKey(h)
-	if prob != nil {
-		return nil, prob
-	}
-	c.Header(idem.KeyHeader, h.Get(idem.KeyHeader))
-	body, prob := readBody(c)
+	key, body, prob := readGuarded(c)
 	if prob != nil {
 		return nil, prob
 	}
@@ -56,14 +49,15 @@ func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
 	if prob != nil {
 		return nil, prob
 	}
-	wait, applied := idem.ParseWait(h)
+	wait, applied := idem.ParseWait(c.Request.Header)
 	if applied {
 		c.Header("Preference-Applied", "wait="+strconv.Itoa(int(wait/time.Second)))
 	}
-	minted, _ := mintedAt(key)
+	minted := mintedAt(key)
 	return &placing{
-		cmd: cmd, key: OrderKey(cmd.UserID, key), fp: cmd.fingerprint(), wait: wait, expired: s.expired(key),
-		headers: traceHeaders(h), minted: minted,
+		cmd: cmd, key: OrderKey(cmd.UserID, key), fp: cmd.fingerprint(), wait: wait,
+		expired: s.keyMaxAge > 0 && !minted.IsZero() && time.Since(minted) > s.keyMaxAge,
+		headers: traceHeaders(c.Request.Header), minted: minted,
 	}, nil
 }
 
@@ -72,12 +66,14 @@ func OrderKey(user uuid.UUID, key string) idem.Key {
 	return idem.NewKey("", user.String(), http.MethodPost, routeOrders, key)
 }
 
-func (s *Server) expired(key string) bool {
-	if s.keyMaxAge == 0 {
-		return false
+// readGuarded reads the idempotency key, which the response repeats, and the body.
+func readGuarded(c *gin.Context) (key string, body []byte, prob *problem) {
+	if key, prob = parseKey(c.Request.Header); prob != nil {
+		return "", nil, prob
 	}
-	t, ok := mintedAt(key)
-	return ok && time.Since(t) > s.keyMaxAge
+	c.Header(idem.KeyHeader, c.Request.Header.Get(idem.KeyHeader))
+	body, prob = readBody(c)
+	return key, body, prob
 }
 
 // readBody reads the body within the limits of size and time.
@@ -122,53 +118,44 @@ func traceHeaders(h http.Header) map[string]string {
 		return nil
 	}
 	out := map[string]string{"traceparent": tp}
-	if ts := strings.Join(h.Values("Tracestate"), ","); ts != "" && len(ts) <= 512 && isPrintable(ts) {
+	unprintable := func(r rune) bool { return r < 0x20 || r > 0x7e }
+	if ts := strings.Join(h.Values("Tracestate"), ","); ts != "" && len(ts) <= 512 &&
+		!strings.ContainsFunc(ts, unprintable) {
 		out["tracestate"] = ts
 	}
 	return out
 }
 
-func isPrintable(s string) bool {
-	for i := range len(s) {
-		if s[i] < 0x20 || s[i] > 0x7e {
-			return false
-		}
-	}
-	return true
-}
-
 // writeOrder sends the stored answer of an order with this attempt's headers.
 func (s *Server) writeOrder(c *gin.Context, res placed) {
-	h := c.Writer.Header()
 	o := res.order
-	h.Set("Idempotent-Replayed", strconv.FormatBool(res.replayed))
-	h.Set("Idempotency-Expires", remembered(o.CreatedAt, s.guard.TTL()).UTC().Format(http.TimeFormat))
-	if res.replayed {
-		h.Set("Original-Date", o.CreatedAt.UTC().Format(http.TimeFormat))
-	}
+	markReplay(c, res.replayed, o.CreatedAt, s.guard.TTL())
 	if res.degraded {
-		h.Set("Idempotency-Guard", "db")
+		c.Header("Idempotency-Guard", "db")
 	}
-	h.Set("Cache-Control", "no-store")
 	if o.Status == sql.OrderRejected {
-		h.Set("Link", `</docs>; rel="describedby"`)
-		write(c, o.RespStatus, problemType, o.RespBody)
+		writeRefusal(c, o.RespStatus, o.RespBody)
 		return
 	}
 	body := render(o)
-	h.Set("Location", "/orders/"+o.ID.String())
-	h.Set("ETag", etag(body))
+	c.Header("Location", "/orders/"+o.ID.String())
+	c.Header("ETag", etag(body))
 	write(c, http.StatusCreated, jsonType, body)
 }
 
-// remembered is the time until which a key is kept at least. Postgres keeps it forever, but a date in the past would
-// suggest that the key may be executed again.
-func remembered(done time.Time, ttl time.Duration) time.Time {
-	t := done.Add(ttl)
-	if now := time.Now(); t.Before(now) {
-		return now.Add(ttl)
+// markReplay sets the headers of a guarded answer. Its result is of the time done, and its key is kept for ttl.
+func markReplay(c *gin.Context, replayed bool, done time.Time, ttl time.Duration) {
+	c.Header("Cache-Control", "no-store")
+	c.Header("Idempotent-Replayed", strconv.FormatBool(replayed))
+	if replayed {
+		c.Header("Original-Date", done.UTC().Format(http.TimeFormat))
 	}
-	return t
+	// Postgres keeps the key forever. A date in the past would suggest that the key may be executed again.
+	expires := done.Add(ttl)
+	if now := time.Now(); expires.Before(now) {
+		expires = now.Add(ttl)
+	}
+	c.Header("Idempotency-Expires", expires.UTC().Format(http.TimeFormat))
 }
 
 const jsonType = "application/json"

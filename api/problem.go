@@ -2,7 +2,6 @@ package api
 
 import (
 	"encoding/json"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -22,81 +21,33 @@ type kind struct {
 
 // The kinds of problems, in the order of the checks.
 var (
-	kindNotFound = kind{http.StatusNotFound, "not_found", "There is no such resource", false, true}
-	kindMethod   = kind{
-		http.StatusMethodNotAllowed, "method_not_allowed",
-		"The resource does not have this method", false, true,
+	kindNotFound       = kind{404, "not_found", "There is no such resource", false, true}
+	kindMethod         = kind{405, "method_not_allowed", "The resource does not have this method", false, true}
+	kindUnauthorized   = kind{401, "unauthorized", "A valid API key or token is required", false, false}
+	kindForbiddenUser  = kind{403, "forbidden_user", "The API key or token may not act for this user", false, true}
+	kindForbiddenScope = kind{403, "forbidden_scope", "The API key or token is not for this", false, true}
+	kindRateLimited    = kind{429, "rate_limited", "Too many requests", true, false}
+	kindKeyMissing     = kind{400, "idempotency_key_missing", "The Idempotency-Key header is required", false, true}
+	kindKeyInvalid     = kind{400, "idempotency_key_invalid", "The Idempotency-Key header is malformed", false, true}
+	kindMediaType      = kind{415, "unsupported_media_type", "The body must be application/json", false, true}
+	kindTooLarge       = kind{413, "body_too_large", "The body is too large", false, true}
+	kindSlowBody       = kind{408, "request_timeout", "The body did not arrive in time", true, false}
+	kindInvalidJSON    = kind{400, "invalid_json", "The body is not a JSON object", false, true}
+	kindParameter      = kind{400, "invalid_parameter", "A query parameter is malformed", false, true}
+	kindValidation     = kind{422, "validation_failed", "The request is not valid", false, true}
+	kindKeyExpired     = kind{
+		422, "idempotency_key_expired", "The key is too old, and nothing was done under it", false, true,
 	}
-	kindUnauthorized = kind{
-		http.StatusUnauthorized, "unauthorized", "A valid API key or token is required",
-		false, false,
-	}
-	kindForbiddenUser = kind{
-		http.StatusForbidden, "forbidden_user", "The API key or token may not act for this user", false,
-		true,
-	}
-	kindForbiddenScope = kind{
-		http.StatusForbidden, "forbidden_scope", "The API key or token is not for this", false,
-		true,
-	}
-	kindRateLimited = kind{http.StatusTooManyRequests, "rate_limited", "Too many requests", true, false}
-	kindKeyMissing  = kind{
-		http.StatusBadRequest, "idempotency_key_missing", "The Idempotency-Key header is required",
-		false, true,
-	}
-	kindKeyInvalid = kind{
-		http.StatusBadRequest, "idempotency_key_invalid",
-		"The Idempotency-Key header is malformed", false, true,
-	}
-	kindMediaType = kind{
-		http.StatusUnsupportedMediaType, "unsupported_media_type",
-		"The body must be application/json", false, true,
-	}
-	kindTooLarge = kind{http.StatusRequestEntityTooLarge, "body_too_large", "The body is too large", false, true}
-	kindSlowBody = kind{
-		http.StatusRequestTimeout, "request_timeout", "The body did not arrive in time", true,
-		false,
-	}
-	kindInvalidJSON = kind{http.StatusBadRequest, "invalid_json", "The body is not a JSON object", false, true}
-	kindParameter   = kind{http.StatusBadRequest, "invalid_parameter", "A query parameter is malformed", false, true}
-	kindValidation  = kind{
-		http.StatusUnprocessableEntity, "validation_failed", "The request is not valid", false,
-		true,
-	}
-	kindKeyExpired = kind{
-		http.StatusUnprocessableEntity, "idempotency_key_expired",
-		"The key is too old, and nothing was done under it", false, true,
-	}
-	kindKeyReused = kind{
-		http.StatusUnprocessableEntity, "idempotency_key_reused",
-		"The key was used for another request", false, true,
-	}
+	kindKeyReused  = kind{422, "idempotency_key_reused", "The key was used for another request", false, true}
 	kindInProgress = kind{
-		http.StatusConflict, "operation_in_progress",
-		"Another attempt with this key is in progress", true, false,
+		409, "operation_in_progress", "Another attempt with this key is in progress", true, false,
 	}
-	kindUnavailable = kind{
-		http.StatusServiceUnavailable, "temporarily_unavailable", "Nothing was done; try again",
-		true, false,
+	kindUnavailable = kind{503, "temporarily_unavailable", "Nothing was done; try again", true, false}
+	kindUnknown     = kind{
+		503, "outcome_unknown", "The outcome is not known yet; ask again with the same key", true, false,
 	}
-	kindUnknown = kind{
-		http.StatusServiceUnavailable, "outcome_unknown",
-		"The outcome is not known yet; ask again with the same key", true, false,
-	}
-	kindInternal = kind{
-		http.StatusInternalServerError, "internal_error", "An internal error occurred", true,
-		false,
-	}
+	kindInternal = kind{500, "internal_error", "An internal error occurred", true, false}
 )
-
-var kinds = []kind{
-	kindNotFound, kindMethod, kindUnauthorized, kindForbiddenUser, kindForbiddenScope, kindRateLimited,
-	kindKeyMissing, kindKeyInvalid,
-	kindMediaType, kindTooLarge, kindSlowBody, kindInvalidJSON, kindParameter, kindValidation, kindKeyExpired,
-	kindKeyReused, kindInProgress, kindUnavailable, kindUnknown, kindInternal,
-	kindInsufficient, kindForbidden, kindUnknownUser, kindFrozen, kindOverflow, kindBackpressure, kindNoCredits,
-	kindForeignCredits, kindRecovering,
-}
 
 const problemType = "application/problem+json"
 
@@ -138,11 +89,25 @@ func (p *problem) body(instance string) []byte {
 		ms := p.retryAfter.Milliseconds()
 		b.RetryAfterMS = &ms
 	}
-	out, err := json.Marshal(b)
+	return marshal(b)
+}
+
+// marshal encodes a value that always encodes.
+func marshal(v any) []byte {
+	b, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // impossible: strings, numbers and booleans
+		panic(err) // impossible: strings, numbers, booleans and our own JSON
 	}
-	return out
+	return b
+}
+
+// handle returns the handler that answers with the problem that h returns, if it returns one.
+func handle(h func(c *gin.Context) *problem) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		if p := h(c); p != nil {
+			writeProblem(c, p)
+		}
+	}
 }
 
 // writeProblem answers with p and ends the request.
@@ -155,6 +120,12 @@ func writeProblem(c *gin.Context, p *problem) {
 	}
 	write(c, p.kind.status, problemType, p.body("urn:uuid:"+exchangeOf(c).id))
 	c.Abort()
+}
+
+// writeRefusal sends a stored problem.
+func writeRefusal(c *gin.Context, status int, body []byte) {
+	c.Header("Link", `</docs>; rel="describedby"`)
+	write(c, status, problemType, body)
 }
 
 // write sends a complete response.

@@ -46,6 +46,14 @@ func (l *limits[K]) spend(key K) time.Duration {
 	return spend(l.of(key))
 }
 
+// check is spend, as the problem of a request that is refused.
+func (l *limits[K]) check(key K) *problem {
+	if wait := l.spend(key); wait > 0 {
+		return &problem{kind: kindRateLimited, retryAfter: wait}
+	}
+	return nil
+}
+
 func (l *limits[K]) of(key K) *rate.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -26,95 +26,74 @@ const (
 )
 
 // getOrder serves GET /orders/{id}. It hides other users' orders and refused orders.
-func (s *Server) getOrder(c *gin.Context) {
+func (s *Server) getOrder(c *gin.Context) *problem {
 	id, ok := uuidOf(c.Param("id"))
 	if !ok {
-		writeProblem(c, &problem{kind: kindNotFound})
-		return
+		return &problem{kind: kindNotFound}
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readTimeout)
 	defer cancel()
 	o, err := sql.OrderByID(ctx, s.pool, id)
 	switch {
-	case errors.Is(err, sql.ErrOrderNotFound):
-		writeProblem(c, &problem{kind: kindNotFound})
-	case err != nil:
-		writeProblem(c, s.unavailable(c, err))
-	case o.Status == sql.OrderRejected || !exchangeOf(c).who.may(o.UserID):
-		writeProblem(c, &problem{kind: kindNotFound})
-	default:
-		writeCached(c, render(o))
+	case err != nil && !errors.Is(err, sql.ErrOrderNotFound):
+		return s.unavailable(c, err)
+	case err != nil || o.Status == sql.OrderRejected || !exchangeOf(c).who.may(o.UserID):
+		return &problem{kind: kindNotFound}
 	}
+	writeCached(c, render(o))
+	return nil
 }
 
 // orderByKey serves GET /orders/by-key: the outcome of the POST with this key.
-func (s *Server) orderByKey(c *gin.Context) {
+func (s *Server) orderByKey(c *gin.Context) *problem {
 	key, prob := parseKey(c.Request.Header)
 	if prob != nil {
-		writeProblem(c, prob)
-		return
+		return prob
 	}
 	user, prob := queryUser(c)
 	if prob != nil {
-		writeProblem(c, prob)
-		return
+		return prob
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readTimeout)
 	defer cancel()
 	o, err := sql.OrderByKey(ctx, s.pool, user, OrderKey(user, key))
 	switch {
 	case errors.Is(err, sql.ErrOrderNotFound):
-		writeProblem(c, &problem{kind: kindNotFound, detail: "no order was placed under this key, so far"})
+		return &problem{kind: kindNotFound, detail: "no order was placed under this key, so far"}
 	case err != nil:
-		writeProblem(c, s.unavailable(c, err))
+		return s.unavailable(c, err)
 	case o.Status == sql.OrderRejected:
-		writeCached(c, renderRejected(o))
+		writeCached(c, marshal(struct { // with the problem of its POST
+			orderBody
+			Problem json.RawMessage `json:"problem"`
+		}{bodyOf(o), o.RespBody}))
 	default:
 		writeCached(c, render(o))
 	}
-}
-
-// renderRejected returns a refused order with the problem of its POST.
-func renderRejected(o *sql.Order) []byte {
-	var m struct {
-		orderBody
-		Problem json.RawMessage `json:"problem"`
-	}
-	m.Problem = o.RespBody
-	if err := json.Unmarshal(render(o), &m.orderBody); err != nil {
-		panic(err) // impossible: written by render
-	}
-	b, err := json.Marshal(m)
-	if err != nil {
-		panic(err) // impossible: strings, an integer, and our own JSON
-	}
-	return b
+	return nil
 }
 
 // listOrders serves GET /orders: newest first, by keyset.
-func (s *Server) listOrders(c *gin.Context) {
+func (s *Server) listOrders(c *gin.Context) *problem {
 	user, prob := queryUser(c)
 	if prob != nil {
-		writeProblem(c, prob)
-		return
+		return prob
 	}
 	limit, before, prob := page(c)
 	if prob != nil {
-		writeProblem(c, prob)
-		return
+		return prob
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readTimeout)
 	defer cancel()
 	orders, err := sql.ListOrders(ctx, s.pool, user, before, limit+1)
 	if err != nil {
-		writeProblem(c, s.unavailable(c, err))
-		return
+		return s.unavailable(c, err)
 	}
 	var out struct {
-		Orders []json.RawMessage `json:"orders"`
-		Next   *string           `json:"next"`
+		Orders []orderBody `json:"orders"`
+		Next   *string     `json:"next"`
 	}
-	out.Orders = make([]json.RawMessage, 0, limit)
+	out.Orders = make([]orderBody, 0, limit)
 	if len(orders) > limit {
 		orders = orders[:limit]
 		last := orders[limit-1].ID
@@ -122,14 +101,11 @@ func (s *Server) listOrders(c *gin.Context) {
 		out.Next = &cursor
 	}
 	for _, o := range orders {
-		out.Orders = append(out.Orders, render(o))
-	}
-	body, err := json.Marshal(out)
-	if err != nil {
-		panic(err) // impossible: a string and our own JSON
+		out.Orders = append(out.Orders, bodyOf(o))
 	}
 	c.Header("Cache-Control", "no-store")
-	write(c, http.StatusOK, jsonType, body)
+	write(c, http.StatusOK, jsonType, marshal(out))
+	return nil
 }
 
 // queryUser is the user of a read: the API key's own, or the one in user_id if the key may act for any user.
@@ -201,7 +177,8 @@ func noneMatch(lines []string, tag string) bool {
 
 // wellKnown serves the rules for idempotency keys. Times are in seconds.
 func (s *Server) wellKnown(c *gin.Context) {
-	out := map[string]any{
+	c.Header("Cache-Control", "public, max-age=3600")
+	write(c, http.StatusOK, jsonType, marshal(map[string]any{
 		"ttl":          int64(s.guard.TTL() / time.Second),
 		"min_length":   idem.MinKeyLength,
 		"max_length":   idem.MaxKeyLength,
@@ -209,11 +186,5 @@ func (s *Server) wellKnown(c *gin.Context) {
 		"wait_max":     int64(idem.MaxWait / time.Second),
 		"key_max_age":  int64(s.keyMaxAge / time.Second),
 		"routes":       []string{"POST /orders", "POST /add/{userId}", "POST /deduct/{userId}"},
-	}
-	body, err := json.Marshal(out)
-	if err != nil {
-		panic(err) // impossible: numbers and strings
-	}
-	c.Header("Cache-Control", "public, max-age=3600")
-	write(c, http.StatusOK, jsonType, body)
+	}))
 }

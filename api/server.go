@@ -170,16 +170,16 @@ func (s *Server) routes() *gin.Engine {
 	e.HandleMethodNotAllowed = true
 	e.RedirectTrailingSlash = false
 	_ = e.SetTrustedProxies(nil) // nil is always valid; clientAddress handles the trusted ones
-	e.Use(s.observe, s.recover, secure, s.limitAddress)
-	e.NoRoute(func(c *gin.Context) { writeProblem(c, &problem{kind: kindNotFound}) })
-	e.NoMethod(func(c *gin.Context) { writeProblem(c, &problem{kind: kindMethod}) })
+	e.Use(s.observe, s.recover, secure, handle(s.limitAddress))
+	e.NoRoute(handle(func(*gin.Context) *problem { return &problem{kind: kindNotFound} }))
+	e.NoMethod(handle(func(*gin.Context) *problem { return &problem{kind: kindMethod} }))
 	e.GET(routeWellKnown, s.wellKnown)
 	addDocs(e)
-	orders := e.Group("/", s.authenticate)
-	orders.POST(routeOrders, s.postOrder)
-	orders.GET(routeOrders, s.listOrders)
-	orders.GET(routeByKey, s.orderByKey)
-	orders.GET(routeOrder, s.getOrder)
+	orders := e.Group("/", handle(s.authenticate))
+	orders.POST(routeOrders, handle(s.postOrder))
+	orders.GET(routeOrders, handle(s.listOrders))
+	orders.GET(routeByKey, handle(s.orderByKey))
+	orders.GET(routeOrder, handle(s.getOrder))
 	s.addCreditRoutes(orders)
 	return e
 }

@@ -20,7 +20,6 @@ type writing struct {
 	// work outlives the lease: the unique key decides the outcome of a sent order, and finding it must continue when
 	// the lease is lost.
 	work context.Context //nolint:containedctx // one request's, like the struct
-	p    *placing
 	// doubt is set while the outcome of a sent order is unknown. The key must not be released then.
 	doubt bool
 }
@@ -76,19 +75,14 @@ func (w *writing) once(ctx context.Context, o *sql.Order, e *outbox.Event) (won 
 func (w *writing) resolve(o *sql.Order, e *outbox.Event, cause error) (*sql.Order, error) {
 	ctx, cancel := context.WithTimeout(w.work, resolveTimeout)
 	defer cancel()
-	var last error
 	for try := 1; ; try++ { // the cause of the disconnect may persist, and leave broken connections in the pool
 		won, _, err := w.once(ctx, o, e)
 		if err == nil {
-			w.doubt = false
 			return won, nil
 		}
-		w.doubt, last = true, err
+		w.doubt = true // even if this attempt certainly failed, the first one is in doubt
 		if pause.For(ctx, min(time.Duration(try)*50*time.Millisecond, 200*time.Millisecond)) != nil {
-			break
+			return nil, fmt.Errorf("%w: %w; then %w", sql.ErrCommitUnknown, cause, err)
 		}
 	}
-	cause = fmt.Errorf("%w; then %w", cause, last)
-	// The first insert stays in doubt even if a later attempt certainly failed.
-	return nil, fmt.Errorf("%w: %w", sql.ErrCommitUnknown, cause)
 }
