@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -23,17 +22,23 @@ func (b *Bank) apply(ctx context.Context, op *Op) (Result, error) {
 		return Result{}, err
 	}
 	a := attempt{b: b, op: op, bucket: Bucket(op.User)}
+	res, err := insist(ctx, func() (Result, error) { return a.once(ctx) })
+	return res, a.certain(err)
+}
+
+// retryable is the error of a call that may be repeated.
+type retryable struct{ error }
+
+func (r retryable) Unwrap() error { return r.error }
+
+// insist repeats do while its error is retryable, for patience.
+func insist[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	deadline := time.Now().Add(patience)
-	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		res, again, err := a.once(ctx)
-		if again == nil {
-			return res, a.certain(err)
-		}
-		if time.Now().After(deadline) {
-			return Result{}, a.certain(again)
-		}
-		if err := pause.For(ctx, wait/2+rand.N(wait)); err != nil { //nolint:gosec // spreads pauses, no secret
-			return Result{}, a.certain(again)
+	wait := pause.Backoff{First: 5 * time.Millisecond, Most: 100 * time.Millisecond}
+	for {
+		v, err := do()
+		if !errors.As(err, new(retryable)) || time.Now().After(deadline) || pause.About(ctx, wait.Next()) != nil {
+			return v, err
 		}
 	}
 }
@@ -58,50 +63,44 @@ func (a *attempt) certain(err error) error {
 	return fmt.Errorf("%w: %w; then %w", ErrUnknown, a.doubt, err)
 }
 
-// once calls the function and acts on its reply. If again is not nil, the caller may try again; again is the error to
-// return if there is no time left.
-func (a *attempt) once(ctx context.Context) (res Result, again, err error) {
+// once calls the function and acts on its reply. Its error may be retryable.
+func (a *attempt) once(ctx context.Context) (Result, error) {
 	v, err := a.b.view(ctx, a.bucket)
 	if err != nil {
-		return res, nil, err
+		return Result{}, err
 	}
 	r, err := a.send(ctx, v)
 	if err != nil {
-		return res, nil, err
+		return Result{}, err
 	}
 	switch r[0] {
-	case string(OK), string(Insufficient), string(Overflow):
+	case string(OK), string(Insufficient), string(Overflow), replay:
 		a.b.told(a.bucket, v.epoch, r[7])
-		res, err = a.result(r)
-		return res, nil, err
-	case "REPLAY":
-		a.b.told(a.bucket, v.epoch, r[7])
-		res, err = a.result(r)
-		res.Replayed = true
-		return res, nil, err
+		return a.result(r)
 	case "ASK":
 		return a.ledger(ctx, v)
 	case "MISS":
 		// While the account is being loaded, the operation may enter the ledger.
 		a.askedIn = 0
-		again, err = a.b.load(ctx, a.op.User, a.op.Kind == Add)
-		return res, again, err
+		return Result{}, a.b.load(ctx, a.op.User, a.op.Kind == Add)
 	case "EPOCH":
-		again, err = a.b.reopen(ctx, a.bucket, v)
-		return res, again, err
+		return Result{}, a.b.reopen(ctx, a.bucket, v)
 	case "MISMATCH":
-		return res, nil, ErrReused
+		return Result{}, ErrReused
 	case "UNKNOWN":
-		return res, nil, ErrUnknownUser
+		return Result{}, ErrUnknownUser
 	case "FROZEN":
-		return res, nil, ErrFrozen
+		return Result{}, ErrFrozen
 	case "BACKPRESSURE":
-		return res, nil, ErrBackpressure
+		return Result{}, ErrBackpressure
 	default: // CORRUPT, BAD_AMOUNT
 		a.b.log.Error("account cannot be used", "user_id", a.op.User, "code", r[0])
-		return res, nil, fmt.Errorf("%w: %w", ErrUnavailable, errCorrupt)
+		return Result{}, fmt.Errorf("%w: %w", ErrUnavailable, errCorrupt)
 	}
 }
+
+// replay is the code of a reply with the outcome of an earlier call.
+const replay = "REPLAY"
 
 // send calls the function. It repeats a call with an unknown outcome once: the reply to the second call shows the
 // outcome of the first.
@@ -123,8 +122,7 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 	fcall := []any{
 		"FCALL", fn, 4, key, outcomeKeyIn(a.bucket, op.User, op.ID), t + ":s", t + ":ep",
 		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream, a.b.durable.name(),
-		ask,
-		op.Reference,
+		ask, op.Reference,
 	}
 	r, waited, err := a.b.calls.call(ctx, key, fcall)
 	if err != nil && !nothingDone(err) {
@@ -138,7 +136,7 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	switch r[0] {
-	case string(OK), string(Insufficient), string(Overflow), "REPLAY":
+	case string(OK), string(Insufficient), string(Overflow), replay:
 		if len(r) != 8 {
 			return nil, fmt.Errorf("%w: the reply of %s has %d fields", ErrUnknown, fn, len(r))
 		}
@@ -161,40 +159,48 @@ func (a *attempt) old(v view) bool {
 }
 
 // ledger looks up the operation in Postgres. Redis requested that in a call with the epoch of v.
-func (a *attempt) ledger(ctx context.Context, v view) (Result, error, error) {
+func (a *attempt) ledger(ctx context.Context, v view) (Result, error) {
 	look, cancel := context.WithTimeout(ctx, patience)
 	e, err := EntryByOp(look, a.b.pool, a.op.User, a.op.ID)
 	cancel()
 	switch {
 	case errors.Is(err, ErrEntryNotFound):
 		if a.b.keyMaxAge > 0 && !a.op.MintedAt.IsZero() && time.Since(a.op.MintedAt) > a.b.keyMaxAge {
-			return Result{}, nil, ErrExpired
+			return Result{}, ErrExpired
 		}
 		a.askedIn = v.epoch
 		return a.once(ctx)
 	case err != nil:
-		return Result{}, nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		return Result{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	case !bytes.Equal(e.Fingerprint, a.op.Fingerprint[:]):
-		return Result{}, nil, ErrReused
+		return Result{}, ErrReused
 	}
 	res := resultOf(e)
 	res.Replayed = true
-	return res, nil, nil
+	return res, nil
 }
 
 // result parses the reply of a function: code, outcome, amount, balance, seq, durability, stream id, n.
 func (a *attempt) result(r []string) (Result, error) {
 	res := Result{
 		OpID: a.op.ID, User: a.op.User, Kind: a.op.Kind, Outcome: Outcome(r[1]), Durability: r[5],
+		Replayed: r[0] == replay,
 	}
-	var errs [3]error
-	res.Amount, errs[0] = strconv.ParseInt(r[2], 10, 64)
-	res.Balance, errs[1] = strconv.ParseInt(r[3], 10, 64)
-	res.Seq, errs[2] = strconv.ParseInt(r[4], 10, 64)
-	at, ok := streamTime(r[6])
-	if err := errors.Join(errs[:]...); err != nil || !ok {
+	var ok bool
+	res.At, ok = streamTime(r[6])
+	if !ok || !parseInts(r[2:], &res.Amount, &res.Balance, &res.Seq) {
 		return Result{}, fmt.Errorf("%w: the reply cannot be read", ErrUnknown)
 	}
-	res.At = at
 	return res, nil
+}
+
+// parseInts parses texts into numbers, and reports whether all of them are numbers.
+func parseInts(texts []string, into ...*int64) bool {
+	for i, n := range into {
+		var err error
+		if *n, err = strconv.ParseInt(texts[i], 10, 64); err != nil {
+			return false
+		}
+	}
+	return true
 }

@@ -119,7 +119,9 @@ func New(o Options) *Bank {
 		redis: o.Redis, pool: o.Pool, durable: o.Durability, keyMaxAge: o.KeyMaxAge, log: o.Logger,
 		metrics: newBankMetrics(o.Registerer), maxStream: maxStream, owner: ownership{redis: o.Redis, pool: o.Pool},
 	}
-	b.calls = newBatcher(o.Redis, o.Durability, b.metrics.waits)
+	b.calls = &batcher{
+		client: o.Redis, durable: o.Durability, waits: b.metrics.waits, lanes: map[*redis.Client]*lane{},
+	}
 	if b.log == nil {
 		b.log = slog.New(slog.DiscardHandler)
 	}
@@ -351,48 +353,8 @@ func (b *Bank) look(ctx context.Context) (*fitness, error) {
 func (b *Bank) Apply(ctx context.Context, op Op) (Result, error) {
 	// Every step has its own time limit, so that the common case, a single step, needs no timer.
 	res, err := b.apply(ctx, &op)
-	b.metrics.code[codeOf(&res, err)].Inc()
+	b.metrics.count(&res, err)
 	return res, err
-}
-
-// codeOf is the code label of an operation.
-func codeOf(res *Result, err error) string {
-	if err != nil {
-		return codeOfError(err)
-	}
-	if res.Replayed {
-		return "replay"
-	}
-	switch res.Outcome {
-	case Insufficient:
-		return "insufficient"
-	case Overflow:
-		return "overflow"
-	case OK:
-	}
-	return "ok"
-}
-
-func codeOfError(err error) string {
-	for _, c := range []struct {
-		err  error
-		code string
-	}{
-		{ErrUnknown, "outcome_unknown"},
-		{ErrUnknownUser, "unknown_user"},
-		{ErrReused, "mismatch"},
-		{ErrFrozen, "frozen"},
-		{ErrBackpressure, "backpressure"},
-		{ErrRecovering, "epoch"},
-		{errCorrupt, "corrupt"},
-		{ErrExpired, "expired"},
-		{ErrUnavailable, "unavailable"},
-	} {
-		if errors.Is(err, c.err) {
-			return c.code
-		}
-	}
-	return "unavailable"
 }
 
 // errCorrupt means that a key of the operation does not have the expected value.
@@ -425,29 +387,28 @@ func (b *Bank) Undone(ctx context.Context, user, op uuid.UUID) (bool, error) {
 }
 
 // reopen handles an EPOCH reply: another process has raised the epoch, the bucket was never used, or it must be
-// rebuilt.
-func (b *Bank) reopen(ctx context.Context, bkt int16, had view) (again, err error) {
+// rebuilt. It always returns an error: a retryable ErrRecovering, or another one.
+func (b *Bank) reopen(ctx context.Context, bkt int16, had view) error {
 	if err := b.ask(ctx, bkt); err != nil {
-		return nil, err
+		return err
 	}
-	now := b.known(bkt)
-	if now.epoch == had.epoch && now.floor == 0 && now.bumped.IsZero() {
+	var err error
+	if now := b.known(bkt); now.epoch == had.epoch && now.floor == 0 && now.bumped.IsZero() {
 		// Neither this process nor the ledger knows of an operation in this bucket. If Redis lost all of them before
 		// any reached the ledger, an empty bucket still agrees with the ledger.
-		if _, err := call(ctx, b.redis, fnInit, []string{epochKey(bkt), streamKey(bkt)}, now.epoch); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
-		}
-		return ErrRecovering, nil
+		_, err = call(ctx, b.redis, fnInit, []string{epochKey(bkt), streamKey(bkt)}, now.epoch)
+	} else {
+		_, err = call(ctx, b.redis, fnCheck, []string{epochKey(bkt)}, now.epoch, now.floor)
 	}
-	if _, err := call(ctx, b.redis, fnCheck, []string{epochKey(bkt)}, now.epoch, now.floor); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	return ErrRecovering, nil
+	return retryable{ErrRecovering}
 }
 
 // Evict removes an account from Redis if the ledger has all its operations, and reports whether it did.
 func (b *Bank) Evict(ctx context.Context, user uuid.UUID) (bool, error) {
-	acct, _, err := accountAt(ctx, b.pool, Bucket(user), user)
+	acct, _, err := accountAt(ctx, b.pool, user)
 	if err != nil || acct == nil {
 		return false, err
 	}

@@ -43,19 +43,15 @@ type batcher struct {
 	waits prometheus.Observer
 
 	mu    sync.Mutex
-	nodes map[*redis.Client]*lane
-}
-
-func newBatcher(c redis.UniversalClient, d Durability, waits prometheus.Observer) *batcher {
-	return &batcher{client: c, durable: d, waits: waits, nodes: map[*redis.Client]*lane{}}
+	lanes map[*redis.Client]*lane
 }
 
 // lane is the queue of calls to one node.
 type lane struct {
-	node    *redis.Client
-	durable Durability
-	waits   prometheus.Observer
-	queue   batch.Queue[waitingCall]
+	*batcher
+
+	node  *redis.Client
+	queue batch.Queue[waitingCall]
 }
 
 // waitingCall is one FCALL and its outcome. The outcome is written before done is closed.
@@ -72,31 +68,27 @@ type waitingCall struct {
 func (b *batcher) call(ctx context.Context, key string, fcall []any) (r []string, waited, err error) {
 	l, err := b.lane(ctx, key)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: find the node: %w", errNotSent, err)
+		return nil, nil, err
 	}
-	var loaded error
-	for try := 0; ; try++ {
-		r, waited, err = l.call(ctx, fcall)
-		if functionMissing(err) && try == 0 {
-			loaded = loadLibrary(ctx, b.client) // the error may be that of another node
-			continue
-		}
-		if functionMissing(err) {
+	r, waited, err = l.enqueue(ctx, fcall)
+	switch {
+	case functionMissing(err):
+		loaded := loadLibrary(ctx, b.client) // the error may be that of another node
+		if r, waited, err = l.enqueue(ctx, fcall); functionMissing(err) {
 			err = errors.Join(err, loaded)
 		}
-		if movedAway(err) && try == 0 {
-			// The cluster client follows redirections and updates its map of slots. That sends one call at a time,
-			// until the map is current.
-			if cc, ok := b.client.(*redis.ClusterClient); ok {
-				cc.ReloadState(ctx)
-			}
-			return b.alone(ctx, key, fcall)
+	case movedAway(err):
+		// The cluster client follows redirections and updates its map of slots. That sends one call at a time, until
+		// the map is current.
+		if cc, ok := b.client.(*redis.ClusterClient); ok {
+			cc.ReloadState(ctx)
 		}
-		if err != nil {
-			err = fmt.Errorf("call %v: %w", fcall[1], err)
-		}
-		return r, waited, err
+		return b.alone(ctx, key, fcall)
 	}
+	if err != nil {
+		err = fmt.Errorf("call %v: %w", fcall[1], err)
+	}
+	return r, waited, err
 }
 
 // alone sends an FCALL outside a pipeline shared with others, and follows the redirections of the cluster.
@@ -106,13 +98,9 @@ func (b *batcher) alone(ctx context.Context, key string, fcall []any) (r []strin
 		err = b.client.Process(ctx, once{cmd})
 		return cmd.Val(), nil, err
 	}
-	c, err := primary(ctx, b.client, key)
-	node, ok := c.(*redis.Client)
-	if err == nil && !ok {
-		err = fmt.Errorf("credits: a client of type %T cannot be used", c)
-	}
+	node, err := primary(ctx, b.client, key)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: find the node: %w", errNotSent, err)
+		return nil, nil, err
 	}
 	asking := false
 	for range followed {
@@ -173,40 +161,32 @@ func errorOf(cmd *redis.StringSliceCmd, sent error) error {
 
 // movedAway reports whether a cluster node refused a call because another node has the keys.
 func movedAway(err error) bool {
-	if err == nil {
-		return false
-	}
-	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") ||
-		redis.HasErrorPrefix(err, "TRYAGAIN")
+	return err != nil && (redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") ||
+		redis.HasErrorPrefix(err, "TRYAGAIN"))
 }
 
 // lane returns the lane of the node that has key.
 func (b *batcher) lane(ctx context.Context, key string) (*lane, error) {
-	node, ok := b.client.(*redis.Client)
-	if !ok {
-		c, err := primary(ctx, b.client, key)
-		if err != nil {
-			return nil, err
-		}
-		if node, ok = c.(*redis.Client); !ok {
-			return nil, fmt.Errorf("credits: a client of type %T cannot be used", c)
-		}
+	node, err := primary(ctx, b.client, key)
+	if err != nil {
+		return nil, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	l := b.nodes[node]
+	l := b.lanes[node]
 	if l == nil {
-		l = &lane{node: node, durable: b.durable, waits: b.waits}
+		l = &lane{batcher: b, node: node}
 		l.queue.Send, l.queue.Flights, l.queue.Most = l.send, lanes, maxBatch
 		if b.durable != (Durability{}) {
 			l.queue.Flights = waitLanes
 		}
-		b.nodes[node] = l
+		b.lanes[node] = l
 	}
 	return l, nil
 }
 
-func (l *lane) call(ctx context.Context, fcall []any) (r []string, waited, err error) {
+// enqueue lets the next pipeline send an FCALL, and waits for the reply.
+func (l *lane) enqueue(ctx context.Context, fcall []any) (r []string, waited, err error) {
 	if _, n := l.queue.State(); n >= maxQueued {
 		return nil, nil, fmt.Errorf("%w: %d calls wait already", errNotSent, n)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -43,13 +44,9 @@ func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 	user := w.funded(1000)
 	b := w.inUse(user)
 	reads := func() int64 {
-		var n int64
-		for _, c := range []string{infoField(w.redis.Client.Info(t.Context(), "stats").Val(),
-			"total_reads_processed")} {
-			for _, d := range c {
-				n = 10*n + int64(d-'0')
-			}
-		}
+		n, err := strconv.ParseInt(w.redis.Client.InfoMap(t.Context(), "stats").Item("Stats", "total_reads_processed"), 10,
+			64)
+		must(t, err)
 		return n
 	}
 	l, err := b.calls.lane(t.Context(), accountKey(user))

@@ -116,7 +116,7 @@ func BenchmarkFunction(b *testing.B) {
 // used returns the memory that the server's data needs, in bytes.
 func (w *world) used() int64 {
 	w.tb.Helper()
-	n, err := strconv.ParseInt(infoField(w.redis.Client.Info(w.tb.Context(), "memory").Val(), "used_memory"), 10, 64)
+	n, err := strconv.ParseInt(w.redis.Client.InfoMap(w.tb.Context(), "memory").Item("Memory", "used_memory"), 10, 64)
 	if err != nil {
 		w.tb.Fatal(fmt.Errorf("used_memory: %w", err))
 	}

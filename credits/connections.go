@@ -82,13 +82,16 @@ func (c *Connections) onConnect(ctx context.Context, cn *redis.Conn) error {
 
 // identify reads the identity and role of the server. The role is empty for a sentinel, and if INFO is refused.
 func identify(ctx context.Context, cn *redis.Conn) (s server, role string, err error) {
-	info, err := cn.Info(ctx, "server", "replication").Result()
-	if redisurl.Refused(err) {
+	info := cn.InfoMap(ctx, "server", "replication")
+	switch err := info.Err(); {
+	case redisurl.Refused(err):
 		return server{}, "", nil
-	} else if err != nil {
+	case err != nil:
 		return server{}, "", fmt.Errorf("identify the server: %w", err)
 	}
-	return server{infoField(info, "run_id"), infoField(info, "master_replid")}, infoField(info, "role"), nil
+	const replication = "Replication"
+	return server{info.Item("Server", "run_id"), info.Item(replication, "master_replid")},
+		info.Item(replication, "role"), nil
 }
 
 // any reports whether the comparison with at least one server has succeeded.

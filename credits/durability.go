@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -82,22 +81,17 @@ func (d Durability) reached(cmd *redis.Cmd) error {
 
 // unsafeReason returns why the server must not hold balances, or "" if it may.
 func (d Durability) unsafeReason(ctx context.Context, c *redis.Client) (string, error) {
-	memory, err := c.Info(ctx, "memory").Result()
-	known := !redisurl.Refused(err) // else an operator must see to it
-	if err != nil && known {
+	info := c.InfoMap(ctx, "memory", "persistence")
+	switch err := info.Err(); {
+	case redisurl.Refused(err):
+		return "", nil // an operator must see to it
+	case err != nil:
 		return "", fmt.Errorf("read the eviction policy: %w", err)
-	}
-	if p := infoField(memory, "maxmemory_policy"); known && p != "noeviction" {
+	case info.Item("Memory", "maxmemory_policy") != "noeviction":
 		return "the eviction policy must be noeviction", nil
-	}
-	if !d.AOF || !known {
+	case !d.AOF:
 		return "", nil
-	}
-	persistence, err := c.Info(ctx, "persistence").Result()
-	if err != nil {
-		return "", fmt.Errorf("read the persistence: %w", err)
-	}
-	if infoField(persistence, "aof_enabled") != "1" {
+	case info.Item("Persistence", "aof_enabled") != "1":
 		return "durability aof needs appendonly yes", nil
 	}
 	// COMMAND INFO has a nil reply for a command that the server does not have.
@@ -109,13 +103,4 @@ func (d Durability) unsafeReason(ctx context.Context, c *redis.Client) (string, 
 		return "durability aof needs WAITAOF (Redis 7.2, Valkey 7.2)", nil
 	}
 	return "", nil
-}
-
-func infoField(info, name string) string {
-	for line := range strings.Lines(info) {
-		if v, ok := strings.CutPrefix(line, name+":"); ok {
-			return strings.TrimSpace(v)
-		}
-	}
-	return ""
 }

@@ -20,7 +20,7 @@ func TestDurabilityReplicas(t *testing.T) {
 	host, port, _ := strings.Cut(proxy.Addr(), ":")
 	testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1", "repl-timeout 60")
 	testenv.Eventually(t, 20*time.Second, func() error {
-		n := infoField(w.redis.Client.Info(t.Context(), "replication").Val(), "connected_slaves")
+		n := w.redis.Client.InfoMap(t.Context(), "replication").Item("Replication", "connected_slaves")
 		return testenv.FailIf(n != "1", "no replica")
 	})
 	b := w.newBank(func(o *Options) { o.Durability = Durability{Replicas: 1} })
@@ -77,7 +77,7 @@ func TestDurabilityAOF(t *testing.T) {
 	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 0)
 
 	old := newWorld(t) // Redis 7.0 has no WAITAOF
-	if strings.HasPrefix(infoField(old.redis.Client.Info(t.Context(), "server").Val(), "redis_version"), "7.0.") {
+	if strings.HasPrefix(old.redis.Client.InfoMap(t.Context(), "server").Item("Server", "redis_version"), "7.0.") {
 		b := old.newBank(func(o *Options) { o.Durability = Durability{AOF: true} })
 		if _, err := b.Apply(t.Context(), newOp(user, Add, 1)); !errors.Is(err, ErrUnavailable) {
 			t.Errorf("without WAITAOF: %v, want ErrUnavailable", err)

@@ -37,7 +37,7 @@ func newPair(t *testing.T) *pair {
 		"repl-timeout 60")
 	testenv.Eventually(t, time.Minute, func() error { // the primary waits five seconds before it sends anything
 		return testenv.FailIf(
-			infoField(p.replica.Client.Info(t.Context(), "replication").Val(), "master_link_status") != "up",
+			p.replica.Client.InfoMap(t.Context(), "replication").Item("Replication", "master_link_status") != "up",
 			"no replica")
 	})
 	a := p.redis.Addr()
@@ -70,8 +70,8 @@ func (p *pair) process(d Durability) *Bank {
 func (p *pair) caughtUp() {
 	p.tb.Helper()
 	testenv.Eventually(p.tb, 20*time.Second, func() error {
-		a := infoField(p.redis.Client.Info(p.tb.Context(), "replication").Val(), "master_repl_offset")
-		b := infoField(p.replica.Client.Info(p.tb.Context(), "replication").Val(), "slave_repl_offset")
+		a := p.redis.Client.InfoMap(p.tb.Context(), "replication").Item("Replication", "master_repl_offset")
+		b := p.replica.Client.InfoMap(p.tb.Context(), "replication").Item("Replication", "slave_repl_offset")
 		return testenv.FailIf(a != b, "the replica is at %s of %s", b, a)
 	})
 }

@@ -80,12 +80,21 @@ func eachPrimary(ctx context.Context, c redis.UniversalClient, f func(context.Co
 	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error { return f(ctx, n.Client) })
 }
 
-// primary returns the node that has key. WAIT has no key by which a cluster client could route it.
-func primary(ctx context.Context, c redis.UniversalClient, key string) (redis.UniversalClient, error) {
-	if cc, ok := c.(*redis.ClusterClient); ok {
-		return cc.MasterForKey(ctx, key)
+// primary returns the node that has key. WAIT has no key by which a cluster client could route it. After an error,
+// which is an errNotSent, nothing was sent.
+func primary(ctx context.Context, c redis.UniversalClient, key string) (node *redis.Client, err error) {
+	switch c := c.(type) {
+	case *redis.Client:
+		return c, nil
+	case *redis.ClusterClient:
+		node, err = c.MasterForKey(ctx, key)
+	default:
+		err = fmt.Errorf("credits: a client of type %T cannot be used", c)
 	}
-	return c, nil
+	if err != nil {
+		return nil, fmt.Errorf("%w: find the node: %w", errNotSent, err)
+	}
+	return node, nil
 }
 
 // loadLibrary puts the functions on every primary.
@@ -126,7 +135,6 @@ func nothingDone(err error) bool {
 	if errors.As(err, &op) && op.Op == "dial" {
 		return true
 	}
-	var reply redis.Error
 	return errors.Is(err, errNotSent) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrClosed) ||
-		errors.As(err, &reply)
+		isReply(err)
 }

@@ -7,13 +7,13 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-
-	"posthaste/outbox"
 )
 
 // The events of the ledger.
@@ -28,9 +28,10 @@ type ledger struct {
 	rows     map[int16]*LedgerBucket
 	accounts map[uuid.UUID]*LedgerAccount
 	changed  map[uuid.UUID]bool
-	// known are the batch's entries that the ledger already has. It is nil until a conflict makes the second pass
-	// necessary.
-	known *known
+	// bySeq and byOp are the batch's entries that the ledger already has, by number and by operation. They are nil until
+	// a conflict makes the second pass necessary.
+	bySeq map[numbered]uuid.UUID
+	byOp  map[operation]bool
 
 	batch      ledgerBatch
 	duplicates int
@@ -40,11 +41,6 @@ type ledger struct {
 	moved map[int16]int64
 	// holes is how many numbers of a bucket are missing.
 	holes map[int16]int64
-}
-
-type known struct {
-	bySeq map[numbered]uuid.UUID
-	byOp  map[operation]int64
 }
 
 type numbered struct {
@@ -90,15 +86,12 @@ func (l *ledger) write(ctx context.Context, tx pgx.Tx) error {
 
 // lock reads and locks the accounts.
 func (l *ledger) lock(ctx context.Context, tx pgx.Tx, entries []*entry) error {
-	seen := map[uuid.UUID]bool{}
-	var users []uuid.UUID
+	users := map[uuid.UUID]bool{}
 	for _, e := range entries {
-		if e.UserID != uuid.Nil && !seen[e.UserID] {
-			seen[e.UserID] = true
-			users = append(users, e.UserID)
-		}
+		users[e.UserID] = true
 	}
-	list, err := lockAccounts(ctx, tx, users)
+	delete(users, uuid.Nil)
+	list, err := lockAccounts(ctx, tx, slices.Collect(maps.Keys(users)))
 	if err != nil {
 		return err
 	}
@@ -110,20 +103,19 @@ func (l *ledger) lock(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 }
 
 func (l *ledger) lookUp(ctx context.Context, tx pgx.Tx, entries []*entry) error {
-	list := make([]LedgerEntry, 0, len(entries))
+	list := make([]knownEntry, 0, len(entries))
 	for _, e := range entries {
 		if e.fault == nil {
-			list = append(list, e.LedgerEntry)
+			list = append(list, knownEntry{e.UserID, e.Seq, e.OpID})
 		}
 	}
 	have, err := knownEntries(ctx, tx, list)
 	if err != nil {
 		return err
 	}
-	l.known = &known{bySeq: map[numbered]uuid.UUID{}, byOp: map[operation]int64{}}
-	for i := range have {
-		l.known.bySeq[numbered{have[i].UserID, have[i].Seq}] = have[i].OpID
-		l.known.byOp[operation{have[i].UserID, have[i].OpID}] = have[i].Seq
+	l.bySeq, l.byOp = map[numbered]uuid.UUID{}, map[operation]bool{}
+	for _, e := range have {
+		l.bySeq[numbered{e.UserID, e.Seq}], l.byOp[operation{e.UserID, e.OpID}] = e.OpID, true
 	}
 	return nil
 }
@@ -138,7 +130,7 @@ func (l *ledger) check(entries []*entry) (ask bool) {
 		marks[b] = r.Mark
 	}
 	for _, e := range entries {
-		if e.fault == nil && l.known == nil && l.stale(e) {
+		if a := l.accounts[e.UserID]; e.fault == nil && l.bySeq == nil && a != nil && e.Seq <= a.LastSeq {
 			return true
 		}
 		// If an entry cannot be parsed, its number is used only if it is the next one.
@@ -155,17 +147,10 @@ func (l *ledger) check(entries []*entry) (ask bool) {
 	}
 	for b, m := range marks {
 		if m != l.rows[b].Mark || l.moved[b] != 0 {
-			l.batch.Marks = append(l.batch.Marks, LedgerBucket{Bucket: b, Mark: m, Issued: l.rows[b].Issued +
-				l.moved[b]})
+			l.batch.Marks = append(l.batch.Marks, bucketMark{b, m, l.rows[b].Issued + l.moved[b]})
 		}
 	}
 	return false
-}
-
-// stale reports whether e has a number that its account has already reached.
-func (l *ledger) stale(e *entry) bool {
-	a := l.accounts[e.UserID]
-	return a != nil && e.Seq <= a.LastSeq
 }
 
 // one applies an entry, recognizes it as a duplicate, or quarantines it and freezes its account.
@@ -174,7 +159,7 @@ func (l *ledger) one(e *entry) {
 		l.refuse(e, reasonMalformed)
 		return
 	}
-	if op, ok := l.numbered(e); ok && op == e.OpID {
+	if op, ok := l.bySeq[numbered{e.UserID, e.Seq}]; ok && op == e.OpID {
 		l.duplicates++
 		return
 	}
@@ -195,13 +180,13 @@ func (l *ledger) one(e *entry) {
 
 // next applies an entry to an account that is not frozen, if the entry follows the account's last one.
 func (l *ledger) next(a *LedgerAccount, e *entry) {
-	_, taken := l.numbered(e) // true if the account's row was changed or deleted
+	_, taken := l.bySeq[numbered{e.UserID, e.Seq}] // true if the account's row was changed or deleted
 	switch {
 	case e.Seq <= a.LastSeq || taken:
 		l.refuse(e, reasonFork)
 	case e.Seq > a.LastSeq+1:
 		l.refuse(e, reasonGap)
-	case l.knows(e):
+	case l.byOp[operation{e.UserID, e.OpID}]:
 		l.refuse(e, reasonDuplicate)
 	case !e.follows(a.Balance):
 		l.refuse(e, reasonBalance)
@@ -209,31 +194,14 @@ func (l *ledger) next(a *LedgerAccount, e *entry) {
 		l.moved[e.bucket] += e.BalanceAfter - a.Balance
 		a.Balance, a.LastSeq, a.UpdatedAt = e.BalanceAfter, e.Seq, e.CreatedAt
 		l.changed[a.UserID] = true
-		if l.known != nil {
-			l.known.byOp[operation{e.UserID, e.OpID}] = e.Seq
-			l.known.bySeq[numbered{e.UserID, e.Seq}] = e.OpID
+		if l.bySeq != nil {
+			l.bySeq[numbered{e.UserID, e.Seq}], l.byOp[operation{e.UserID, e.OpID}] = e.OpID, true
 		}
 		l.batch.Entries = append(l.batch.Entries, e.LedgerEntry)
 		if e.Outcome == string(OK) {
 			l.batch.Events = append(l.batch.Events, eventOf(e))
 		}
 	}
-}
-
-// numbered returns the operation that the ledger has with the entry's number.
-func (l *ledger) numbered(e *entry) (op uuid.UUID, ok bool) {
-	if l.known != nil {
-		op, ok = l.known.bySeq[numbered{e.UserID, e.Seq}]
-	}
-	return op, ok
-}
-
-func (l *ledger) knows(e *entry) bool {
-	if l.known == nil {
-		return false
-	}
-	_, ok := l.known.byOp[operation{e.UserID, e.OpID}]
-	return ok
 }
 
 // refuse quarantines e and freezes its account. Other accounts are not affected.
@@ -296,13 +264,11 @@ func (l *ledger) freeze(e *entry, reason string) {
 }
 
 // eventOf returns the event of an operation. Its id is the operation's id, so every call returns the same event.
-func eventOf(e *entry) outbox.Event {
+func eventOf(e *entry) ledgerEvent {
 	r := resultOf(&e.LedgerEntry)
 	typ := eventAdded
 	if r.Kind == Deduct {
 		typ = eventDeducted
 	}
-	return outbox.Event{
-		ID: r.OpID, AggregateType: "credits", AggregateID: r.User.String(), Type: typ, Payload: r.Body(),
-	}
+	return ledgerEvent{r.OpID, r.User.String(), typ, string(r.Body())}
 }

@@ -5,12 +5,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
-
-	"posthaste/internal/pause"
 )
 
 const (
@@ -20,33 +17,32 @@ const (
 	absentFor = 5 * time.Second
 )
 
-// errLoading means that the account is not in Redis yet; the caller may retry.
-var errLoading = fmt.Errorf("%w: an account is being loaded from the ledger", ErrUnavailable)
+// errLoading means that the account is not in Redis yet, or has just been loaded.
+var errLoading error = retryable{fmt.Errorf("%w: an account is being loaded from the ledger", ErrUnavailable)}
 
 // load copies a user's account from the ledger into Redis. At most one load per user runs in a process, and one in all
-// processes. If create is set, load makes an empty account for a user without one. If again is not nil, the function
-// may be called again; again is the error to return if there is no time left.
-func (b *Bank) load(ctx context.Context, user uuid.UUID, create bool) (again, err error) {
+// processes. If create is set, load makes an empty account for a user without one. It always returns an error:
+// errLoading, after which the function may be called again, or another one.
+func (b *Bank) load(ctx context.Context, user uuid.UUID, create bool) error {
 	key := user.String()
 	if create {
 		key += "+"
 	}
-	v, err, _ := b.loads.Do(key, func() (any, error) {
+	_, err, _ := b.loads.Do(key, func() (any, error) {
 		// Other callers wait for this load, so it must not end when the first caller's client disconnects.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loadLock)
 		defer cancel()
-		return b.loadOnce(ctx, user, create)
+		return nil, b.loadOnce(ctx, user, create)
 	})
-	again, _ = v.(error)
-	return again, err
+	return err
 }
 
 // loadOnce is load without the limit to one call per process.
-func (b *Bank) loadOnce(ctx context.Context, user uuid.UUID, create bool) (again, err error) {
+func (b *Bank) loadOnce(ctx context.Context, user uuid.UUID, create bool) error {
 	bkt := Bucket(user)
 	v, err := b.view(ctx, bkt)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	token, force := rand.Text(), 0
 	if create {
@@ -54,29 +50,26 @@ func (b *Bank) loadOnce(ctx context.Context, user uuid.UUID, create bool) (again
 	}
 	keys := []string{accountKey(user), epochKey(bkt), lockKey(user)}
 	r, err := call(ctx, b.redis, fnLock, keys, v.epoch, v.floor, token, loadLock.Milliseconds(), force)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
-	}
-	switch r[0] {
-	case "LOADED":
-		return errLoading, nil
-	case "ABSENT":
-		return nil, ErrUnknownUser
-	case "LOCKED":
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case r[0] == "ABSENT":
+		return ErrUnknownUser
+	case r[0] == "LOCKED":
 		return b.install(ctx, user, token, create)
-	default: // BUSY, EPOCH
-		return errLoading, nil
+	default: // LOADED, BUSY, EPOCH
+		return errLoading
 	}
 }
 
 // install loads the account while this process has the lock.
-func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create bool) (again, err error) {
+func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create bool) error {
 	bkt := Bucket(user)
 	b.metrics.loads.Inc()
-	acct, row, err := accountAt(ctx, b.pool, bkt, user)
+	acct, row, err := accountAt(ctx, b.pool, user)
 	if err != nil {
 		b.unlock(ctx, user, token)
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	b.learn(row)
 	var absent time.Duration
@@ -90,17 +83,15 @@ func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create
 	keys := []string{accountKey(user), epochKey(bkt), streamKey(bkt), lockKey(user)}
 	r, err := call(ctx, b.redis, fnLoad, keys, acct.Balance, acct.LastSeq, acct.Frozen, row.Epoch, v.floor, row.Mark,
 		user.String(), token, absent.Milliseconds())
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
-	}
-	switch r[0] {
-	case "ABSENT":
-		return nil, ErrUnknownUser
-	case string(OK):
-	default: // EXISTS, BEHIND, EPOCH: the next call of the function decides
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case r[0] == "ABSENT":
+		return ErrUnknownUser
+	case r[0] != string(OK): // EXISTS, BEHIND, EPOCH: the next call of the function decides
 		b.unlock(ctx, user, token)
 	}
-	return errLoading, nil
+	return errLoading
 }
 
 func (b *Bank) unlock(ctx context.Context, user uuid.UUID, token string) {
@@ -128,48 +119,33 @@ func (b *Bank) Balance(ctx context.Context, user uuid.UUID) (Balance, error) {
 	if err := b.check(ctx); err != nil {
 		return Balance{}, err
 	}
-	deadline := time.Now().Add(patience)
-	for {
-		bal, again, err := b.get(ctx, user)
-		if again == nil {
-			return bal, err
-		}
-		if time.Now().After(deadline) || pause.For(ctx, 20*time.Millisecond) != nil {
-			return Balance{}, again
-		}
-	}
+	return insist(ctx, func() (Balance, error) { return b.get(ctx, user) })
 }
 
-func (b *Bank) get(ctx context.Context, user uuid.UUID) (bal Balance, again, err error) {
+func (b *Bank) get(ctx context.Context, user uuid.UUID) (Balance, error) {
 	bkt := Bucket(user)
 	v, err := b.view(ctx, bkt)
 	if err != nil {
-		return bal, nil, err
+		return Balance{}, err
 	}
 	r, err := call(ctx, b.redis, fnGet, []string{accountKey(user), epochKey(bkt)}, v.epoch, v.floor)
 	if err != nil {
-		return bal, nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		return Balance{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	switch r[0] {
 	case "MISS":
-		again, err = b.load(ctx, user, false)
-		return bal, again, err
+		return Balance{}, b.load(ctx, user, false)
 	case "EPOCH":
-		again, err = b.reopen(ctx, bkt, v)
-		return bal, again, err
+		return Balance{}, b.reopen(ctx, bkt, v)
 	case "UNKNOWN":
-		return bal, nil, ErrUnknownUser
+		return Balance{}, ErrUnknownUser
 	}
 	b.told(bkt, v.epoch, r[5])
-	bal = Balance{Source: "cache", AsOf: time.Now().UTC()}
-	var errs [3]error
-	bal.Balance, errs[0] = strconv.ParseInt(r[1], 10, 64)
-	bal.Seq, errs[1] = strconv.ParseInt(r[2], 10, 64)
-	bal.SyncedSeq, errs[2] = strconv.ParseInt(r[3], 10, 64)
-	if errors.Join(errs[:]...) != nil {
-		return bal, nil, fmt.Errorf("%w: %w", ErrUnavailable, errCorrupt)
+	bal := Balance{Source: "cache", AsOf: time.Now().UTC()}
+	if !parseInts(r[1:], &bal.Balance, &bal.Seq, &bal.SyncedSeq) {
+		return Balance{}, fmt.Errorf("%w: %w", ErrUnavailable, errCorrupt)
 	}
-	return bal, nil, nil
+	return bal, nil
 }
 
 // DurableBalance returns the balance in the ledger, which may be behind the balance in Redis. It does not need Redis.
@@ -177,7 +153,7 @@ func (b *Bank) get(ctx context.Context, user uuid.UUID) (bal Balance, again, err
 func (b *Bank) DurableBalance(ctx context.Context, user uuid.UUID) (Balance, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	acct, _, err := accountAt(ctx, b.pool, Bucket(user), user)
+	acct, _, err := accountAt(ctx, b.pool, user)
 	switch {
 	case errors.Is(err, errBucketUnused), err == nil && acct == nil:
 		return Balance{}, ErrUnknownUser

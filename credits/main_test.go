@@ -200,7 +200,7 @@ func (w *world) account(user uuid.UUID) map[string]string {
 
 func (w *world) ledger(user uuid.UUID) LedgerAccount {
 	w.tb.Helper()
-	a, _, err := accountAt(w.tb.Context(), w.db.Pool, Bucket(user), user)
+	a, _, err := accountAt(w.tb.Context(), w.db.Pool, user)
 	must(w.tb, err)
 	if a == nil {
 		return LedgerAccount{}

@@ -2,20 +2,48 @@ package credits
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// codes are the values of the code label of credits_ops_total.
-var codes = []string{
-	"ok", "insufficient", "overflow", "replay", "mismatch", "unknown_user", "frozen", "backpressure", "epoch",
-	"corrupt", "expired", "unavailable", "outcome_unknown",
+// codes are the values of the code label of credits_ops_total, for the errors of operations. An operation without an
+// error has the code "replay", or its outcome in lower case.
+var codes = []struct {
+	err  error
+	code string
+}{
+	{ErrUnknown, "outcome_unknown"},
+	{ErrUnknownUser, "unknown_user"},
+	{ErrReused, "mismatch"},
+	{ErrFrozen, "frozen"},
+	{ErrBackpressure, "backpressure"},
+	{ErrRecovering, "epoch"},
+	{errCorrupt, "corrupt"},
+	{ErrExpired, "expired"},
+	{nil, "unavailable"}, // the others
 }
 
+// count counts an operation.
+func (m *bankMetrics) count(res *Result, err error) {
+	code := strings.ToLower(string(res.Outcome))
+	switch {
+	case err != nil:
+		for _, c := range codes {
+			if code = c.code; errors.Is(err, c.err) {
+				break
+			}
+		}
+	case res.Replayed:
+		code = codeReplay
+	}
+	m.ops.WithLabelValues(code).Inc()
+}
+
+const codeReplay = "replay"
+
 type bankMetrics struct {
-	ops *prometheus.CounterVec
-	// code are the counters of ops.
-	code  map[string]prometheus.Counter
+	ops   *prometheus.CounterVec
 	loads prometheus.Counter
 	waits prometheus.Histogram
 	lost  prometheus.Counter
@@ -39,9 +67,11 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 			Buckets: []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.1},
 		}),
 	}
-	m.code = make(map[string]prometheus.Counter, len(codes))
 	for _, c := range codes {
-		m.code[c] = m.ops.WithLabelValues(c)
+		m.ops.WithLabelValues(c.code)
+	}
+	for _, o := range []Outcome{OK, Insufficient, Overflow, codeReplay} {
+		m.ops.WithLabelValues(strings.ToLower(string(o)))
 	}
 	if reg != nil {
 		reg.MustRegister(m.ops, m.loads, m.waits)

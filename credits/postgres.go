@@ -5,13 +5,14 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"posthaste/internal/statement"
-	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -88,16 +89,28 @@ type quarantined struct {
 	Entry string
 }
 
+// rowsOf returns the rows of a statement as structs with a field for each column. what names the rows in errors.
+func rowsOf[T any](ctx context.Context, db sql.DB, what, name string, args ...any) ([]T, error) {
+	rows, err := db.Query(ctx, query(name), args...)
+	if err == nil {
+		var list []T
+		if list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[T]); err == nil {
+			return list, nil
+		}
+	}
+	return nil, fmt.Errorf("read %s: %w", what, err)
+}
+
 // readBucket returns the row of a bucket. Errors: errBucketUnused.
 func readBucket(ctx context.Context, db sql.DB, bucket int16) (LedgerBucket, error) {
-	e, err := scanBucket(db.QueryRow(ctx, query("epoch_get"), bucket))
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = errBucketUnused
+	list, err := rowsOf[LedgerBucket](ctx, db, "a credit bucket", "epoch_get", bucket)
+	if err == nil && len(list) == 0 {
+		err = fmt.Errorf("read credit bucket %d: %w", bucket, errBucketUnused)
 	}
 	if err != nil {
-		return e, fmt.Errorf("read credit bucket %d: %w", bucket, err)
+		return LedgerBucket{}, err
 	}
-	return e, nil
+	return list[0], nil
 }
 
 // addBucket makes sure that a bucket has a row.
@@ -123,12 +136,12 @@ func ledgerOwner(ctx context.Context, db sql.DB) (string, error) {
 
 // LedgerBuckets returns every bucket that was ever used, ordered by number.
 func LedgerBuckets(ctx context.Context, db sql.DB) ([]LedgerBucket, error) {
-	return readBuckets(ctx, db, "epoch_list")
+	return rowsOf[LedgerBucket](ctx, db, "the credit buckets", "epoch_list")
 }
 
 // lockBuckets locks and returns the rows of buckets until tx ends. It skips rows that another transaction has locked.
 func lockBuckets(ctx context.Context, tx pgx.Tx, buckets []int16) ([]LedgerBucket, error) {
-	return readBuckets(ctx, tx, "epoch_lock", buckets)
+	return rowsOf[LedgerBucket](ctx, tx, "the credit buckets", "epoch_lock", buckets)
 }
 
 // settledBuckets returns the buckets, like LedgerBuckets, after it has waited for every sync transaction that may
@@ -142,24 +155,6 @@ func settledBuckets(ctx context.Context, pool *sql.Pool) (rows []LedgerBucket, e
 		return err
 	})
 	return rows, err
-}
-
-func readBuckets(ctx context.Context, db sql.DB, name string, args ...any) ([]LedgerBucket, error) {
-	rows, err := db.Query(ctx, query(name), args...)
-	if err != nil {
-		return nil, fmt.Errorf("read the credit buckets: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (LedgerBucket, error) { return scanBucket(r) })
-	if err != nil {
-		return nil, fmt.Errorf("read the credit buckets: %w", err)
-	}
-	return list, nil
-}
-
-func scanBucket(r pgx.Row) (LedgerBucket, error) {
-	var e LedgerBucket
-	err := r.Scan(&e.Bucket, &e.Epoch, &e.Mark, &e.Issued, &e.BumpedAt)
-	return e, err
 }
 
 // bumpEpoch raises a bucket's epoch, and its mark to mark: operations up to mark that the ledger does not have are
@@ -182,95 +177,69 @@ func raiseEpoch(ctx context.Context, tx pgx.Tx, bucket int16, epoch int64) error
 
 // accountAt returns a user's account (nil if it does not exist) and the epoch and mark of its bucket, from one
 // snapshot. Errors: errBucketUnused.
-func accountAt(ctx context.Context, db sql.DB, bucket int16, user uuid.UUID) (*LedgerAccount, LedgerBucket, error) {
-	e := LedgerBucket{Bucket: bucket}
-	var balance, seq *int64
-	var frozen *string
-	var updated *time.Time
-	err := db.QueryRow(ctx, query("account_get"), bucket, user).Scan(&e.Epoch, &e.Mark, &balance, &seq, &frozen,
-		&updated)
+func accountAt(ctx context.Context, db sql.DB, user uuid.UUID) (*LedgerAccount, LedgerBucket, error) {
+	e, a := LedgerBucket{Bucket: Bucket(user)}, &LedgerAccount{UserID: user}
+	var exists bool
+	err := db.QueryRow(ctx, query("account_get"), e.Bucket, user).Scan(&e.Epoch, &e.Mark, &exists, &a.Balance,
+		&a.LastSeq, &a.Frozen, &a.UpdatedAt)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = errBucketUnused
 	}
 	if err != nil {
 		return nil, e, fmt.Errorf("read a credit account: %w", err)
 	}
-	if balance == nil {
+	if !exists {
 		return nil, e, nil
 	}
-	a := &LedgerAccount{UserID: user, Balance: *balance, LastSeq: *seq, UpdatedAt: updated.UTC()}
-	if frozen != nil {
-		a.Frozen = *frozen
-	}
+	a.UpdatedAt = a.UpdatedAt.UTC()
 	return a, e, nil
 }
 
 // lockAccounts locks the users' existing accounts until tx ends, and returns them.
 func lockAccounts(ctx context.Context, tx pgx.Tx, users []uuid.UUID) ([]LedgerAccount, error) {
-	rows, err := tx.Query(ctx, query("accounts_lock"), users)
-	if err != nil {
-		return nil, fmt.Errorf("lock credit accounts: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (a LedgerAccount, err error) {
-		err = r.Scan(&a.UserID, &a.Balance, &a.LastSeq, &a.Frozen, &a.UpdatedAt)
-		return a, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("lock credit accounts: %w", err)
-	}
-	return list, nil
+	return rowsOf[LedgerAccount](ctx, tx, "credit accounts", "accounts_lock", users)
 }
 
-// FrozenAccounts returns every frozen account; only UserID and Frozen are set.
+// FrozenAccounts returns every frozen account.
 func FrozenAccounts(ctx context.Context, db sql.DB) ([]LedgerAccount, error) {
-	rows, err := db.Query(ctx, query("accounts_frozen"))
-	if err != nil {
-		return nil, fmt.Errorf("read the frozen credit accounts: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (a LedgerAccount, err error) {
-		err = r.Scan(&a.UserID, &a.Frozen)
-		return a, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the frozen credit accounts: %w", err)
-	}
-	return list, nil
+	return rowsOf[LedgerAccount](ctx, db, "the frozen credit accounts", "accounts_frozen")
 }
 
 // EntryByOp returns the user's entry with an operation's id. Errors: ErrEntryNotFound.
 func EntryByOp(ctx context.Context, db sql.DB, user, op uuid.UUID) (*LedgerEntry, error) {
-	e := &LedgerEntry{UserID: user, OpID: op}
-	err := db.QueryRow(ctx, query("entry_get"), user, op).Scan(&e.Seq, &e.Fingerprint, &e.Kind, &e.Outcome, &e.Amount,
-		&e.BalanceAfter, &e.Durability, &e.StreamID, &e.CreatedAt)
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = ErrEntryNotFound
+	list, err := rowsOf[LedgerEntry](ctx, db, "a credit entry", "entry_get", user, op)
+	if err == nil && len(list) == 0 {
+		err = fmt.Errorf("look up a credit entry: %w", ErrEntryNotFound)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look up a credit entry: %w", err)
+		return nil, err
 	}
-	e.CreatedAt = e.CreatedAt.UTC()
-	return e, nil
+	list[0].CreatedAt = list[0].CreatedAt.UTC()
+	return &list[0], nil
 }
 
-// knownEntries returns the entries that the ledger already has, by number or by operation: UserID, Seq and OpID of
-// each.
-func knownEntries(ctx context.Context, tx pgx.Tx, entries []LedgerEntry) ([]LedgerEntry, error) {
-	users, seqs, ops := make([]uuid.UUID, len(entries)), make([]int64, len(entries)), make([]uuid.UUID, len(entries))
-	for i := range entries {
-		users[i], seqs[i], ops[i] = entries[i].UserID, entries[i].Seq, entries[i].OpID
-	}
-	rows, err := tx.Query(ctx, query("entries_known"), users, seqs, ops)
-	if err != nil {
-		return nil, fmt.Errorf("look up credit entries: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (e LedgerEntry, err error) {
-		err = r.Scan(&e.UserID, &e.Seq, &e.OpID)
-		return e, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look up credit entries: %w", err)
-	}
-	return list, nil
+// knownEntry is an entry that the ledger already has.
+type knownEntry struct {
+	UserID uuid.UUID
+	Seq    int64
+	OpID   uuid.UUID
+}
+
+// knownEntries returns the entries that the ledger already has, by number or by operation.
+func knownEntries(ctx context.Context, tx pgx.Tx, entries []knownEntry) ([]knownEntry, error) {
+	return rowsOf[knownEntry](ctx, tx, "credit entries", "entries_known", columns(entries)...)
+}
+
+// ledgerEvent is an event of type credits.
+type ledgerEvent struct {
+	ID                         uuid.UUID
+	AggregateID, Type, Payload string
+}
+
+// bucketMark is the new mark and counter-account of a bucket.
+type bucketMark struct {
+	Bucket       int16
+	Mark, Issued int64
 }
 
 // ledgerBatch is what one transaction writes into the ledger.
@@ -280,11 +249,10 @@ type ledgerBatch struct {
 	// Accounts have their state after the entries.
 	Accounts []LedgerAccount
 	// Events are the events of the entries, in the same order.
-	Events []outbox.Event
+	Events []ledgerEvent
 	// Quarantined are entries that were not applied.
 	Quarantined []quarantined
-	// Marks are the new marks and counter-accounts of the buckets: Bucket, Mark and Issued.
-	Marks []LedgerBucket
+	Marks       []bucketMark
 }
 
 // errConflict means that the ledger already has an entry of the batch, by number or by operation, or that an account
@@ -294,93 +262,41 @@ var errConflict = errors.New("the ledger has one of the entries already")
 // writeBatch writes b within tx, in one round trip. Errors: errConflict.
 func writeBatch(ctx context.Context, tx pgx.Tx, b *ledgerBatch) error {
 	batch := &pgx.Batch{}
-	var want []int64
-	queue := func(n int, name string, args ...any) {
-		if n > 0 {
-			batch.Queue(query(name), args...)
-			want = append(want, int64(n))
+	queue := func(name string, rows int, args []any) {
+		if rows > 0 {
+			batch.Queue(query(name), args...).Exec(func(tag pgconn.CommandTag) error {
+				if tag.RowsAffected() != int64(rows) {
+					return errConflict
+				}
+				return nil
+			})
 		}
 	}
-	queue(len(b.Entries), "entries_put", entryColumns(b.Entries)...)
-	queue(len(b.Accounts), "accounts_put", accountColumns(b.Accounts)...)
-	queue(len(b.Events), "entries_events", eventColumns(b.Events)...)
-	queue(len(b.Marks), "epoch_mark", markColumns(b.Marks)...)
-	res := tx.SendBatch(ctx, batch)
-	var err error
-	for _, n := range want {
-		tag, e := res.Exec()
-		if err == nil && e == nil && tag.RowsAffected() != n {
-			e = errConflict
-		}
-		err = errors.Join(err, e)
+	queue("entries_put", len(b.Entries), columns(b.Entries))
+	queue("accounts_put", len(b.Accounts), columns(b.Accounts))
+	queue("entries_events", len(b.Events), columns(b.Events))
+	queue("epoch_mark", len(b.Marks), columns(b.Marks))
+	if len(b.Quarantined) > 0 {
+		batch.Queue(query("quarantine"), columns(b.Quarantined)...) // may be there already
 	}
-	if err := errors.Join(err, res.Close()); err != nil {
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return fmt.Errorf("write credits: %w", err)
-	}
-	if len(b.Quarantined) == 0 {
-		return nil
-	}
-	if _, err := tx.Exec(ctx, query("quarantine"), quarantineColumns(b.Quarantined)...); err != nil {
-		return fmt.Errorf("quarantine credit entries: %w", err)
 	}
 	return nil
 }
 
-// column returns one field of every element.
-func column[T, V any](list []T, get func(*T) V) []V {
-	out := make([]V, len(list))
-	for i := range list {
-		out[i] = get(&list[i])
+// columns returns the fields of structs as arrays for unnest, one for each field.
+func columns[T any](list []T) []any {
+	rows, fields := reflect.ValueOf(list), reflect.TypeFor[T]()
+	out := make([]any, fields.NumField())
+	for i := range out {
+		column := reflect.MakeSlice(reflect.SliceOf(fields.Field(i).Type), len(list), len(list))
+		for j := range list {
+			column.Index(j).Set(rows.Index(j).Field(i))
+		}
+		out[i] = column.Interface()
 	}
 	return out
-}
-
-func entryColumns(l []LedgerEntry) []any {
-	type e = LedgerEntry
-	return []any{
-		column(l, func(e *e) uuid.UUID { return e.UserID }), column(l, func(e *e) int64 { return e.Seq }),
-		column(l, func(e *e) uuid.UUID { return e.OpID }), column(l, func(e *e) []byte { return e.Fingerprint }),
-		column(l, func(e *e) string { return e.Kind }), column(l, func(e *e) string { return e.Outcome }),
-		column(l, func(e *e) int64 { return e.Amount }), column(l, func(e *e) int64 { return e.BalanceAfter }),
-		column(l, func(e *e) string { return e.Reference }), column(l, func(e *e) string { return e.Durability }),
-		column(l, func(e *e) int64 { return e.Epoch }), column(l, func(e *e) string { return e.StreamID }),
-		column(l, func(e *e) time.Time { return e.CreatedAt }),
-	}
-}
-
-func accountColumns(l []LedgerAccount) []any {
-	type a = LedgerAccount
-	return []any{
-		column(l, func(a *a) uuid.UUID { return a.UserID }), column(l, func(a *a) int64 { return a.Balance }),
-		column(l, func(a *a) int64 { return a.LastSeq }), column(l, func(a *a) string { return a.Frozen }),
-		column(l, func(a *a) time.Time { return a.UpdatedAt }),
-	}
-}
-
-func eventColumns(l []outbox.Event) []any {
-	return []any{
-		column(l, func(e *outbox.Event) uuid.UUID { return e.ID }),
-		column(l, func(e *outbox.Event) string { return e.AggregateID }),
-		column(l, func(e *outbox.Event) string { return e.Type }),
-		column(l, func(e *outbox.Event) string { return string(e.Payload) }),
-	}
-}
-
-func markColumns(l []LedgerBucket) []any {
-	return []any{
-		column(l, func(e *LedgerBucket) int16 { return e.Bucket }),
-		column(l, func(e *LedgerBucket) int64 { return e.Mark }),
-		column(l, func(e *LedgerBucket) int64 { return e.Issued }),
-	}
-}
-
-func quarantineColumns(l []quarantined) []any {
-	type q = quarantined
-	return []any{
-		column(l, func(q *q) int16 { return q.Bucket }), column(l, func(q *q) string { return q.StreamID }),
-		column(l, func(q *q) *uuid.UUID { return q.UserID }), column(l, func(q *q) string { return q.Reason }),
-		column(l, func(q *q) string { return q.Entry }),
-	}
 }
 
 // ledgerBalance is the ledger's data about one account, for a reconciliation.
@@ -394,44 +310,15 @@ type ledgerBalance struct {
 
 // ledgerBalances returns up to limit accounts after the user after, ordered by user id. If users is not nil, it returns
 // only those users' accounts.
-func ledgerBalances(ctx context.Context, db sql.DB, after uuid.UUID, limit int,
-	users []uuid.UUID,
+func ledgerBalances(
+	ctx context.Context, db sql.DB, after uuid.UUID, limit int, users []uuid.UUID,
 ) ([]ledgerBalance, error) {
-	rows, err := db.Query(ctx, query("reconcile"), after, limit, users)
-	if err != nil {
-		return nil, fmt.Errorf("sum up the ledger: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (b ledgerBalance, err error) {
-		err = r.Scan(&b.UserID, &b.Balance, &b.LastSeq, &b.Frozen, &b.Sum, &b.Entries, &b.LastBalance, &b.Quarantined)
-		return b, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("sum up the ledger: %w", err)
-	}
-	return list, nil
-}
-
-// bucketBalance is a bucket whose accounts do not add up to its counter-account.
-type bucketBalance struct {
-	Bucket int16
-	// Issued is the counter-account, Accounts is the sum of the accounts.
-	Issued, Accounts int64
+	return rowsOf[ledgerBalance](ctx, db, "the sums of the ledger", "reconcile", after, limit, users)
 }
 
 // unbalancedBuckets returns the buckets whose counter-account and accounts differ. It reads every account.
-func unbalancedBuckets(ctx context.Context, db sql.DB) ([]bucketBalance, error) {
-	rows, err := db.Query(ctx, query("reconcile_buckets"))
-	if err != nil {
-		return nil, fmt.Errorf("sum up the buckets: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (b bucketBalance, err error) {
-		err = r.Scan(&b.Bucket, &b.Issued, &b.Accounts)
-		return b, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("sum up the buckets: %w", err)
-	}
-	return list, nil
+func unbalancedBuckets(ctx context.Context, db sql.DB) ([]Unbalanced, error) {
+	return rowsOf[Unbalanced](ctx, db, "the sums of the buckets", "reconcile_buckets")
 }
 
 // countAccounts returns the approximate number of accounts, from the planner's statistics.
@@ -456,25 +343,13 @@ type QuarantinedEntry struct {
 
 // quarantinedEntries returns up to limit entries of a user, oldest first.
 func quarantinedEntries(ctx context.Context, db sql.DB, user uuid.UUID, limit int) ([]QuarantinedEntry, error) {
-	rows, err := db.Query(ctx, query("quarantine_list"), user, limit)
-	if err != nil {
-		return nil, fmt.Errorf("read the quarantine: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (q QuarantinedEntry, err error) {
-		err = r.Scan(&q.Reason, &q.StreamID, &q.Kind, &q.Amount, &q.Seq, &q.At)
-		return q, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the quarantine: %w", err)
-	}
-	return list, nil
+	return rowsOf[QuarantinedEntry](ctx, db, "the quarantine", "quarantine_list", user, limit)
 }
 
-// thawAccount clears the frozen state of an account, and reports whether the account was frozen.
-func thawAccount(ctx context.Context, db sql.DB, user uuid.UUID) (bool, error) {
-	tag, err := db.Exec(ctx, query("account_thaw"), user)
-	if err != nil {
-		return false, fmt.Errorf("thaw a credit account: %w", err)
+// thawAccount clears the frozen state of an account.
+func thawAccount(ctx context.Context, db sql.DB, user uuid.UUID) error {
+	if _, err := db.Exec(ctx, query("account_thaw"), user); err != nil {
+		return fmt.Errorf("thaw a credit account: %w", err)
 	}
-	return tag.RowsAffected() == 1, nil
+	return nil
 }

@@ -158,13 +158,10 @@ func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 	if sure, err := s.close(ctx, bkt); err != nil || !sure {
 		return err
 	}
-	for {
-		n, err := s.apply(ctx, []int16{bkt})
-		if err != nil {
+	for n := 1; n > 0; {
+		var err error
+		if n, err = s.apply(ctx, []int16{bkt}); err != nil {
 			return err
-		}
-		if n == 0 {
-			break
 		}
 	}
 	epoch, top, err := s.bump(ctx, bkt)
@@ -174,49 +171,51 @@ func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 	if err := s.fail("after_bump"); err != nil {
 		return err
 	}
-	if _, err := call(ctx, s.redis, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, epoch, top); err != nil {
-		return err
-	}
-	return nil
+	_, err = call(ctx, s.redis, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, epoch, top)
+	return err
+}
+
+// locked calls do with the row of a bucket, locked, and the bucket's state in Redis. It does not call do if another
+// sync has the row, or if a key of the bucket has another type.
+func (s *Sync) locked(ctx context.Context, bkt int16, do func(tx pgx.Tx, r LedgerBucket, t state) error) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		rows, err := lockBuckets(ctx, tx, []int16{bkt})
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		states, err := s.look(ctx, rows)
+		if err != nil || states[0].foreign {
+			return err
+		}
+		return do(tx, rows[0], states[0])
+	})
 }
 
 // follow sets the ledger's epoch to the epoch of Redis. Postgres has lost the epoch because it was restored to an
 // earlier time. The next scan finds other losses.
 func (s *Sync) follow(ctx context.Context, bkt int16) error {
 	var from, to int64
-	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		rows, err := lockBuckets(ctx, tx, []int16{bkt})
-		if err != nil || len(rows) == 0 { // another sync has the row
-			return err
+	err := s.locked(ctx, bkt, func(tx pgx.Tx, r LedgerBucket, t state) error {
+		if !t.ahead(r) {
+			return nil
 		}
-		states, err := s.look(ctx, rows)
-		if err != nil || states[0].foreign || !states[0].ahead(rows[0]) {
-			return err
-		}
-		from, to = rows[0].Epoch, states[0].number()
+		from, to = r.Epoch, t.number()
 		return raiseEpoch(ctx, tx, bkt, to)
 	})
 	if err == nil && to > 0 {
 		s.log.Error("the ledger was behind the epoch of redis: was postgres restored to an earlier time?", "bucket",
-			bkt,
-			"epoch", to, "ledger_epoch", from)
+			bkt, "epoch", to, "ledger_epoch", from)
 	}
 	return err
 }
 
 // close stops a bucket if, with the row locked, it has certainly lost operations.
 func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		rows, err := lockBuckets(ctx, tx, []int16{bkt})
-		if err != nil || len(rows) == 0 { // another sync has the row
-			return err
+	err = s.locked(ctx, bkt, func(_ pgx.Tx, r LedgerBucket, t state) error {
+		if sure = t.lost(r) || t.tail(r); !sure {
+			return nil
 		}
-		states, err := s.look(ctx, rows)
-		if err != nil || states[0].foreign || (!states[0].lost(rows[0]) && !states[0].tail(rows[0])) {
-			return err
-		}
-		sure = true
-		_, err = call(ctx, s.redis, fnStop, []string{epochKey(bkt)}, rows[0].Mark)
+		_, err := call(ctx, s.redis, fnStop, []string{epochKey(bkt)}, r.Mark)
 		return err
 	})
 	return sure, err
@@ -226,18 +225,13 @@ func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
 // sync has the row.
 func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error) {
 	var lost int64
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		rows, err := lockBuckets(ctx, tx, []int16{bkt})
-		if err != nil || len(rows) == 0 {
-			return err
-		}
-		states, err := s.look(ctx, rows)
-		if err != nil || states[0].foreign || states[0].epoch != "" || states[0].length > 0 {
-			return err
+	err = s.locked(ctx, bkt, func(tx pgx.Tx, r LedgerBucket, t state) (err error) {
+		if t.epoch != "" || t.length > 0 {
+			return nil
 		}
 		// Numbers never restart: top is at least every number that a process has seen in an older epoch.
-		top = max(rows[0].Mark, states[0].n, states[0].seen)
-		lost = top - rows[0].Mark
+		top = max(r.Mark, t.n, t.seen)
+		lost = top - r.Mark
 		epoch, err = bumpEpoch(ctx, tx, bkt, top)
 		return err
 	})

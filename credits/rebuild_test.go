@@ -262,14 +262,9 @@ func TestTheEpochEndsAfterTheLedgerWasAsked(t *testing.T) {
 	w.refused(newOp(user, Deduct, 1), ErrRecovering)
 	w.inStep(user, 90)
 	w.must(newOp(user, Deduct, 1), OK) // loads the account
-	for again := errLoading; again != nil; {
-		var res Result
-		if res, again, err = a.once(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if again == nil && !res.Replayed {
-			t.Errorf("it was done twice: %+v", res)
-		}
+	res, err := insist(t.Context(), func() (Result, error) { return a.once(t.Context()) })
+	if err != nil || !res.Replayed {
+		t.Errorf("it was done twice: %+v, %v", res, err)
 	}
 	w.inStep(user, 89)
 }

@@ -24,7 +24,6 @@ const (
 	causeBalance = "redis_balance"
 	causeStream  = "stream_incomplete"
 	causeUnknown = "unknown_to_ledger"
-	causeIssued  = "counter_account"
 )
 
 // Difference is an account whose three balances do not agree, and why.
@@ -46,9 +45,10 @@ type Difference struct {
 type Unbalanced struct {
 	Bucket int16 `json:"bucket"`
 	// Issued is the counter-account, Accounts is the sum of the accounts' balances.
-	Issued   int64  `json:"issued"`
-	Accounts int64  `json:"accounts"`
-	Cause    string `json:"cause"`
+	Issued   int64 `json:"issued"`
+	Accounts int64 `json:"accounts"`
+	// Cause is counter_account.
+	Cause string `json:"cause"`
 }
 
 // Report is the result of a reconciliation.
@@ -104,19 +104,12 @@ func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool,
 			progress(done, max(about, done))
 		}
 	}
-	if err := r.buckets(ctx); err != nil {
+	buckets, err := unbalancedBuckets(ctx, pool)
+	if err != nil {
 		return nil, err
 	}
+	r.report.Buckets = append(r.report.Buckets, buckets...)
 	return r.report, r.strangers(ctx)
-}
-
-// buckets compares the two sides of each bucket.
-func (r *reconciliation) buckets(ctx context.Context) error {
-	list, err := unbalancedBuckets(ctx, r.pool)
-	for _, b := range list {
-		r.report.Buckets = append(r.report.Buckets, Unbalanced{b.Bucket, b.Issued, b.Accounts, causeIssued})
-	}
-	return err
 }
 
 type reconciliation struct {
@@ -138,12 +131,7 @@ func (r *reconciliation) page(ctx context.Context, page []ledgerBalance) error {
 		r.report.Accounts++
 		r.report.Total += b.Balance
 		r.ledger[b.UserID] = true
-		d, pending, err := r.look(ctx, b, cached[i])
-		for try := 1; err == nil && d != nil && try < reconcileTries; try++ {
-			if err = pause.For(ctx, reconcilePause); err == nil {
-				d, pending, err = r.again(ctx, b)
-			}
-		}
+		d, pending, err := r.compare(ctx, b, cached[i])
 		if err != nil {
 			return err
 		}
@@ -159,20 +147,36 @@ func (r *reconciliation) page(ctx context.Context, page []ledgerBalance) error {
 	return nil
 }
 
-// again reads an account again and compares it.
-func (r *reconciliation) again(ctx context.Context, b *ledgerBalance) (*Difference, bool, error) {
+// compare is look. It reads an account with a difference again a few times, because it may be changing.
+func (r *reconciliation) compare(
+	ctx context.Context, b *ledgerBalance, c cachedAccount,
+) (d *Difference, pending bool, err error) {
+	d, pending, err = r.look(ctx, b, c)
+	for try := 1; err == nil && d != nil && try < reconcileTries; try++ {
+		if err = pause.For(ctx, reconcilePause); err != nil {
+			break
+		}
+		if c, err = r.read(ctx, b); err == nil {
+			d, pending, err = r.look(ctx, b, c)
+		}
+	}
+	return d, pending, err
+}
+
+// read reads an account from Postgres and Redis. It leaves b unchanged if the ledger does not have the account.
+func (r *reconciliation) read(ctx context.Context, b *ledgerBalance) (cachedAccount, error) {
 	page, err := ledgerBalances(ctx, r.pool, uuid.Nil, 1, []uuid.UUID{b.UserID})
 	if err != nil {
-		return nil, false, err
+		return cachedAccount{}, err
 	}
 	if len(page) == 1 {
 		*b = page[0]
 	}
 	cached, err := r.cached(ctx, []ledgerBalance{*b})
 	if err != nil {
-		return nil, false, err
+		return cachedAccount{}, err
 	}
-	return r.look(ctx, b, cached[0])
+	return cached[0], nil
 }
 
 // cachedAccount is an account in Redis.
@@ -274,7 +278,7 @@ func (r *reconciliation) look(ctx context.Context, b *ledgerBalance,
 		return nil, true, nil
 	}
 	// Entries that have left the stream since the ledger was read are in the ledger now.
-	now, _, err := accountAt(ctx, r.pool, Bucket(b.UserID), b.UserID)
+	now, _, err := accountAt(ctx, r.pool, b.UserID)
 	if err != nil {
 		return nil, false, err
 	}
@@ -361,12 +365,11 @@ func (r *reconciliation) strangers(ctx context.Context) error {
 
 func (r *reconciliation) stranger(ctx context.Context, user uuid.UUID) error {
 	b := ledgerBalance{LedgerAccount: LedgerAccount{UserID: user}}
-	d, pending, err := r.again(ctx, &b)
-	for try := 1; err == nil && d != nil && try < reconcileTries; try++ {
-		if err = pause.For(ctx, reconcilePause); err == nil {
-			d, pending, err = r.again(ctx, &b)
-		}
+	cached, err := r.read(ctx, &b)
+	if err != nil {
+		return err
 	}
+	d, pending, err := r.compare(ctx, &b, cached)
 	if err != nil {
 		return err
 	}

@@ -149,8 +149,7 @@ func (s *Sync) compare(ctx context.Context) {
 	for _, b := range list {
 		drift += max(b.Issued-b.Accounts, b.Accounts-b.Issued)
 		s.log.Error("the accounts of a bucket differ from its counter-account", "bucket", b.Bucket, "accounts",
-			b.Accounts,
-			"issued", b.Issued)
+			b.Accounts, "issued", b.Issued)
 	}
 	s.metrics.drift.Set(float64(drift))
 }

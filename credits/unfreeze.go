@@ -44,41 +44,34 @@ const quarantineShown = 20
 // Inspect reads an account. Errors: ErrUnknownUser.
 func Inspect(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, user uuid.UUID) (*Account, error) {
 	r := reconciliation{redis: c, pool: pool}
-	a := &Account{UserID: user, Quarantine: []QuarantinedEntry{}}
-	page, err := ledgerBalances(ctx, pool, uuid.Nil, 1, []uuid.UUID{user})
-	if err != nil {
-		return nil, err
-	}
 	b := ledgerBalance{LedgerAccount: LedgerAccount{UserID: user}}
-	if len(page) == 1 {
-		b = page[0]
-	}
-	cached, err := r.cached(ctx, []ledgerBalance{b})
+	cached, err := r.read(ctx, &b)
 	if err != nil {
 		return nil, err
 	}
-	if len(page) == 0 && !cached[0].there {
+	if b.UpdatedAt.IsZero() && !cached.there {
 		return nil, ErrUnknownUser
 	}
 	waiting, err := r.waiting(ctx, user)
 	if err != nil {
 		return nil, err
 	}
-	a.Waiting = int64(len(waiting))
-	if list, err := quarantinedEntries(ctx, pool, user, quarantineShown); err != nil {
+	quarantine, err := quarantinedEntries(ctx, pool, user, quarantineShown)
+	if err != nil {
 		return nil, err
-	} else if list != nil {
-		a.Quarantine = list
 	}
-	a.Frozen, a.Ledger, a.Seq, a.Quarantined = b.Frozen, b.Balance, b.LastSeq, b.Quarantined
-	if cached[0].there {
-		a.Redis, a.RedisSeq = &cached[0].balance, &cached[0].seq
+	a := &Account{
+		UserID: user, Frozen: b.Frozen, Ledger: b.Balance, Seq: b.LastSeq, Waiting: int64(len(waiting)),
+		Quarantined: b.Quarantined, Quarantine: append([]QuarantinedEntry{}, quarantine...),
+	}
+	if cached.there {
+		a.Redis, a.RedisSeq = &cached.balance, &cached.seq
 		if a.RedisFrozen, err = c.HGet(ctx, accountKey(user), "f").Result(); err != nil && !errors.Is(err, redis.Nil) {
 			return nil, fmt.Errorf("read the account from Redis: %w", err)
 		}
 	}
 	b.Frozen = "" // otherwise the frozen state would be reported as the difference
-	d, _, err := r.look(ctx, &b, cached[0])
+	d, _, err := r.look(ctx, &b, cached)
 	if err != nil {
 		return nil, err
 	}
@@ -137,8 +130,7 @@ func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Acc
 		if len(rows) == 0 {
 			return ErrWaiting
 		}
-		_, err = thawAccount(ctx, tx, user)
-		return err
+		return thawAccount(ctx, tx, user)
 	})
 	if err != nil {
 		return a, err

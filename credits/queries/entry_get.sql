@@ -1,2 +1,3 @@
-SELECT seq, fp, kind, outcome, amount, balance_after, durability, stream_id, created_at FROM credit_entries
-    WHERE user_id = $1 AND op_id = $2
+SELECT user_id, seq, op_id, fp, kind, outcome, amount, balance_after, reference, durability, epoch, stream_id,
+    created_at
+FROM credit_entries WHERE user_id = $1 AND op_id = $2

@@ -1,5 +1,5 @@
-SELECT a.user_id, a.balance, a.last_seq, coalesce(a.frozen, ''), coalesce(s.total, 0), coalesce(s.entries, 0),
-    coalesce(s.last_balance, 0),
+SELECT a.user_id, a.balance, a.last_seq, coalesce(a.frozen, ''), a.updated_at, coalesce(s.total, 0),
+    coalesce(s.entries, 0), coalesce(s.last_balance, 0),
     (SELECT count(*) FROM credit_quarantine q WHERE q.user_id = a.user_id)
 FROM (SELECT * FROM credit_accounts WHERE user_id > $1 AND ($3::uuid[] IS NULL OR user_id = ANY ($3))
     ORDER BY user_id LIMIT $2) a
