@@ -44,8 +44,8 @@ func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 	user := w.funded(1000)
 	b := w.inUse(user)
 	reads := func() int64 {
-		n, err := strconv.ParseInt(w.redis.Client.InfoMap(t.Context(), "stats").Item("Stats", "total_reads_processed"), 10,
-			64)
+		stats := w.redis.Client.InfoMap(t.Context(), "stats")
+		n, err := strconv.ParseInt(stats.Item("Stats", "total_reads_processed"), 10, 64)
 		must(t, err)
 		return n
 	}

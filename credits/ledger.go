@@ -28,8 +28,8 @@ type ledger struct {
 	rows     map[int16]*LedgerBucket
 	accounts map[uuid.UUID]*LedgerAccount
 	changed  map[uuid.UUID]bool
-	// bySeq and byOp are the batch's entries that the ledger already has, by number and by operation. They are nil until
-	// a conflict makes the second pass necessary.
+	// bySeq and byOp are the batch's entries that the ledger already has, by number and by operation. They are nil
+	// until a conflict makes the second pass necessary.
 	bySeq map[numbered]uuid.UUID
 	byOp  map[operation]bool
 
