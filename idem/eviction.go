@@ -33,15 +33,15 @@ func EvictionPolicy(ctx context.Context, c redis.UniversalClient) (string, error
 
 const safePolicy = "noeviction"
 
-// askNode reads the memory section of one node; askInfo does only that.
-type askNode func(ctx context.Context, n redisurl.Node) (string, error)
+// askNode reads the memory section of one node, which is empty if the node refuses INFO; askInfo does only that.
+type askNode func(ctx context.Context, n redisurl.Node) (map[string]string, error)
 
-func askInfo(ctx context.Context, n redisurl.Node) (string, error) {
-	text, err := n.Info(ctx, "memory").Result()
-	if redisurl.Refused(err) {
-		return "", nil // the memory is unknown
+func askInfo(ctx context.Context, n redisurl.Node) (map[string]string, error) {
+	info, err := n.InfoMap(ctx, "memory").Result()
+	if redisurl.Refused(err) || err == nil && info["Memory"] == nil {
+		return map[string]string{}, nil
 	}
-	return text, err
+	return info["Memory"], err
 }
 
 // memoryOf reads the memory section of every primary. It is nil for one that does not answer, and the error is set.
@@ -50,11 +50,5 @@ func memoryOf(ctx context.Context, c redis.UniversalClient, ask askNode) ([]map[
 	if err != nil {
 		return nil, err
 	}
-	return redisurl.Gather(ctx, nodes, func(ctx context.Context, n redisurl.Node) (map[string]string, error) {
-		text, err := ask(ctx, n)
-		if err != nil {
-			return nil, err
-		}
-		return parseInfo(text), nil
-	})
+	return redisurl.Gather(ctx, nodes, ask)
 }

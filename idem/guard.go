@@ -1,6 +1,7 @@
 package idem
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -9,10 +10,12 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/singleflight"
 
 	"posthaste/internal/redisurl"
 )
@@ -64,40 +67,36 @@ type Guard struct {
 	client redis.UniversalClient
 	// database is nil if records are not distinguished.
 	database Database
-	nodes    nodes
-	scripts  map[string]*redis.Script
-	timeout  time.Duration // of one call; callTimeout except in tests
-	lease    time.Duration
-	hold     time.Duration
-	ttl      time.Duration
-	log      *slog.Logger
-	metrics  *metrics
-	cache    *cache
-	flights  flights
-	lookups  lookups
-	memory   memory
+	// nodes are the nodes by address; there are never more than a cluster has had. "" is the one server, and of a
+	// cluster the question where a key is.
+	nodesMu sync.Mutex
+	nodes   map[string]*node
+	scripts map[string]*redis.Script
+	timeout time.Duration // of one call; callTimeout except in tests
+	lease   time.Duration
+	hold    time.Duration
+	ttl     time.Duration
+	log     *slog.Logger
+	metrics *metrics
+	cache   *cache
+	flights flights
+	// lookups are the running queries of the database. Concurrent requests for one operation share a query.
+	lookups singleflight.Group
+	memory  memory
 }
 
 // New returns a guard. It does no I/O.
 func New(o Options) *Guard {
 	g := &Guard{
 		client: o.Redis, database: o.Database, scripts: loadScripts(), log: o.Logger,
-		metrics: newMetrics(o.Registerer, o.Routes), timeout: callTimeout,
-		lease: o.Lease, hold: o.Hold, ttl: o.TTL, cache: newCache(cacheSize, cacheTTL),
+		metrics: newMetrics(o.Registerer, o.Routes), timeout: callTimeout, nodes: map[string]*node{},
+		lease: cmp.Or(o.Lease, DefaultLease), hold: cmp.Or(o.Hold, DefaultHold), ttl: cmp.Or(o.TTL, DefaultTTL),
+		cache: newCache(cacheSize, cacheTTL), flights: flights{m: map[Key]*flight{}},
 	}
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
 	g.log = g.log.With("component", "idem")
-	if g.lease == 0 {
-		g.lease = DefaultLease
-	}
-	if g.hold == 0 {
-		g.hold = DefaultHold
-	}
-	if g.ttl == 0 {
-		g.ttl = DefaultTTL
-	}
 	return g
 }
 
@@ -192,7 +191,10 @@ func (g *Guard) Begin(ctx context.Context, r Request) (Decision, error) {
 			}
 		}
 		d.Waited, d.in = w.waited, in
-		g.count(&r, &d)
+		if d.Waited && d.outcome == OutcomeReplayRedis {
+			d.outcome = OutcomeWaited
+		}
+		g.Count(r.Route, d.outcome)
 		return d.Decision, nil
 	}
 }
@@ -236,14 +238,13 @@ func (g *Guard) acquire(ctx context.Context, r *Request, attempt string) verdict
 	// Not cancelled with the client: a lost reply would leave a lease that no attempt works under.
 	reply, err := g.eval(context.WithoutCancel(ctx), scriptAcquire, r.Key, r.Fingerprint.text(), attempt,
 		g.lease.Milliseconds(), g.hold.Milliseconds())
-	if err != nil {
-		return g.degraded(r, err)
+	if err == nil {
+		var v verdict
+		if v, err = g.assess(r, reply); err == nil {
+			return v
+		}
 	}
-	v, err := g.assess(r, reply)
-	if err != nil {
-		return g.degraded(r, err)
-	}
-	return v
+	return g.degraded(r, err)
 }
 
 func (g *Guard) assess(r *Request, reply []string) (verdict, error) {
@@ -299,15 +300,6 @@ func (g *Guard) degraded(r *Request, err error) verdict {
 	}
 	t := &Ticket{guard: g, key: r.Key, in: r.in, fp: r.Fingerprint}
 	return verdict{Decision: Decision{Outcome: Proceed, Ticket: t}, outcome: OutcomeDegraded}
-}
-
-// count notes the outcome of a request.
-func (g *Guard) count(r *Request, v *verdict) {
-	outcome := v.outcome
-	if v.Waited && outcome == OutcomeReplayRedis {
-		outcome = OutcomeWaited
-	}
-	g.Count(r.Route, outcome)
 }
 
 // Count counts an outcome that only the caller knows (OutcomeReplayPG, OutcomeUnknown, OutcomeRejected), in addition to

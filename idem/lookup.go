@@ -2,7 +2,6 @@ package idem
 
 import (
 	"context"
-	"sync"
 	"time"
 )
 
@@ -57,7 +56,7 @@ func (w *waiter) until(ctx context.Context, lease time.Time, d time.Duration) (c
 
 // lookup queries the database and puts its decision into v.
 func (w *waiter) lookup(ctx context.Context, v *verdict) (decided bool, err error) {
-	f, err := w.g.lookups.ask(ctx, w.r)
+	f, err := w.ask(ctx)
 	if err != nil || !f.Exists {
 		return false, err
 	}
@@ -74,51 +73,13 @@ func (w *waiter) lookup(ctx context.Context, v *verdict) (decided bool, err erro
 // lookupTimeout bounds one query. All waiters share the query, so no single client's end cancels it.
 const lookupTimeout = 3 * time.Second
 
-// lookups are the running queries. Concurrent requests for one key share a query.
-type lookups struct {
-	mu sync.Mutex
-	m  map[question]*lookup
-}
-
-type question struct {
-	key Key
-	fp  Fingerprint
-}
-
-type lookup struct {
-	// done is closed when found and err are set.
-	done  chan struct{}
-	found Found
-	err   error
-}
-
-// ask runs a request's Lookup, or joins one that is running. Its error is the lookup's or that of ctx.
-func (l *lookups) ask(ctx context.Context, r *Request) (Found, error) {
-	q := question{r.Key, r.Fingerprint}
-	l.mu.Lock()
-	if c := l.m[q]; c != nil {
-		l.mu.Unlock()
-		select {
-		case <-c.done:
-			return c.found, c.err
-		case <-ctx.Done():
-			return Found{}, ctx.Err()
-		}
-	}
-	if l.m == nil {
-		l.m = make(map[question]*lookup)
-	}
-	c := &lookup{done: make(chan struct{}), err: context.Canceled} // the result if Lookup panics
-	l.m[q] = c
-	l.mu.Unlock()
-	defer func() {
-		l.mu.Lock()
-		delete(l.m, q)
-		l.mu.Unlock()
-		close(c.done)
-	}()
-	shared, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookupTimeout)
-	defer cancel()
-	c.found, c.err = r.Lookup(shared)
-	return c.found, c.err
+// ask runs the request's Lookup, or waits for that of another request for the same operation.
+func (w *waiter) ask(ctx context.Context) (Found, error) {
+	v, err, _ := w.g.lookups.Do(string(w.r.Key[:])+string(w.r.Fingerprint[:]), func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookupTimeout)
+		defer cancel()
+		return w.r.Lookup(ctx)
+	})
+	f, _ := v.(Found)
+	return f, err
 }

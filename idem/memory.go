@@ -3,7 +3,6 @@ package idem
 import (
 	"context"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -35,12 +34,10 @@ func (g *Guard) recordTTL(ctx context.Context) time.Duration {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.timeout)
 		defer cancel()
 		// Without an answer nothing is known, or written.
-		_ = g.askMemory(ctx, func(ctx context.Context, n redisurl.Node) (string, error) {
-			v, err := g.node(n.Addr).call(ctx, g.timeout, func(ctx context.Context) (any, error) {
+		_ = g.askMemory(ctx, func(ctx context.Context, n redisurl.Node) (map[string]string, error) {
+			return call(ctx, g.node(n.Addr), g.timeout, func(ctx context.Context) (map[string]string, error) {
 				return askInfo(ctx, n)
 			})
-			text, _ := v.(string)
-			return text, err
 		})
 	}
 	if !g.Short() {
@@ -85,14 +82,4 @@ func (g *Guard) noteMemory(used, limit float64) {
 	case was && !short:
 		g.log.Info("redis has memory again: finished records stay", "stay", g.ttl)
 	}
-}
-
-func parseInfo(text string) map[string]string {
-	info := map[string]string{}
-	for line := range strings.Lines(text) {
-		if name, value, ok := strings.Cut(line, ":"); ok {
-			info[name] = strings.TrimSpace(value)
-		}
-	}
-	return info
 }

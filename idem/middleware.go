@@ -2,6 +2,7 @@ package idem
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -39,19 +40,6 @@ type HTTPOptions struct {
 	MaxInline int
 }
 
-func (o HTTPOptions) withDefaults() HTTPOptions {
-	if o.Work == 0 {
-		o.Work = DefaultWork
-	}
-	if o.MaxBody == 0 {
-		o.MaxBody = DefaultMaxBody
-	}
-	if o.MaxInline == 0 {
-		o.MaxInline = DefaultMaxInline
-	}
-	return o
-}
-
 // Handler guards next: of many requests with one Idempotency-Key, one runs it and the others get its response, byte for
 // byte. The response is kept if retrying cannot change it: 2xx, 3xx, and 4xx other than 401, 403, 408, 425 and 429.
 // After any other response, and after a panic, the key is free again, so next must have done nothing then. If next
@@ -60,7 +48,8 @@ func (o HTTPOptions) withDefaults() HTTPOptions {
 // next runs within Work, and a client that disconnects does not cancel it. Its effect must be protected by a unique
 // index on the key (KeyFrom): Redis only accelerates. Its response is buffered.
 func (g *Guard) Handler(o HTTPOptions, next http.Handler) http.Handler {
-	o = o.withDefaults()
+	o.Work, o.MaxBody = cmp.Or(o.Work, DefaultWork), cmp.Or(o.MaxBody, DefaultMaxBody)
+	o.MaxInline = cmp.Or(o.MaxInline, DefaultMaxInline)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { g.serve(&o, w, r, next) })
 }
 
@@ -106,23 +95,19 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 		if errors.Is(err, ErrKeyMissing) {
 			code = "idempotency_key_missing"
 		}
-		refuse(w, refusal{status: http.StatusBadRequest, code: code, title: err.Error(), safeNewKey: true})
+		refuse(w, refusal{http.StatusBadRequest, code, err.Error()}, 0)
 		return
 	}
 	scope := o.Scope(r)
 	if scope == "" {
 		refuse(w, refusal{
-			status: http.StatusUnauthorized, code: "unauthorized",
-			title: "An idempotency key needs an authenticated user", safeNewKey: true,
-		})
+			http.StatusUnauthorized, "unauthorized", "An idempotency key needs an authenticated user",
+		}, 0)
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, o.MaxBody))
 	if err != nil {
-		refuse(w, refusal{
-			status: http.StatusRequestEntityTooLarge, code: "body_too_large", title: "The body is too large",
-			safeNewKey: true,
-		})
+		refuse(w, refusal{http.StatusRequestEntityTooLarge, "body_too_large", "The body is too large"}, 0)
 		return
 	}
 	w.Header().Set(KeyHeader, r.Header.Get(KeyHeader))
@@ -142,19 +127,16 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 	switch {
 	case err != nil:
 		refuse(w, refusal{
-			status: http.StatusServiceUnavailable, code: "temporarily_unavailable",
-			title: "Nothing was done; try again", retryable: true, retryAfter: time.Second,
-		})
+			http.StatusServiceUnavailable, "temporarily_unavailable", "Nothing was done; try again",
+		}, time.Second)
 	case d.Outcome == Mismatch:
 		refuse(w, refusal{
-			status: http.StatusUnprocessableEntity, code: "idempotency_key_reused",
-			title: "The key was used for another request", safeNewKey: true,
-		})
+			http.StatusUnprocessableEntity, "idempotency_key_reused", "The key was used for another request",
+		}, 0)
 	case d.Outcome == Busy:
 		refuse(w, refusal{
-			status: http.StatusConflict, code: "operation_in_progress",
-			title: "Another attempt with this key is in progress", retryable: true, retryAfter: d.RetryAfter,
-		})
+			http.StatusConflict, "operation_in_progress", "Another attempt with this key is in progress",
+		}, d.RetryAfter)
 	case d.Outcome == Replay:
 		g.replay(o, w, r, &d, &req, next)
 	default:

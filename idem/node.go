@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,24 +19,14 @@ type node struct {
 	publications batch.Queue[publication]
 }
 
-// nodes are the nodes by address; there are never more than a cluster has had. "" is the one server, and of a cluster
-// the question where a key is.
-type nodes struct {
-	mu sync.Mutex
-	m  map[string]*node
-}
-
 func (g *Guard) node(addr string) *node {
-	g.nodes.mu.Lock()
-	defer g.nodes.mu.Unlock()
-	n := g.nodes.m[addr]
+	g.nodesMu.Lock()
+	defer g.nodesMu.Unlock()
+	n := g.nodes[addr]
 	if n == nil {
-		if g.nodes.m == nil {
-			g.nodes.m = map[string]*node{}
-		}
 		n = &node{breaker: g.newBreaker(addr)}
-		n.publications.Send, n.publications.Flights = func(func()) { g.sendQueue(n) }, 1
-		g.nodes.m[addr] = n
+		n.publications.Send, n.publications.Flights = func(func()) { g.sendBatch(n) }, 1
+		g.nodes[addr] = n
 	}
 	return n
 }
@@ -52,13 +41,13 @@ func (g *Guard) nodeOf(ctx context.Context, key Key) (*node, error) {
 		return g.node(""), nil
 	}
 	// Only the first call for a cluster needs the network.
-	v, err := g.node("").call(ctx, g.timeout, func(ctx context.Context) (any, error) {
+	master, err := call(ctx, g.node(""), g.timeout, func(ctx context.Context) (*redis.Client, error) {
 		return cluster.MasterForKey(ctx, key.String())
 	})
 	if err != nil {
 		return nil, fmt.Errorf("find the node of a key: %w", err)
 	}
-	return g.node(v.(*redis.Client).Options().Addr), nil //nolint:forcetypeassert // it is what MasterForKey returns
+	return g.node(master.Options().Addr), nil
 }
 
 // newBreaker opens after three failures in a row and lets one call try again every second, so that a hanging server
@@ -85,16 +74,17 @@ func (g *Guard) newBreaker(addr string) *gobreaker.CircuitBreaker[any] {
 }
 
 // call is one bounded exchange with Redis under the node's breaker.
-func (n *node) call(
-	ctx context.Context, timeout time.Duration, f func(context.Context) (any, error),
-) (any, error) {
-	v, err := n.breaker.Execute(func() (any, error) {
+func call[T any](
+	ctx context.Context, n *node, timeout time.Duration, f func(context.Context) (T, error),
+) (v T, err error) {
+	_, err = n.breaker.Execute(func() (any, error) {
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
-		return f(ctx)
+		v, err = f(ctx)
+		return nil, err
 	})
 	if errors.Is(err, gobreaker.ErrOpenState) || errors.Is(err, gobreaker.ErrTooManyRequests) {
-		return nil, errUnusable
+		err = errUnusable
 	}
 	return v, err
 }

@@ -31,27 +31,15 @@ func (g *Guard) publish(ctx context.Context, key Key, args ...any) ([]string, er
 	return p.reply, p.err
 }
 
-// sendQueue sends the waiting publications.
-func (g *Guard) sendQueue(n *node) {
+// sendBatch sends the waiting publications in one exchange.
+func (g *Guard) sendBatch(n *node) {
 	batch := n.publications.Take()
-	switch len(batch) {
-	case 0:
-	case 1:
-		p := batch[0]
-		p.reply, p.err = g.eval(p.ctx, scriptPublish, p.key, p.args...)
-	default:
-		g.sendBatch(batch[0].ctx, n, batch)
+	if len(batch) == 0 {
+		return
 	}
-	for _, p := range batch {
-		close(p.done)
-	}
-}
-
-// sendBatch sends several publications in one exchange.
-func (g *Guard) sendBatch(ctx context.Context, n *node, batch []*publication) {
-	start := time.Now()
+	ctx, start := batch[0].ctx, time.Now()
 	cmds := make([]*redis.Cmd, len(batch))
-	_, err := n.call(ctx, g.timeout, func(ctx context.Context) (any, error) {
+	_, err := call(ctx, n, g.timeout, func(ctx context.Context) (any, error) {
 		_, err := g.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			for i, p := range batch {
 				cmds[i] = g.scripts[scriptPublish].EvalSha(ctx, pipe, []string{p.key.String()}, p.args...)
@@ -63,17 +51,21 @@ func (g *Guard) sendBatch(ctx context.Context, n *node, batch []*publication) {
 		}
 		return nil, err
 	})
+	took := time.Since(start).Seconds()
 	for i, p := range batch {
-		g.metrics.scripts.WithLabelValues(scriptPublish).Observe(time.Since(start).Seconds())
 		switch {
 		case errors.Is(err, errUnusable):
 			p.err = err
 		case redis.HasErrorPrefix(cmds[i].Err(), "NOSCRIPT"):
-			p.reply, p.err = g.eval(ctx, scriptPublish, p.key, p.args...)
-		case cmds[i].Err() != nil:
-			p.err = fmt.Errorf("run script %s: %w", scriptPublish, cmds[i].Err())
+			p.reply, p.err = g.eval(ctx, scriptPublish, p.key, p.args...) // which observes its own time
 		default:
-			p.reply, p.err = replyStrings(cmds[i].Val())
+			g.metrics.scripts.WithLabelValues(scriptPublish).Observe(took)
+			if p.err = cmds[i].Err(); p.err != nil {
+				p.err = fmt.Errorf("run script %s: %w", scriptPublish, p.err)
+			} else {
+				p.reply, p.err = replyStrings(cmds[i].Val())
+			}
 		}
+		close(p.done)
 	}
 }

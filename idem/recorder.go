@@ -76,23 +76,20 @@ func decodeResponse(payload string) (header http.Header, body string, ok bool) {
 
 // refusal is the guard's own response, in the form of RFC 9457.
 type refusal struct {
-	status     int
-	code       string
-	title      string
-	retryable  bool
-	safeNewKey bool
-	retryAfter time.Duration
+	status      int
+	code, title string
 }
 
-func refuse(w http.ResponseWriter, p refusal) {
+// refuse answers with p. If retryAfter is not zero, the same request may succeed then; otherwise only another key may.
+func refuse(w http.ResponseWriter, p refusal, retryAfter time.Duration) {
 	body := map[string]any{
 		"type": "urn:posthaste:problem:" + p.code, "title": p.title, "status": p.status, "code": p.code,
-		"retryable": p.retryable, "safe_new_key": p.safeNewKey,
+		"retryable": retryAfter > 0, "safe_new_key": retryAfter == 0,
 	}
 	h := w.Header()
-	if p.retryAfter > 0 {
-		h.Set("Retry-After", strconv.FormatInt(int64((p.retryAfter+time.Second-1)/time.Second), 10))
-		body["retry_after_ms"] = p.retryAfter.Milliseconds()
+	if retryAfter > 0 {
+		h.Set("Retry-After", strconv.FormatInt(int64((retryAfter+time.Second-1)/time.Second), 10))
+		body["retry_after_ms"] = retryAfter.Milliseconds()
 	}
 	b, err := json.Marshal(body)
 	if err != nil {

@@ -56,7 +56,7 @@ func (g *Guard) eval(ctx context.Context, name string, key Key, args ...any) ([]
 	if err != nil {
 		return nil, err
 	}
-	v, err := n.call(ctx, g.timeout, func(ctx context.Context) (any, error) {
+	v, err := call(ctx, n, g.timeout, func(ctx context.Context) (any, error) {
 		start := time.Now()
 		defer func() { g.metrics.scripts.WithLabelValues(name).Observe(time.Since(start).Seconds()) }()
 		return g.scripts[name].Run(ctx, g.client, []string{key.String()}, args...).Result()

@@ -32,15 +32,25 @@ func (a *answers) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (a *answers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if c, ok := cmd.(*redis.Cmd); ok && err == nil {
-			a.last = strings.Trim(fmt.Sprint(c.Val()), "[]")
-		}
+		a.note(cmd)
 		return err
 	}
 }
 
 func (a *answers) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			a.note(cmd)
+		}
+		return err
+	}
+}
+
+func (a *answers) note(cmd redis.Cmder) {
+	if c, ok := cmd.(*redis.Cmd); ok && c.Err() == nil {
+		a.last = strings.Trim(fmt.Sprint(c.Val()), "[]")
+	}
 }
 
 // play has three attempts at one operation, each with its own guard, and a table with a unique key in memory.

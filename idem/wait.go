@@ -3,6 +3,7 @@ package idem
 import (
 	"context"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 )
@@ -35,9 +36,6 @@ func (f *flights) join(k Key) *flight {
 	defer f.mu.Unlock()
 	fl := f.m[k]
 	if fl == nil {
-		if f.m == nil {
-			f.m = make(map[Key]*flight)
-		}
 		fl = &flight{done: make(chan struct{}), lead: make(chan struct{}, 1), pause: pollFirst}
 		f.m[k] = fl
 	}
@@ -72,35 +70,23 @@ func (g *Guard) await(ctx context.Context, k Key, d time.Duration) (changed bool
 	defer func() { g.metrics.wait.Observe(time.Since(start).Seconds()) }()
 	fl := g.flights.join(k)
 	defer g.flights.leave(k, fl)
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+	bounded, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
 	select {
 	case <-fl.done:
 		return true, nil
-	case <-timer.C:
-		return false, nil
-	case <-ctx.Done():
+	case <-bounded.Done():
 		return false, ctx.Err()
 	case fl.lead <- struct{}{}:
 	}
 	defer func() { <-fl.lead }()
-	return g.poll(ctx, k, fl, timer)
-}
-
-func (g *Guard) poll(ctx context.Context, k Key, fl *flight, timer *time.Timer) (changed bool, err error) {
 	for {
-		pause := time.NewTimer(fl.pause/2 + rand.N(fl.pause/2)) //nolint:gosec // spreads pauses, no secret
 		select {
 		case <-fl.done:
-			pause.Stop()
 			return true, nil
-		case <-timer.C:
-			pause.Stop()
-			return false, nil
-		case <-ctx.Done():
-			pause.Stop()
+		case <-bounded.Done():
 			return false, ctx.Err()
-		case <-pause.C:
+		case <-time.After(fl.pause/2 + rand.N(fl.pause/2)): //nolint:gosec // spreads pauses, no secret
 		}
 		if !g.pending(ctx, k) {
 			g.flights.finish(k, nil)
@@ -117,14 +103,13 @@ func (g *Guard) pending(ctx context.Context, k Key) bool {
 	if err != nil {
 		return false
 	}
-	v, err := n.call(ctx, g.timeout, func(ctx context.Context) (any, error) {
+	s, err := call(ctx, n, g.timeout, func(ctx context.Context) (string, error) {
 		return g.client.Get(ctx, k.String()).Result()
 	})
 	if err != nil {
 		return false // the record or Redis is gone: the next acquisition finds out which
 	}
-	s, _ := v.(string)
-	if len(s) > 0 && s[0] == 'P' {
+	if strings.HasPrefix(s, "P") {
 		return true
 	}
 	if rec, fp, err := parseRecord(s); err == nil {

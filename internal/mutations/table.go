@@ -482,7 +482,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "a node's guard fails alone", about: "one breaker for all nodes",
-		file: "idem/node.go", old: "n := g.nodes.m[addr]", replacement: "addr = \"\"\nn := g.nodes.m[addr]",
+		file: "idem/node.go", old: "n := g.nodes[addr]", replacement: "addr = \"\"\nn := g.nodes[addr]",
 		pkg: "./idem", test: "TestAMasterThatIsDownIsNobodyElses",
 	},
 	{
