@@ -40,7 +40,7 @@ func (a *Access) knownHost(next http.Handler) http.Handler {
 		asked := local || a.Token == "" && !slices.Contains(open, r.URL.Path)
 		if asked && !a.knows(r.Host, local) {
 			audit.Because(r, "unknown host")
-			problem(w, http.StatusMisdirectedRequest,
+			Problem(w, http.StatusMisdirectedRequest,
 				"this listener does not answer under this name; use 127.0.0.1 or localhost, or name it in "+
 					"--admin-hosts")
 			return
@@ -107,18 +107,18 @@ func (a *Access) guard(next http.HandlerFunc, write bool) http.HandlerFunc {
 			next(w, r)
 		case role == readToken:
 			audit.Because(r, role)
-			problem(w, http.StatusForbidden, "this token may read only; changes need the admin token")
+			Problem(w, http.StatusForbidden, "this token may read only; changes need the admin token")
 		default:
 			audit.Because(r, role)
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			problem(w, http.StatusUnauthorized, "this call needs the admin token")
+			Problem(w, http.StatusUnauthorized, "this call needs the admin token")
 		}
 	}
 }
 
 func foreign(w http.ResponseWriter, r *http.Request) {
 	audit.Because(r, "foreign origin")
-	problem(w, http.StatusForbidden, "this is not for pages of other origins")
+	Problem(w, http.StatusForbidden, "this is not for pages of other origins")
 }
 
 // The roles of callers, as the audit names them: by token, since callers have no other name.
@@ -138,12 +138,13 @@ func (a *Access) role(r *http.Request) string {
 		return anybody
 	case !ok:
 		return noToken
-	case same(given, a.Token):
+	case Same(given, a.Token):
 		return adminToken
-	case a.ReadToken != "" && same(given, a.ReadToken):
+	case a.ReadToken != "" && Same(given, a.ReadToken):
 		return readToken
 	}
 	return wrongToken
 }
 
-func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
+// Same compares secrets in constant time.
+func Same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }

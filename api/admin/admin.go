@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
@@ -57,7 +58,7 @@ func Handler(o Options) http.Handler {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &server{Options: o, log: o.Logger.With("component", "admin"), trail: audit.New(o.Pool, o.Logger)}
-	s.status.Timeout, s.dead.Timeout = callTimeout, callTimeout
+	s.status.Timeout, s.dead.Timeout = CallTimeout, CallTimeout
 	s.status.Read = func(ctx context.Context) (ops.Report, error) {
 		snap, err := s.Look(ctx)
 		if err != nil {
@@ -92,10 +93,10 @@ func Metrics(g prometheus.Gatherer, stalled func() string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if why := stalled(); why != "" {
-			write(w, http.StatusServiceUnavailable, map[string][]string{"reasons": {"stalled: " + why}})
+			Answer(w, http.StatusServiceUnavailable, map[string][]string{"reasons": {"stalled: " + why}})
 			return
 		}
-		write(w, http.StatusOK, struct{}{})
+		Answer(w, http.StatusOK, struct{}{})
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /healthz", alive)
@@ -111,12 +112,12 @@ func RelayReady(r *relay.Relay) http.Handler {
 		if !ready.Ready {
 			status = http.StatusServiceUnavailable
 		}
-		write(w, status, ready)
+		Answer(w, status, ready)
 	})
 }
 
-// callTimeout bounds the Postgres calls of one request.
-const callTimeout = 5 * time.Second
+// CallTimeout bounds the calls of Postgres and Redis of one request.
+const CallTimeout = 5 * time.Second
 
 func (s *server) relay(w http.ResponseWriter, r *http.Request) {
 	report, err := s.status.Get(r.Context())
@@ -124,45 +125,62 @@ func (s *server) relay(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, err)
 		return
 	}
-	write(w, http.StatusOK, report)
+	Answer(w, http.StatusOK, report)
 }
 
-// readMode reads the requested mode. On failure it writes the response and returns false.
-func readMode(w http.ResponseWriter, r *http.Request) (outbox.Mode, bool) {
-	var body struct {
-		Mode string `json:"mode"`
-	}
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096))
+// Read decodes a small body. On failure it answers with detail and returns false.
+func Read(w http.ResponseWriter, r *http.Request, into any, detail string) bool {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, MaxBody))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&body); err != nil {
-		problem(w, http.StatusBadRequest, `the body must be {"mode":"auto"|"cdc"|"poll"}`)
-		return "", false
+	if err := d.Decode(into); err != nil {
+		Problem(w, http.StatusBadRequest, detail)
+		return false
 	}
-	mode, err := outbox.ParseMode(body.Mode)
-	if err != nil {
-		problem(w, http.StatusUnprocessableEntity, err.Error())
-		return "", false
-	}
-	return mode, true
+	return true
 }
+
+// MaxBody is the longest body in bytes.
+const MaxBody = 64 << 10
 
 func (s *server) setMode(w http.ResponseWriter, r *http.Request) {
-	mode, ok := readMode(w, r)
-	if !ok {
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
-	defer cancel()
-	args := audit.Detail{"mode": string(mode), "relay": s.RelayName}
-	err := audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) {
-		return nil, ops.SetMode(ctx, s.Pool, s.RelayName, mode)
-	})
-	if err != nil {
+	if err := SetMode(w, r, s.Pool, s.RelayName); err != nil {
 		s.fail(w, err)
 		return
 	}
 	s.changed()
-	write(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
+}
+
+// SetMode sets a relay's desired mode to that of the body, and answers. If it returns an error, it has not answered.
+func SetMode(w http.ResponseWriter, r *http.Request, pool *pgxpool.Pool, relay string) error {
+	mode, ok := readMode(w, r)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), CallTimeout)
+	defer cancel()
+	args := audit.Detail{"mode": string(mode), "relay": relay}
+	err := audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) {
+		return nil, ops.SetMode(ctx, pool, relay, mode)
+	})
+	if err == nil {
+		Answer(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
+	}
+	return err
+}
+
+// readMode reads the requested mode. On failure it answers and returns false.
+func readMode(w http.ResponseWriter, r *http.Request) (outbox.Mode, bool) {
+	var body struct {
+		Mode string `json:"mode"`
+	}
+	if !Read(w, r, &body, `the body must be {"mode":"auto"|"cdc"|"poll"}`) {
+		return "", false
+	}
+	mode, err := outbox.ParseMode(body.Mode)
+	if err != nil {
+		Problem(w, http.StatusUnprocessableEntity, err.Error())
+	}
+	return mode, err == nil
 }
 
 func (s *server) listDead(w http.ResponseWriter, r *http.Request) {
@@ -171,7 +189,7 @@ func (s *server) listDead(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, err)
 		return
 	}
-	write(w, http.StatusOK, map[string][]ops.Dead{"dead": dead})
+	Answer(w, http.StatusOK, map[string][]ops.Dead{"dead": dead})
 }
 
 func (s *server) retryDead(w http.ResponseWriter, r *http.Request) {
@@ -195,23 +213,23 @@ func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string,
 ) {
 	id, err := deadID(r.PathValue("id"))
 	if err != nil {
-		problem(w, http.StatusBadRequest, "the id must be a UUID")
+		Problem(w, http.StatusBadRequest, "the id must be a UUID")
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	ctx, cancel := context.WithTimeout(r.Context(), CallTimeout)
 	defer cancel()
 	args := audit.Detail{"ids": []string{id.String()}}
 	err = audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) { return nil, act(ctx, id) })
 	s.changed()
 	switch {
 	case errors.Is(err, sql.ErrNotParked):
-		problem(w, http.StatusNotFound, sql.ErrNotParked.Error())
+		Problem(w, http.StatusNotFound, sql.ErrNotParked.Error())
 	case errors.Is(err, sql.ErrUnreadable):
-		problem(w, http.StatusConflict, sql.ErrUnreadable.Error())
+		Problem(w, http.StatusConflict, sql.ErrUnreadable.Error())
 	case err != nil:
 		s.fail(w, err)
 	default:
-		write(w, http.StatusAccepted, map[string]string{"id": id.String(), "result": done})
+		Answer(w, http.StatusAccepted, map[string]string{"id": id.String(), "result": done})
 	}
 }
 
@@ -224,25 +242,25 @@ func (s *server) changed() {
 // fail answers after an error of Postgres. The text has no secrets, so operators may read it.
 func (s *server) fail(w http.ResponseWriter, err error) {
 	s.log.Warn("admin call", "err", err)
-	problem(w, http.StatusServiceUnavailable, err.Error())
+	Problem(w, http.StatusServiceUnavailable, err.Error())
 }
 
-func problem(w http.ResponseWriter, status int, detail string) {
+// Problem answers with a problem in the form of RFC 9457.
+func Problem(w http.ResponseWriter, status int, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
-	body(w, status, map[string]any{
-		"type": "about:blank", "title": http.StatusText(status), "status": status,
-		"detail": detail,
+	Answer(w, status, map[string]any{
+		"type": "about:blank", "title": http.StatusText(status), "status": status, "detail": detail,
 	})
 }
 
-func write(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	body(w, status, v)
-}
-
-func body(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
+// Answer answers with v as JSON, or with status 500 if v cannot be encoded.
+func Answer(w http.ResponseWriter, status int, v any) {
+	h := w.Header()
+	if h.Get("Content-Type") == "" {
+		h.Set("Content-Type", "application/json")
+	}
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
 	b, err := json.Marshal(v)
 	if err != nil {
 		status, b = http.StatusInternalServerError, fmt.Appendf(nil, `{"detail":%q}`, err.Error())

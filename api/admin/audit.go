@@ -30,7 +30,7 @@ func (s *server) audited(next http.Handler) http.Handler {
 		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		problem(w, http.StatusMethodNotAllowed, "nothing can be changed here")
+		Problem(w, http.StatusMethodNotAllowed, "nothing can be changed here")
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.Method {

@@ -1,5 +1,3 @@
 package admin
 
 var Changes = changes
-
-var Write = write

@@ -16,12 +16,12 @@ func addProfiles(mux *http.ServeMux, a *Access, on bool) {
 	profile := func(path string, h http.HandlerFunc) {
 		mux.HandleFunc("GET /debug/pprof/"+path, a.reads(func(w http.ResponseWriter, r *http.Request) {
 			if !on {
-				problem(w, http.StatusNotFound, "profiles are off; --admin-pprof=on turns them on")
+				Problem(w, http.StatusNotFound, "profiles are off; --admin-pprof=on turns them on")
 				return
 			}
 			if s := r.FormValue("seconds"); s != "" {
 				if n, err := strconv.ParseFloat(s, 64); err != nil || !(n >= 0 && n <= maxProfile) {
-					problem(w, http.StatusBadRequest, "a profile takes 30 seconds at most")
+					Problem(w, http.StatusBadRequest, "a profile takes 30 seconds at most")
 					return
 				}
 			}

@@ -14,7 +14,7 @@ import (
 func TestAnAnswerThatCannotBeEncoded(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
-	admin.Write(w, http.StatusOK, time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC))
+	admin.Answer(w, http.StatusOK, time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC))
 	if w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"detail"`) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}

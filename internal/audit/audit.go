@@ -25,18 +25,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"os/user"
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/time/rate"
 
 	"posthaste/internal/statement"
 	"posthaste/sql"
@@ -102,18 +104,17 @@ type Trail struct {
 	pool *pgxpool.Pool
 	log  *slog.Logger
 	now  func() time.Time
-
-	mu sync.Mutex
-	// credit is how many refusals may be written, as of filled. unwritten counts those not written since the last
-	// one.
-	credit    float64
-	filled    time.Time
-	unwritten int
+	// refusals bounds the refusals that are written. unwritten counts those not written since the last one.
+	refusals  *rate.Limiter
+	unwritten atomic.Int64
 }
 
 // New returns a trail into the pool's table. If pool is nil, it only logs: for the command that drops the table.
 func New(pool *pgxpool.Pool, log *slog.Logger) *Trail {
-	return &Trail{pool: pool, log: log.With("component", "audit"), now: time.Now, credit: refusedBurst}
+	return &Trail{
+		pool: pool, log: log.With("component", "audit"), now: time.Now,
+		refusals: rate.NewLimiter(rate.Every(refusedEvery), refusedBurst),
+	}
 }
 
 // ErrNoEntry means that nothing was changed, because the entry of the change could not be written.
@@ -138,11 +139,8 @@ func (t *Trail) Do(
 	result, err := change(ctx)
 	e.outcome, e.reason = outcomeOf(err)
 	e.detail = Detail{}
-	for _, part := range []Detail{args, result} {
-		for k, v := range part {
-			e.detail[k] = v
-		}
-	}
+	maps.Copy(e.detail, args)
+	maps.Copy(e.detail, result)
 	// The outcome is written even if the client has disconnected.
 	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
@@ -162,16 +160,14 @@ const (
 // Refuse records an attempt that did not begin, in table and log. Beyond the bound it only counts: the next refusal
 // that is written has the number of those that were not ("unwritten"). It logs its own failures.
 func (t *Trail) Refuse(ctx context.Context, who Who, action, reason string, args Detail) {
-	unwritten, allowed := t.take()
-	if !allowed {
+	if !t.refusals.AllowN(t.now(), 1) {
+		t.unwritten.Add(1)
 		return
 	}
 	e := entry{attempt: uuid.New(), outcome: refused, reason: reason, action: action, who: who, detail: Detail{}}
-	for k, v := range args {
-		e.detail[k] = v
-	}
-	if unwritten > 0 {
-		e.detail["unwritten"] = unwritten
+	maps.Copy(e.detail, args)
+	if n := t.unwritten.Swap(0); n > 0 {
+		e.detail["unwritten"] = n
 	}
 	// The refusal is written even if the client has disconnected.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
@@ -180,24 +176,6 @@ func (t *Trail) Refuse(ctx context.Context, who Who, action, reason string, args
 		t.log.Error("a refusal is not in posthaste_audit", "attempt", e.attempt, "err", err)
 	}
 	t.say(&e)
-}
-
-// take reports whether one more refusal may be written, and how many before it were not.
-func (t *Trail) take() (unwritten int, allowed bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	now := t.now()
-	if !t.filled.IsZero() {
-		t.credit = min(refusedBurst, t.credit+float64(now.Sub(t.filled))/float64(refusedEvery))
-	}
-	t.filled = now
-	if t.credit < 1 {
-		t.unwritten++
-		return 0, false
-	}
-	t.credit--
-	unwritten, t.unwritten = t.unwritten, 0
-	return unwritten, true
 }
 
 // entry is a row.
@@ -359,12 +337,11 @@ type Entry struct {
 // List returns the newest attempts since a time, the newest first, at most limit. Without an outcome it is 'begun'.
 func List(ctx context.Context, db sql.DB, since time.Time, limit int) ([]Entry, error) {
 	rows, err := db.Query(ctx, query("list"), since, limit)
-	if err != nil {
-		return nil, fmt.Errorf("list posthaste_audit: %w", err)
+	if err == nil {
+		var list []Entry
+		if list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Entry]); err == nil {
+			return list, nil
+		}
 	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Entry])
-	if err != nil {
-		return nil, fmt.Errorf("list posthaste_audit: %w", err)
-	}
-	return list, nil
+	return nil, fmt.Errorf("list posthaste_audit: %w", err)
 }

@@ -19,7 +19,7 @@
 //	POST /console/api/dead/retry, /console/api/dead/drop   {"ids":[…]} → {"results":[{"what","error"}]}
 //
 // PUT and POST also need the admin token as bearer token, if one is set. They work only through the admin listener,
-// which audits them. (PUT /relay/mode and the other calls for curl need no csrf.)
+// which audits them and refuses pages of other origins. (PUT /relay/mode and the other calls for curl need no csrf.)
 //
 // Cost: the console always takes one sample a second of this process' own metrics. It queries Postgres and Redis only
 // while there is a viewer, over its own connections, each query with its own timeout, and usually for at most a tenth
@@ -29,14 +29,13 @@ package console
 import (
 	"context"
 	"crypto/rand"
-	"crypto/subtle"
 	"embed"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -44,6 +43,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"posthaste/api/admin"
 	"posthaste/internal/audit"
 	"posthaste/internal/ops"
 	"posthaste/internal/pause"
@@ -85,9 +85,11 @@ type Console struct {
 	ring    *ring
 	watch   *watch
 	traces  chan struct{} // one token per running trace
-	doctor  once[diagnosis]
 	entries shared.Look[[]audit.Entry]
 	actions chan struct{} // one token per running action
+
+	doctorRuns sync.Mutex
+	doctor     diagnosis // the last one
 }
 
 const (
@@ -109,7 +111,7 @@ func New(o Options) *Console {
 		ring: newRing(o.Metrics), traces: make(chan struct{}, maxTraces), actions: make(chan struct{}, maxActions),
 	}
 	c.watch = newWatch(c)
-	c.entries.Timeout = callTimeout
+	c.entries.Timeout = admin.CallTimeout
 	c.entries.Read = func(ctx context.Context) ([]audit.Entry, error) {
 		return audit.List(ctx, c.o.Pool, time.Time{}, entriesShown)
 	}
@@ -117,7 +119,14 @@ func New(o Options) *Console {
 	if err != nil {
 		panic(err) // the build is broken
 	}
-	c.mux.Handle("GET /console/", http.StripPrefix("/console", c.static(http.FileServerFS(static))))
+	page := http.StripPrefix("/console", http.FileServerFS(static))
+	c.mux.HandleFunc("GET /console/", func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/console/" && strings.HasSuffix(r.URL.Path, "/") {
+			http.NotFound(w, r) // no listings
+			return
+		}
+		page.ServeHTTP(w, r)
+	})
 	c.mux.HandleFunc("GET /console/api/session", c.session)
 	c.mux.HandleFunc("GET /console/api/state", c.state)
 	c.mux.HandleFunc("GET /console/api/history", c.history)
@@ -133,21 +142,17 @@ func New(o Options) *Console {
 }
 
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// A page of another origin cannot read the answers, but it could use up the viewers and keep the doctor busy.
-	if strings.HasPrefix(r.URL.Path, "/console/api/") {
-		if err := sameOrigin.Check(&http.Request{
-			Method: http.MethodPost, URL: r.URL, Host: r.Host,
-			Header: r.Header,
-		}); err != nil {
-			problem(w, http.StatusForbidden, "this is for the console's own page")
-			return
-		}
-	}
+	h := w.Header()
+	// No foreign, inline or framed content.
+	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "+
+		"connect-src 'self'; font-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Cache-Control", "no-store") // the page and the script must be of the same build
 	c.mux.ServeHTTP(w, r)
 }
-
-// sameOrigin applies the cross-origin rules for writes to every call.
-var sameOrigin = http.NewCrossOriginProtection()
 
 // Run takes samples and feeds the viewers until ctx ends. Then it disconnects the viewers, so that the server can stop.
 func (c *Console) Run(ctx context.Context) error {
@@ -186,40 +191,16 @@ func (c *Console) leads() (leads, shared bool) {
 	return st.Leader, st.Mode == outbox.ModePoll
 }
 
-// policy is the Content-Security-Policy of every answer: no foreign, inline or framed content.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
-	"font-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-
-func harden(h http.Header) {
-	h.Set("Content-Security-Policy", policy)
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("Cross-Origin-Opener-Policy", "same-origin")
-	h.Set("Cross-Origin-Resource-Policy", "same-origin")
-	h.Set("Cache-Control", "no-store") // the page and the script must be of the same build
-}
-
-func (c *Console) static(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/" && strings.HasSuffix(r.URL.Path, "/") {
-			http.NotFound(w, r) // no listings
-			return
-		}
-		harden(w.Header())
-		next.ServeHTTP(w, r)
-	})
-}
-
 // csrfHeader carries the token, which only a page of this origin can have read.
 const csrfHeader = "X-Posthaste-Csrf"
 
 // guarded refuses calls without the CSRF token. The listener checks the caller's rights.
 func (c *Console) guarded(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !same(r.Header.Get(csrfHeader), c.csrf) {
+		if !admin.Same(r.Header.Get(csrfHeader), c.csrf) {
 			audit.Because(r, "no token of the page")
-			problem(w, http.StatusForbidden, "this call needs the token of GET /console/api/session in "+csrfHeader+
-				"; reload the page")
+			admin.Problem(w, http.StatusForbidden,
+				"this call needs the token of GET /console/api/session in "+csrfHeader+"; reload the page")
 			return
 		}
 		if !enter(c.actions) {
@@ -231,8 +212,6 @@ func (c *Console) guarded(next http.HandlerFunc) http.HandlerFunc {
 		next(w, r)
 	}
 }
-
-func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
 func enter(sem chan struct{}) bool {
 	select {
@@ -247,59 +226,26 @@ func leave(sem chan struct{}) { <-sem }
 
 func busy(w http.ResponseWriter) {
 	w.Header().Set("Retry-After", "1")
-	problem(w, http.StatusTooManyRequests, "the same action is already running; try again in a second")
+	admin.Problem(w, http.StatusTooManyRequests, "the same action is already running; try again in a second")
 }
 
-// callTimeout bounds the Postgres and Redis calls of one request.
-const callTimeout = 5 * time.Second
-
 func (c *Console) session(w http.ResponseWriter, _ *http.Request) {
-	answer(w, http.StatusOK, map[string]any{
+	admin.Answer(w, http.StatusOK, map[string]any{
 		"csrf": c.csrf, "kind": c.o.Kind, "relay": c.o.RelayName, "source": outbox.EntrySource(c.o.RelayName),
 		"holder": c.o.Holder, "version": c.o.Version,
 	})
 }
 
 func (c *Console) setMode(w http.ResponseWriter, r *http.Request) {
-	var body struct {
-		Mode string `json:"mode"`
-	}
-	if !read(w, r, &body) {
-		return
-	}
-	mode, err := outbox.ParseMode(body.Mode)
-	if err != nil {
-		problem(w, http.StatusUnprocessableEntity, err.Error())
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
-	defer cancel()
-	args := audit.Detail{"mode": string(mode), "relay": c.o.RelayName}
-	err = audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) {
-		return nil, ops.SetMode(ctx, c.o.Pool, c.o.RelayName, mode)
-	})
-	if err != nil {
+	if err := admin.SetMode(w, r, c.o.Pool, c.o.RelayName); err != nil {
 		c.fail(w, err)
-		return
 	}
-	answer(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
-}
-
-// read decodes a small body. On failure it writes the response and returns false.
-func read(w http.ResponseWriter, r *http.Request, into any) bool {
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<10))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		problem(w, http.StatusBadRequest, "the body is not the JSON that this call expects")
-		return false
-	}
-	return true
 }
 
 // fail answers after an error of Postgres or Redis. Its text has no secrets.
 func (c *Console) fail(w http.ResponseWriter, err error) {
 	c.log.Warn("console call", "err", err)
-	problem(w, http.StatusServiceUnavailable, plain(err))
+	admin.Problem(w, http.StatusServiceUnavailable, plain(err))
 }
 
 // plain describes an error in one line for an operator.
@@ -308,25 +254,4 @@ func plain(err error) string {
 		return "no answer in time"
 	}
 	return strings.Join(strings.Fields(err.Error()), " ")
-}
-
-func problem(w http.ResponseWriter, status int, detail string) {
-	w.Header().Set("Content-Type", "application/problem+json")
-	answer(w, status, map[string]any{
-		"type": "about:blank", "title": http.StatusText(status), "status": status,
-		"detail": detail,
-	})
-}
-
-func answer(w http.ResponseWriter, status int, v any) {
-	b, err := json.Marshal(v)
-	if err != nil {
-		status, b = http.StatusInternalServerError, []byte(`{"detail":"the answer cannot be encoded"}`)
-	}
-	harden(w.Header())
-	if w.Header().Get("Content-Type") == "" {
-		w.Header().Set("Content-Type", "application/json")
-	}
-	w.WriteHeader(status)
-	_, _ = w.Write(append(b, '\n'))
 }

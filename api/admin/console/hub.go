@@ -1,13 +1,13 @@
 package console
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"sync"
 	"time"
+
+	"posthaste/api/admin"
 )
 
 const (
@@ -20,8 +20,6 @@ const (
 	writeTimeout = 5 * time.Second
 )
 
-var errFull = errors.New("too many pages are open on this process")
-
 // hub sends messages to viewers and never blocks on one.
 type hub struct {
 	mu      sync.Mutex
@@ -33,19 +31,19 @@ type hub struct {
 
 func newHub() *hub { return &hub{viewers: map[chan []byte]bool{}, awake: make(chan struct{})} }
 
-// join adds a viewer. Its channel is closed when hub disconnects it.
-func (h *hub) join() (chan []byte, error) {
+// join adds a viewer, unless there are too many. Its channel is closed when hub disconnects it.
+func (h *hub) join() (ch chan []byte, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed || len(h.viewers) >= maxViewers {
-		return nil, errFull
+		return nil, false
 	}
 	if len(h.viewers) == 0 {
 		close(h.awake)
 	}
-	ch := make(chan []byte, maxQueued)
+	ch = make(chan []byte, maxQueued)
 	h.viewers[ch] = true
-	return ch, nil
+	return ch, true
 }
 
 // leave removes a viewer unless it was disconnected before.
@@ -108,15 +106,14 @@ func (h *hub) send(event string, v any) {
 }
 
 func (c *Console) stream(w http.ResponseWriter, r *http.Request) {
-	ch, err := c.hub.join()
-	if err != nil {
+	ch, ok := c.hub.join()
+	if !ok {
 		w.Header().Set("Retry-After", "5")
-		problem(w, http.StatusServiceUnavailable, err.Error())
+		admin.Problem(w, http.StatusServiceUnavailable, "too many pages are open on this process")
 		return
 	}
 	defer c.hub.leave(ch)
 	rc := http.NewResponseController(w)
-	harden(w.Header())
 	w.Header().Set("Content-Type", "text/event-stream")
 	write := func(b []byte) error {
 		_ = rc.SetWriteDeadline(time.Now().Add(writeTimeout))
@@ -131,7 +128,7 @@ func (c *Console) stream(w http.ResponseWriter, r *http.Request) {
 		return nil
 	}
 	first, _ := json.Marshal(c.assemble(time.Now()))
-	if write(bytes.Join([][]byte{[]byte("retry: 1000\nevent: state\ndata: "), first, []byte("\n\n")}, nil)) != nil {
+	if write(fmt.Appendf(nil, "retry: 1000\nevent: state\ndata: %s\n\n", first)) != nil {
 		return
 	}
 	for {

@@ -87,11 +87,12 @@ type ring struct {
 
 // reading is a snapshot of the process' own metrics.
 type reading struct {
-	published, backlog, oldest, orders, gaps float64
-	relays                                   bool // this process has a relay
-	serves                                   bool // this process takes orders
-	bounds                                   []float64
-	counts                                   []uint64 // cumulative for each of bounds, then the total
+	// values has the sums of counters and gauges by name.
+	values map[string]float64
+	// bounds and counts are the histogram commitToPublish: cumulative for each bound, then the total. They are nil if
+	// this process has no relay.
+	bounds []float64
+	counts []uint64
 }
 
 func newRing(c prometheus.Collector) *ring {
@@ -104,17 +105,19 @@ func (r *ring) add(now time.Time, leads, shared bool, s seen) {
 	m := r.read()
 	out := Sample{At: now.Unix(), Backlog: s.backlog, Oldest: s.oldest}
 	if leads && out.Backlog == nil {
-		out.Backlog, out.Oldest = &m.backlog, &m.oldest
+		rows, oldest := m.values[backlogRows], m.values[backlogOldest]
+		out.Backlog, out.Oldest = &rows, &oldest
 	}
 	first := r.n == 0
 	out.In, out.Out = r.written.read(s.written), r.added.read(s.added)
 	if leads && !first && (out.Out == nil || !shared) {
-		out.Out = rise(r.last.published, m.published)
+		out.Out = rise(r.last.values[published], m.values[published])
 	}
-	if out.In == nil && m.serves && !m.relays && !first { // a relay writes few events itself
-		out.In = rise(r.last.orders, m.orders)
+	// A process without a relay takes orders; a relay writes few events itself.
+	if orders, serves := m.values[eventsWritten]; out.In == nil && serves && m.counts == nil && !first {
+		out.In = rise(r.last.values[eventsWritten], orders)
 	}
-	if m.relays {
+	if m.counts != nil {
 		old := r.windows[r.wn%latencyWindow]
 		r.windows[r.wn%latencyWindow] = m.counts
 		r.wn++
@@ -122,7 +125,7 @@ func (r *ring) add(now time.Time, leads, shared bool, s seen) {
 			out.P50, out.P99 = percentile(m.bounds, old, m.counts, 0.5), percentile(m.bounds, old, m.counts, 0.99)
 		}
 	}
-	gap := !first && m.gaps > r.last.gaps
+	gap := !first && m.values[modeSwitches] > r.last.values[modeSwitches]
 	r.last = m
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -171,7 +174,7 @@ func (r *ring) latest() *Sample {
 // read reads six of the hundreds of metrics of this process. It avoids a full gathering, which would be most of the
 // work of an idle relay. A metric that cannot be read is zero.
 func (r *ring) read() reading {
-	var m reading
+	m := reading{values: map[string]float64{}}
 	all := make(chan prometheus.Metric, 64)
 	go func() {
 		defer close(all)
@@ -186,30 +189,18 @@ func (r *ring) read() reading {
 		if metric.Write(&v) != nil {
 			continue
 		}
-		switch value := v.GetCounter().GetValue() + v.GetGauge().GetValue(); name {
-		case published:
-			m.published += value
-		case backlogRows:
-			m.backlog += value
-		case backlogOldest:
-			m.oldest += value
-		case modeSwitches:
-			gap := func(l *dto.LabelPair) bool { return l.GetValue() == outbox.ReasonGap }
-			if slices.ContainsFunc(v.GetLabel(), gap) {
-				m.gaps += value
-			}
-		case eventsWritten:
-			m.serves = true
-			m.orders += value
-		case commitToPublish:
-			m.relays = true
+		gap := func(l *dto.LabelPair) bool { return l.GetValue() == outbox.ReasonGap }
+		switch {
+		case name == commitToPublish:
 			m.add(v.GetHistogram())
+		case name != modeSwitches || slices.ContainsFunc(v.GetLabel(), gap):
+			m.values[name] += v.GetCounter().GetValue() + v.GetGauge().GetValue()
 		}
 	}
 	return m
 }
 
-// The metrics that are read.
+// The metrics that are read; of modeSwitches only those because of a gap.
 const (
 	published       = "outbox_published_total"
 	backlogRows     = "outbox_backlog_rows"

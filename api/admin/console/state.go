@@ -6,12 +6,12 @@ import (
 	"errors"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
 
 	"posthaste/api"
+	"posthaste/api/admin"
 	"posthaste/internal/audit"
 	"posthaste/internal/ops"
 	"posthaste/relay"
@@ -150,11 +150,11 @@ func (c *Console) state(w http.ResponseWriter, r *http.Request) {
 	if !c.hub.watched() {
 		c.watch.refresh(r.Context())
 	}
-	answer(w, http.StatusOK, c.assemble(time.Now()))
+	admin.Answer(w, http.StatusOK, c.assemble(time.Now()))
 }
 
 func (c *Console) history(w http.ResponseWriter, _ *http.Request) {
-	answer(w, http.StatusOK, map[string]any{"samples": c.ring.list(), "events": c.watch.recent()})
+	admin.Answer(w, http.StatusOK, map[string]any{"samples": c.ring.list(), "events": c.watch.recent()})
 }
 
 // maxShown bounds the dead events on the page.
@@ -169,7 +169,7 @@ func (c *Console) dead(w http.ResponseWriter, r *http.Request) {
 	if list == nil {
 		list = []ops.Dead{}
 	}
-	answer(w, http.StatusOK, map[string]any{
+	admin.Answer(w, http.StatusOK, map[string]any{
 		"dead": list[:min(len(list), maxShown)], "total": l.Value.relay + l.Value.groupN, "as_of": l.AsOf,
 		"error": l.Error,
 	})
@@ -187,14 +187,14 @@ func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 		var body struct {
 			IDs []uuid.UUID `json:"ids"`
 		}
-		if !read(w, r, &body) {
+		if !admin.Read(w, r, &body, "the body is not the JSON that this call expects") {
 			return
 		}
 		if len(body.IDs) == 0 || len(body.IDs) > maxShown {
-			problem(w, http.StatusUnprocessableEntity, "name one to 200 event ids")
+			admin.Problem(w, http.StatusUnprocessableEntity, "name one to 200 event ids")
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+		ctx, cancel := context.WithTimeout(r.Context(), admin.CallTimeout)
 		defer cancel()
 		l, err := c.watch.readDead(ctx)
 		if err != nil && !errors.As(err, new(partial)) {
@@ -227,7 +227,7 @@ func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 			return
 		}
 		c.watch.dead.once(ctx)
-		answer(w, http.StatusOK, map[string]any{"results": results, "done": a.Done})
+		admin.Answer(w, http.StatusOK, map[string]any{"results": results, "done": a.Done})
 	}
 }
 
@@ -247,7 +247,7 @@ func (c *Console) audit(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, err)
 		return
 	}
-	answer(w, http.StatusOK, map[string]any{"entries": append([]audit.Entry{}, list...)})
+	admin.Answer(w, http.StatusOK, map[string]any{"entries": append([]audit.Entry{}, list...)})
 }
 
 type diagnosis struct {
@@ -261,17 +261,10 @@ const (
 	doctorTimeout = 8 * time.Second
 )
 
-// once keeps the last result of work that must not run twice at the same time.
-type once[T any] struct {
-	mu    sync.Mutex
-	value T
-	at    time.Time
-}
-
 func (c *Console) diagnose(w http.ResponseWriter, r *http.Request) {
-	c.doctor.mu.Lock() // a concurrent caller waits for the run, which has a timeout
-	defer c.doctor.mu.Unlock()
-	age := time.Since(c.doctor.at)
+	c.doctorRuns.Lock() // a concurrent caller waits for the run, which has a timeout
+	defer c.doctorRuns.Unlock()
+	age := time.Since(c.doctor.AsOf)
 	if age > doctorAge || r.URL.Query().Has("fresh") && age > time.Second {
 		ctx, cancel := context.WithTimeout(r.Context(), doctorTimeout)
 		defer cancel()
@@ -279,9 +272,9 @@ func (c *Console) diagnose(w http.ResponseWriter, r *http.Request) {
 		if r.Context().Err() != nil {
 			return // the caller left, so the result is incomplete
 		}
-		c.doctor.value, c.doctor.at = d, time.Now()
+		c.doctor = d
 	}
-	answer(w, http.StatusOK, c.doctor.value)
+	admin.Answer(w, http.StatusOK, c.doctor)
 }
 
 func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
@@ -292,19 +285,19 @@ func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
 	defer leave(c.traces)
 	id, user := r.URL.Query().Get("id"), r.URL.Query().Get("user")
 	if id == "" || len(id) > 1024 {
-		problem(w, http.StatusUnprocessableEntity, "the id must be at most 1024 bytes")
+		admin.Problem(w, http.StatusUnprocessableEntity, "the id must be at most 1024 bytes")
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	ctx, cancel := context.WithTimeout(r.Context(), admin.CallTimeout)
 	defer cancel()
 	if user != "" {
 		u, err := uuid.Parse(user)
 		if err != nil {
-			problem(w, http.StatusUnprocessableEntity, "the user must be a UUID")
+			admin.Problem(w, http.StatusUnprocessableEntity, "the user must be a UUID")
 			return
 		}
 		if id, err = ops.OrderID(ctx, c.o.Pool, u, api.OrderKey(u, id)); err != nil {
-			problem(w, http.StatusNotFound, plain(err))
+			admin.Problem(w, http.StatusNotFound, plain(err))
 			return
 		}
 	}
@@ -312,7 +305,7 @@ func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
 	out := map[string]any{"steps": steps}
 	switch {
 	case errors.Is(err, ops.ErrUnknownID):
-		problem(w, http.StatusNotFound, plain(err))
+		admin.Problem(w, http.StatusNotFound, plain(err))
 		return
 	case err != nil && len(steps) == 0:
 		c.fail(w, err)
@@ -320,5 +313,5 @@ func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		out["error"] = plain(err)
 	}
-	answer(w, http.StatusOK, out)
+	admin.Answer(w, http.StatusOK, out)
 }

@@ -265,8 +265,7 @@ func newWatch(c *Console) *watch {
 
 func (w *watch) run(ctx context.Context, g *errgroup.Group) {
 	for _, loop := range []func(context.Context, *hub){
-		w.postgres.loop, w.redis.loop, w.feed.loop, w.groups.loop,
-		w.dead.loop,
+		w.postgres.loop, w.redis.loop, w.feed.loop, w.groups.loop, w.dead.loop,
 	} {
 		g.Go(func() error { loop(ctx, w.c.hub); return nil })
 	}
@@ -343,21 +342,14 @@ func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	return Postgres{Postgres: p, Streams: len(streams), Shop: shop}, nil
 }
 
-// names returns the streams that are read, at most maxStreams.
-func (w *watch) names() ([]string, error) {
+// names returns the streams that are read, at most maxStreams, and the Base of each that has one.
+func (w *watch) names() (names []string, bases map[string]string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.streams == nil {
-		return nil, errNotYet
+		err = errNotYet
 	}
-	return w.streams, nil
-}
-
-// basesOf returns the Base of each of names that has one.
-func (w *watch) basesOf() map[string]string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.bases
+	return w.streams, w.bases, err
 }
 
 func (w *watch) readRedis(ctx context.Context) (ops.Memory, error) {
@@ -365,13 +357,10 @@ func (w *watch) readRedis(ctx context.Context) (ops.Memory, error) {
 		return ops.Memory{}, err
 	}
 	info, err := w.c.o.Redis.InfoMap(ctx, "memory").Result()
-	if err != nil {
-		return ops.Memory{}, err
-	}
 	memory := info["Memory"]
 	used, _ := strconv.ParseInt(memory["used_memory"], 10, 64)
 	limit, _ := strconv.ParseInt(memory["maxmemory"], 10, 64)
-	return ops.Memory{UsedBytes: used, MaxBytes: limit, Policy: memory["maxmemory_policy"]}, nil
+	return ops.Memory{UsedBytes: used, MaxBytes: limit, Policy: memory["maxmemory_policy"]}, err
 }
 
 //go:embed feed.lua
@@ -381,7 +370,7 @@ var feedScript = redis.NewScript(feedText)
 
 // readFeed reads every stream and sends new events to the viewers.
 func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
-	names, err := w.names()
+	names, _, err := w.names()
 	if err != nil {
 		return nil, err
 	}
@@ -445,7 +434,7 @@ func (w *watch) recent() []Event {
 }
 
 func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
-	names, err := w.names()
+	names, bases, err := w.names()
 	if err != nil {
 		return nil, err
 	}
@@ -457,7 +446,7 @@ func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
 	if err != nil && len(groups) > 0 {
 		err = partial{err}
 	}
-	return sink.GroupsOfTypes(groups, w.basesOf()), err
+	return sink.GroupsOfTypes(groups, bases), err
 }
 
 func (w *watch) readDead(ctx context.Context) (deadList, error) {
