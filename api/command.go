@@ -57,49 +57,29 @@ func decodeCommand(body []byte, who principal) (*Command, *problem) {
 	if prob != nil {
 		return nil, prob
 	}
-	var c Command
-	var faults []fieldError
-	check := func(name, detail string, set func(raw json.RawMessage) bool) {
-		raw, ok := m[name]
-		delete(m, name)
-		if !ok {
-			detail = "is required"
-		}
-		if !ok || !set(raw) {
-			faults = append(faults, fieldError{"/" + name, detail})
-		}
-	}
-	if _, ok := m["user_id"]; ok || who.any {
-		check("user_id", "must be a UUID in its 36-character form", func(raw json.RawMessage) bool {
-			var text string
-			err := json.Unmarshal(raw, &text)
-			c.UserID, ok = uuidOf(text)
-			return err == nil && ok
-		})
-	} else {
-		c.UserID = who.user
-	}
-	check("amount", "must be an integer from 1 to 999999999999999", func(raw json.RawMessage) bool {
-		if !amountRE.Match(raw) {
-			return false
-		}
-		var err error
-		c.Amount, err = strconv.ParseInt(string(raw), 10, 64)
-		return err == nil && c.Amount <= maxAmount
+	c := Command{UserID: who.user}
+	f := fields{unread: m}
+	f.take("user_id", who.any, "must be a UUID in its 36-character form", func(raw json.RawMessage) (ok bool) {
+		var text string
+		err := json.Unmarshal(raw, &text)
+		c.UserID, ok = uuidOf(text)
+		return err == nil && ok
 	})
-	check("currency", "must be three capital letters", func(raw json.RawMessage) bool {
+	f.take("amount", true, "must be an integer from 1 to 999999999999999", func(raw json.RawMessage) (ok bool) {
+		c.Amount, ok = amountOf(raw, maxAmount)
+		return ok
+	})
+	f.take("currency", true, "must be three capital letters", func(raw json.RawMessage) bool {
 		return json.Unmarshal(raw, &c.Currency) == nil && currencyRE.MatchString(c.Currency)
 	})
-	if _, ok := m["pay_with"]; ok {
-		check("pay_with", `must be "credits"`, func(raw json.RawMessage) bool {
-			return json.Unmarshal(raw, &c.PayWith) == nil && c.PayWith == sql.PayCredits
-		})
-		if c.PayWith == sql.PayCredits && c.Amount > credits.MaxAmount {
-			faults = append(faults,
-				fieldError{"/amount", "must be an integer from 1 to 999999999999 when paid by credits"})
-		}
+	f.take("pay_with", false, `must be "credits"`, func(raw json.RawMessage) bool {
+		return json.Unmarshal(raw, &c.PayWith) == nil && c.PayWith == sql.PayCredits
+	})
+	if c.PayWith == sql.PayCredits && c.Amount > credits.MaxAmount {
+		f.faults = append(f.faults,
+			fieldError{"/amount", "must be an integer from 1 to 999999999999 when paid by credits"})
 	}
-	if prob := refuse(faults, m); prob != nil {
+	if prob := f.problem(); prob != nil {
 		return nil, prob
 	}
 	if !who.may(c.UserID) {
@@ -109,6 +89,15 @@ func decodeCommand(body []byte, who principal) (*Command, *problem) {
 		return nil, &problem{kind: kindForbiddenScope, detail: "it lacks the scope " + string(ScopeCredit)}
 	}
 	return &c, nil
+}
+
+// amountOf reads an integer from 1 to most. It accepts no sign, fraction or exponent.
+func amountOf(raw json.RawMessage, most int64) (int64, bool) {
+	n, err := strconv.ParseInt(string(raw), 10, 64)
+	if err != nil || n > most || !amountRE.Match(raw) {
+		return 0, false
+	}
+	return n, true
 }
 
 // uuidOf accepts only the 36-character form, so that an id has one spelling; uuid.Parse accepts others too.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -40,8 +39,6 @@ var (
 	}
 	kindRecovering = kind{503, "epoch_recovering", "The balances are being rebuilt from the ledger", true, false}
 )
-
-var creditAmountRE = regexp.MustCompile(`^[1-9][0-9]{0,11}$`)
 
 func (s *Server) addCreditRoutes(g *gin.RouterGroup) {
 	g.POST(routeAdd, handle(func(c *gin.Context) *problem { return s.postCredits(c, routeAdd, credits.Add) }))
@@ -108,31 +105,20 @@ func decodeCredits(body []byte) (*credits.Op, *problem) {
 		return nil, prob
 	}
 	op := &credits.Op{}
-	var faults []fieldError
-	if raw, ok := m["amount"]; !ok {
-		faults = append(faults, fieldError{"/amount", "is required"})
-	} else if !creditAmountRE.Match(raw) {
-		faults = append(faults, fieldError{"/amount", "must be an integer from 1 to 999999999999"})
-	} else {
-		var err error
-		if op.Amount, err = strconv.ParseInt(string(raw), 10, 64); err != nil {
-			panic(err) // impossible: at most 12 digits
-		}
-	}
-	if raw, ok := m["reference"]; ok && !isReference(raw, &op.Reference) {
-		faults = append(faults, fieldError{"/reference", "must be a string of at most 255 bytes without zero bytes"})
-	}
-	delete(m, "amount")
-	delete(m, "reference")
-	if prob := refuse(faults, m); prob != nil {
+	f := fields{unread: m}
+	f.take("amount", true, "must be an integer from 1 to 999999999999", func(raw json.RawMessage) (ok bool) {
+		op.Amount, ok = amountOf(raw, credits.MaxAmount)
+		return ok
+	})
+	f.take("reference", false, "must be a string of at most 255 bytes without zero bytes",
+		func(raw json.RawMessage) bool {
+			return raw[0] == '"' && json.Unmarshal(raw, &op.Reference) == nil &&
+				len(op.Reference) <= credits.MaxReference && !strings.ContainsRune(op.Reference, 0)
+		})
+	if prob := f.problem(); prob != nil {
 		return nil, prob
 	}
 	return op, nil
-}
-
-func isReference(raw json.RawMessage, to *string) bool {
-	return raw[0] == '"' && json.Unmarshal(raw, to) == nil && len(*to) <= credits.MaxReference &&
-		!strings.ContainsRune(*to, 0)
 }
 
 // writeCredits sends the result of an operation: an identical body for every attempt, and this attempt's headers.

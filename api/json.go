@@ -129,9 +129,28 @@ func stringEnd(text []byte, i int) int {
 	}
 }
 
-// refuse returns the problem for faults and unknown members, or nil without either.
-func refuse(faults []fieldError, unknown map[string]json.RawMessage) *problem {
-	for name := range unknown {
+// fields reads the members of a body, and notes their faults.
+type fields struct {
+	unread map[string]json.RawMessage
+	faults []fieldError
+}
+
+// take reads a member with set, which reports whether its value is valid; detail says which values are.
+func (f *fields) take(name string, required bool, detail string, set func(raw json.RawMessage) bool) {
+	raw, ok := f.unread[name]
+	delete(f.unread, name)
+	switch {
+	case !ok && required:
+		f.faults = append(f.faults, fieldError{"/" + name, "is required"})
+	case ok && !set(raw):
+		f.faults = append(f.faults, fieldError{"/" + name, detail})
+	}
+}
+
+// problem returns the problem with the members, unknown ones included, or nil.
+func (f *fields) problem() *problem {
+	faults := f.faults
+	for name := range f.unread {
 		faults = append(faults, fieldError{"/" + pointerEscapes.Replace(clip(name)), "is not known"})
 	}
 	if len(faults) == 0 {

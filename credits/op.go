@@ -128,47 +128,43 @@ type entry struct {
 }
 
 // parseEntry parses a stream entry. If it returns an error, the entry has the fields that could be parsed.
-func parseEntry(bucket int16, id string, values map[string]any) (*entry, error) {
+func parseEntry(bucket int16, streamID string, values map[string]any) (*entry, error) {
 	e := &entry{bucket: bucket, raw: values}
-	e.StreamID = id
+	e.StreamID = streamID
 	var errs []error
+	check := func(name string, ok bool) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s: %w", name, errMalformed))
+		}
+	}
 	str := func(name string) string { s, _ := values[name].(string); return s }
 	num := func(name string, least, most int64) int64 {
 		n, err := strconv.ParseInt(str(name), 10, 64)
-		if err != nil || n < least || n > most {
-			errs = append(errs, fmt.Errorf("field %s: %w", name, errMalformed))
-		}
+		check("field "+name, err == nil && n >= least && n <= most)
 		return n
 	}
-	id16 := func(name string) uuid.UUID {
+	id := func(name string) uuid.UUID {
 		u, err := uuid.Parse(str(name))
-		if err != nil {
-			errs = append(errs, fmt.Errorf("field %s: %w", name, errMalformed))
-		}
+		check("field "+name, err == nil)
 		return u
 	}
 	const most = 1 << 53
 	e.n = num("n", 1, most)
-	e.UserID, e.OpID = id16("u"), id16("o")
+	e.UserID, e.OpID = id("u"), id("o")
 	e.Seq, e.Epoch = num("q", 1, most), num("e", 1, most)
 	e.Amount, e.BalanceAfter = num("a", 1, MaxAmount), num("b", 0, MaxBalance)
 	e.Kind, e.Outcome, e.Durability, e.Reference = str("k"), str("c"), str("d"), str("r")
 	var err error
-	if e.Fingerprint, err = base64.RawURLEncoding.DecodeString(str("f")); err != nil || len(e.Fingerprint) == 0 ||
-		len(e.Fingerprint) > 33 {
-		errs = append(errs, fmt.Errorf("field f: %w", errMalformed))
-	}
+	e.Fingerprint, err = base64.RawURLEncoding.DecodeString(str("f"))
+	check("field f", err == nil && len(e.Fingerprint) > 0 && len(e.Fingerprint) <= 33)
 	var ok bool
-	if e.CreatedAt, ok = streamTime(id); !ok {
-		errs = append(errs, fmt.Errorf("id: %w", errMalformed))
-	}
+	e.CreatedAt, ok = streamTime(e.StreamID)
+	check("id", ok)
 	if len(e.Reference) > MaxReference || !utf8.ValidString(e.Reference) || strings.ContainsRune(e.Reference, 0) {
 		e.Reference = ""
-		errs = append(errs, fmt.Errorf("field r: %w", errMalformed))
+		check("field r", false)
 	}
-	if !e.closed() {
-		errs = append(errs, fmt.Errorf("fields k, c, d: %w", errMalformed))
-	}
+	check("fields k, c, d", e.closed())
 	return e, errors.Join(errs...)
 }
 

@@ -171,8 +171,10 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 			return 0, err
 		}
 		s.rows = rows
-		if err := s.ours(ctx); err != nil {
-			return 0, err
+		if len(rows) > 0 { // a database that does not use credits does not claim the balances
+			if err := s.owner.check(ctx, false); err != nil {
+				return 0, err
+			}
 		}
 		if err := s.rebuildLost(ctx); err != nil {
 			return 0, err
@@ -187,15 +189,6 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	return s.apply(ctx, busy)
-}
-
-// ours returns an error if the balances belong to another database. A database that does not use credits does not claim
-// them.
-func (s *Sync) ours(ctx context.Context) error {
-	if len(s.rows) == 0 {
-		return nil
-	}
-	return s.owner.check(ctx, false)
 }
 
 // ask runs the commands that add queues for each of n buckets, in one pipeline. It returns for each bucket the first
