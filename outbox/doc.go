@@ -13,7 +13,7 @@
 //
 // # Ports
 //
-// [Source] and [Slots] are the replication slot (package cdc), [Sweeper] the polling of the table (package poll),
+// [Source] and [Slots] are the replication slot (package cdc), [Sweeper] the polling of the table (package relay/sweep),
 // [Sink] the streams and their gates (package sink), [Store] and [Locker] the relay's state in Postgres (package sql).
 // The methods document their guarantees and when they may be called; the machine relies on nothing else:
 //

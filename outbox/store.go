@@ -421,7 +421,7 @@ type Scope struct {
 	Outcome func(err error)
 }
 
-// Sweeper publishes and settles rows without the stream. It is implemented by posthaste/poll.
+// Sweeper publishes and settles rows without the stream. It is implemented by posthaste/relay/sweep.
 type Sweeper interface {
 	// Run sweeps until ctx ends (then it returns nil) or the scope's ownership does: ErrGap, *FencedError,
 	// *ForeignError, ErrSuperseded. It retries after other errors.

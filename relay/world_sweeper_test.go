@@ -13,7 +13,7 @@ import (
 	"posthaste/outbox"
 )
 
-// memSweeper is an instance's Sweeper: package poll over the world's table.
+// memSweeper is an instance's Sweeper: package relay/sweep over the world's table.
 type memSweeper struct {
 	i       *instance
 	refused poison.Refusals

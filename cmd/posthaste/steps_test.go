@@ -41,8 +41,8 @@ var noIO = map[string]string{
 	"Store.Marker": "takes a connection", "Marker.Close": "gives it back",
 	"LockSession.Close": "ends a connection", "LockSession.Lost": "is a channel",
 	"LanePublisher.Follows": "goes with the next publish",
-	"Sweep.Close":           "ends a connection", "Sweep.Closed": "looks at a field", "Sweeper.Run": "poll's own steps",
-	"Sweeper.Drain": "poll's own steps", "Source.Run": "the reader's own steps",
+	"Sweep.Close":           "ends a connection", "Sweep.Closed": "looks at a field", "Sweeper.Run": "steps of its own",
+	"Sweeper.Drain": "steps of its own", "Source.Run": "the reader's own steps",
 	"Pass.Idle": "looks at a field", "Pass.Listed": "looks at a field", "Pass.Over": "looks at a field",
 	"Pass.Next": "changes memory only",
 }
@@ -73,8 +73,8 @@ var elsewhere = map[string]string{
 	"worker.final Check":                  "needs a claim that is fenced",
 }
 
-// callSites returns the places in relay and poll that call a port, or poll's connection, as function and method. It
-// also returns all functions there.
+// callSites returns the places in relay and relay/sweep that call a port, or the connection of a sweep, as function and
+// method. It also returns all functions there.
 func callSites(t *testing.T) (sites, functions map[string]bool) {
 	t.Helper()
 	root := testenv.Root(t)
@@ -88,7 +88,7 @@ func callSites(t *testing.T) (sites, functions map[string]bool) {
 		return strings.Split(strings.TrimSpace(string(out)), "\n")
 	}
 	exports := map[string]string{}
-	for _, line := range list("-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./relay", "./poll") {
+	for _, line := range list("-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./relay", "./relay/sweep") {
 		path, file, _ := strings.Cut(line, " ")
 		exports[path] = file
 	}
@@ -97,7 +97,7 @@ func callSites(t *testing.T) (sites, functions map[string]bool) {
 		return os.Open(exports[path])
 	})
 	sites, functions = map[string]bool{}, map[string]bool{}
-	for _, dir := range []string{"relay", "poll"} {
+	for _, dir := range []string{"relay", "relay/sweep"} {
 		var files []*ast.File
 		for _, name := range list("-f", `{{join .GoFiles "\n"}}`, "./"+dir) {
 			f, err := parser.ParseFile(fset, filepath.Join(root, dir, name), nil, parser.SkipObjectResolution)

@@ -18,8 +18,8 @@ import (
 	"posthaste/internal/cli"
 	"posthaste/internal/pause"
 	"posthaste/internal/tlsfile"
-	"posthaste/poll"
 	"posthaste/relay"
+	"posthaste/relay/sweep"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -103,7 +103,7 @@ func (p *Relay) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sweeper := poll.New(poll.Options{
+	sweeper := sweep.New(sweep.Options{
 		URL: c.PostgresURL, Schema: c.Schema, Name: c.RelayName, Workers: c.SweepWorkers,
 		Sink: p.sink, Registerer: reg, Logger: p.log,
 	})

@@ -107,7 +107,7 @@ func goroutine() (n int) {
 	return n
 }
 
-// name is the name of the caller's step; empty if the caller is not in relay, poll or the stream reader.
+// name is the name of the caller's step; empty if the caller is not in relay, relay/sweep or the stream reader.
 func name(what string) string {
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
@@ -120,7 +120,7 @@ func name(what string) string {
 		if pkg, fn, ours := strings.Cut(f.Function, "."); ours && strings.HasPrefix(pkg, "posthaste/") {
 			fn = plain(fn)
 			switch pkg {
-			case "posthaste/relay", "posthaste/poll":
+			case "posthaste/relay", "posthaste/relay/sweep":
 				return fn + " " + method + " " + what
 			case "posthaste/internal/failpoint", "posthaste/internal/app":
 			default:

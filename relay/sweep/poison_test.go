@@ -1,4 +1,4 @@
-package poll_test
+package sweep_test
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ import (
 	"posthaste/internal/poison"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
-	"posthaste/poll"
+	"posthaste/relay/sweep"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -449,7 +449,7 @@ func TestADrainPublishesNothingNewer(t *testing.T) {
 	var failures atomic.Int64
 	r.failed = func(error) { failures.Add(1) }
 	done := make(chan error, 1)
-	go func() { done <- poll.New(r.options(2, 10)).Drain(t.Context(), r.scope(), pass) }()
+	go func() { done <- sweep.New(r.options(2, 10)).Drain(t.Context(), r.scope(), pass) }()
 	r.eventually(20*time.Second, "some turns", func() bool { return failures.Load() > 5 })
 	cured.Store(true)
 	r.must(<-done)
@@ -500,7 +500,7 @@ func TestBlockKeyHoldsInEveryPage(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
-			go func() { done <- poll.New(r.options(1, max(1, 3*(1-len(want))))).Run(ctx, scope) }()
+			go func() { done <- sweep.New(r.options(1, max(1, 3*(1-len(want))))).Run(ctx, scope) }()
 			r.eventually(20*time.Second, "five dead events", func() bool {
 				return testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_dead") == 5
 			})

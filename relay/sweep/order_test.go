@@ -1,4 +1,4 @@
-package poll_test
+package sweep_test
 
 import (
 	"fmt"

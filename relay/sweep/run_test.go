@@ -1,4 +1,4 @@
-package poll_test
+package sweep_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
-	"posthaste/poll"
+	"posthaste/relay/sweep"
 	"posthaste/sql"
 )
 
@@ -52,7 +52,7 @@ func TestRunEndsWhenTheScopeDoes(t *testing.T) {
 			if err := r.end(run); !c.want(err) {
 				t.Errorf("Run: %v", err)
 			}
-			err := poll.New(r.options(2, 10)).Drain(t.Context(), r.scope(), r.pass())
+			err := sweep.New(r.options(2, 10)).Drain(t.Context(), r.scope(), r.pass())
 			if !c.want(err) {
 				t.Errorf("Drain: %v", err)
 			}
@@ -92,14 +92,14 @@ func TestDrainReachesWhatWasThere(t *testing.T) {
 	}
 	pass := r.pass()
 	r.insert("credits", "behind the pass", `{}`)
-	r.must(poll.New(o).Drain(t.Context(), r.scope(), pass))
+	r.must(sweep.New(o).Drain(t.Context(), r.scope(), pass))
 	if n := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_backlog WHERE aggregate_type = 'order'"); n != 0 {
 		t.Errorf("%d rows left", n)
 	}
 	r.published = nil
-	r.must(poll.New(o).Drain(t.Context(), r.scope(), r.pass()))
+	r.must(sweep.New(o).Drain(t.Context(), r.scope(), r.pass()))
 	r.oracle().Check(t, load, time.Second)
-	r.must(poll.New(o).Drain(t.Context(), r.scope(), r.pass())) // of nothing
+	r.must(sweep.New(o).Drain(t.Context(), r.scope(), r.pass())) // of nothing
 }
 
 // Another session holds a part. The part has reached the pass when its rows are settled, no matter which session
@@ -118,7 +118,7 @@ func TestDrainWaitsForPartsOfOthers(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	pass := r.pass()
-	go func() { done <- poll.New(r.options(2, 10)).Drain(t.Context(), r.scope(), pass) }()
+	go func() { done <- sweep.New(r.options(2, 10)).Drain(t.Context(), r.scope(), pass) }()
 	r.eventually(20*time.Second, "the other row published", func() bool { return len(r.entries("order")) == 1 })
 	select {
 	case err := <-done:
@@ -148,7 +148,7 @@ func TestACancelledDrainIsNoSuccess(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	pass := r.pass()
 	r.ensure = func(string) error { cancel(); return nil }
-	if err := poll.New(r.options(2, 10)).Drain(ctx, r.scope(), pass); !errors.Is(err, context.Canceled) {
+	if err := sweep.New(r.options(2, 10)).Drain(ctx, r.scope(), pass); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want context.Canceled", err)
 	}
 }

@@ -1,4 +1,4 @@
-package poll_test
+package sweep_test
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
-	"posthaste/poll"
+	"posthaste/relay/sweep"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -151,8 +151,8 @@ func (r *rig) scope() outbox.Scope {
 }
 
 // options are those of a sweeper over the rig.
-func (r *rig) options(workers, rows int) poll.Options {
-	return poll.Options{
+func (r *rig) options(workers, rows int) sweep.Options {
+	return sweep.Options{
 		URL: r.db.URL, Schema: "public", Name: "test", Workers: workers, BatchRows: rows, Sink: r.sink,
 		Logger: testenv.Logger(r.tb),
 	}
@@ -164,10 +164,10 @@ type running struct {
 	done chan error
 }
 
-func (r *rig) run(o poll.Options) *running {
+func (r *rig) run(o sweep.Options) *running {
 	ctx, cancel := context.WithCancel(context.Background())
 	run := &running{stop: cancel, done: make(chan error, 1)}
-	s, scope := poll.New(o), r.scope()
+	s, scope := sweep.New(o), r.scope()
 	go func() { run.done <- s.Run(ctx, scope) }()
 	r.tb.Cleanup(func() {
 		cancel()

@@ -1,4 +1,4 @@
-package poll_test
+package sweep_test
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"posthaste/internal/poison"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
-	"posthaste/poll"
+	"posthaste/relay/sweep"
 )
 
 // Every test here ends with the oracle: nothing lost, nothing twice, every aggregate in order.
@@ -176,7 +176,7 @@ func TestAPassGoesOnAfterAKill(t *testing.T) {
 			r.terminate()
 		}
 	}}
-	r.must(poll.New(first).Run(ctx, r.scope()))
+	r.must(sweep.New(first).Run(ctx, r.scope()))
 	var later uuid.UUID
 	if n := r.owed(); n != 8 || len(r.entries("order")) != 6 {
 		t.Fatalf("%d rows are owed and %d entries published, want 8 and 6", n, len(r.entries("order")))
@@ -393,7 +393,7 @@ func TestASupersededSweepEnds(t *testing.T) {
 	}
 	scope := r.scope()
 	scope.Owner = old
-	if err := poll.New(r.options(2, 10)).Drain(t.Context(), scope, r.pass()); !errors.Is(err, outbox.ErrSuperseded) {
+	if err := sweep.New(r.options(2, 10)).Drain(t.Context(), scope, r.pass()); !errors.Is(err, outbox.ErrSuperseded) {
 		t.Errorf("Drain: %v", err)
 	}
 	now := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_mark WHERE settled IS NOT NULL")
