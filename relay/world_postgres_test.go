@@ -282,6 +282,9 @@ func (pg *postgres) newest(part int) *mark {
 	panic("there is always one")
 }
 
+// id is the number of a mark.
+func (pg *postgres) id(m *mark) int64 { return int64(slices.Index(pg.marks, m)) }
+
 // held tells whether the mark holds a row, settled whether it needs not be published: it is held, parked or deleted.
 func (pg *postgres) held(r *tableRow) bool    { return pg.newest(r.part).holds(r) }
 func (pg *postgres) settled(r *tableRow) bool { return r.deleted || pg.parked(r) || pg.held(r) }

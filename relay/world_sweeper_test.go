@@ -2,95 +2,69 @@ package relay
 
 import (
 	"context"
-	"errors"
-	"math/rand/v2"
 	"slices"
-	"sync"
-	"time"
 
-	"posthaste/internal/pause"
-	"posthaste/internal/poison"
 	"posthaste/outbox"
+	"posthaste/relay/sweep"
+	"posthaste/sql"
 )
 
-// memSweeper is an instance's Sweeper: package relay/sweep over the world's table.
-type memSweeper struct {
-	i       *instance
-	refused poison.Refusals
-}
+// sweepRows and sweepList are small, so that a pass takes several batches, and several lists.
+const sweepRows, sweepList = 4, 7
 
-var _ outbox.Sweeper = (*memSweeper)(nil)
-
-const (
-	sweepWorkers = 2
-	// sweepRows and sweepList are small, so that a pass takes several batches, and several lists.
-	sweepRows, sweepList = 4, 7
-)
-
-func (s *memSweeper) Run(ctx context.Context, scope outbox.Scope) error {
-	return s.each(ctx, scope, func(ctx context.Context, w *sweepWorker) error {
-		for ctx.Err() == nil {
-			if err := w.round(ctx); err != nil {
-				return err
-			}
-		}
-		return nil
+// sweeper returns the sweeper of an instance, over the world's table.
+func (i *instance) sweeper() *sweep.Sweeper {
+	return sweep.New(sweep.Options{
+		Open: func(context.Context) (sweep.Conn, error) {
+			c := &sweepConn{i: i, seen: map[int]outbox.Settled{}}
+			i.w.do(func() { i.conns[c] = true })
+			return c, nil
+		},
+		BatchRows: sweepRows, Sink: memSink{i},
 	})
 }
 
-func (s *memSweeper) Drain(ctx context.Context, scope outbox.Scope, pass outbox.Pass) error {
-	q := &drainQueue{pass: &pass}
-	for part := range outbox.Partitions {
-		q.waiting = append(q.waiting, part)
-	}
-	return s.each(ctx, scope, func(ctx context.Context, w *sweepWorker) error { return w.drain(ctx, q) })
-}
-
-// each runs work on every worker. The first error ends all of them, and is returned.
-func (s *memSweeper) each(
-	ctx context.Context, scope outbox.Scope, work func(context.Context, *sweepWorker) error,
-) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	var once sync.Once
-	var first error
-	for range sweepWorkers {
-		wg.Go(func() {
-			w := &sweepWorker{s: s, scope: scope, last: rand.N(outbox.Partitions)}
-			defer w.close()
-			if err := work(ctx, w); err != nil {
-				once.Do(func() { first = err })
-				cancel(err)
-			}
-		})
-	}
-	wg.Wait()
-	return first
-}
-
-// drainQueue hands the parts of a Drain to its workers. Guarded by world.mu.
-type drainQueue struct {
-	pass    *outbox.Pass
-	waiting []int
-	busy    int
-}
-
-// sweepConn is a worker's connection. Guarded by world.mu.
+// sweepConn is the connection of a worker. Guarded by world.mu.
 type sweepConn struct {
 	i      *instance
 	closed bool
+	// owner is that of the last claim, seen has the rows that the passes cover, by part.
+	owner outbox.Owner
+	seen  map[int]outbox.Settled
+	// parks are the events that the claim parks when it commits.
+	parks []sql.Refused
 }
 
-// end gives back the connection's locks.
+var _ sweep.Conn = (*sweepConn)(nil)
+
+// end gives back the connection's claim.
 func (c *sweepConn) end() {
 	c.closed = true
 	delete(c.i.conns, c)
+	c.release()
+}
+
+func (c *sweepConn) release() {
+	c.parks = nil
 	for p, by := range c.i.w.pg.claimer {
 		if by == c {
 			c.i.w.pg.claimer[p] = nil
 		}
 	}
+}
+
+func (c *sweepConn) Closed() (closed bool) {
+	c.i.w.do(func() { closed = c.closed })
+	return closed
+}
+
+func (c *sweepConn) Close() {
+	c.i.awake()
+	c.i.w.do(func() {
+		if !c.i.isDead() {
+			c.end()
+		}
+	})
 }
 
 // sweepCall is one statement on the connection.
@@ -103,252 +77,165 @@ func sweepCall[T any](ctx context.Context, c *sweepConn, name string, effect fun
 	})
 }
 
-// sweepWorker is one connection that sweeps.
-type sweepWorker struct {
-	s     *memSweeper
-	scope outbox.Scope
-	conn  *sweepConn
-	last  int
-	idle  time.Duration
-	fails time.Duration
-}
-
-func (w *sweepWorker) connect() {
-	w.s.i.w.do(func() {
-		if w.conn == nil || w.conn.closed {
-			w.conn = &sweepConn{i: w.s.i}
-			w.s.i.conns[w.conn] = true
-		}
-	})
-}
-
-func (w *sweepWorker) close() {
-	w.s.i.awake()
-	w.s.i.w.do(func() {
-		if w.conn != nil && !w.s.i.isDead() {
-			w.conn.end()
-		}
-	})
-}
-
-func (w *sweepWorker) failed(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil //nolint:nilerr // stopping
-	}
-	w.scope.Outcome(err)
-	if end := w.final(ctx, err); end != nil {
-		return end
-	}
-	w.close()
-	w.fails = min(max(w.fails*2, 50*time.Millisecond), 2*time.Second)
-	pause.About(ctx, w.fails)
-	return nil
-}
-
-// final returns the error that ends the scope, or nil if err only ends the claim.
-func (w *sweepWorker) final(ctx context.Context, err error) error {
-	var fenced *outbox.FencedError
-	if errors.Is(err, outbox.ErrSuperseded) {
-		return err
-	}
-	if !finished(err) {
-		return nil
-	}
-	if !errors.As(err, &fenced) || fenced.Epoch != w.scope.Owner.Epoch {
-		return err
-	}
-	if err = (memSink{w.s.i}).Check(ctx, w.scope.Owner, []string{fenced.Stream}); err != nil && finished(err) {
-		return err
+// mine returns an error unless the connection holds the part for the present owner.
+func (c *sweepConn) mine(pg *postgres, part int) error {
+	switch {
+	case pg.claimer[part] != c:
+		return errGone
+	case pg.state.Owner != c.owner:
+		return outbox.ErrSuperseded
 	}
 	return nil
 }
 
-func (w *sweepWorker) round(ctx context.Context) error {
-	w.connect()
-	parts, err := sweepCall(ctx, w.conn, "Sweep.Parts", func(pg *postgres) (parts []int, err error) {
+func (c *sweepConn) Partitions(ctx context.Context) ([]int, error) {
+	return sweepCall(ctx, c, "Sweep.Parts", func(pg *postgres) (parts []int, err error) {
 		for p := range pg.parts {
-			if len(pg.rows(func(r *tableRow) bool { return r.part == p && pg.waits(r) })) > 0 {
+			if pg.newest(p).cursor > 0 || slices.ContainsFunc(pg.parts[p], pg.waits) {
 				parts = append(parts, p)
 			}
 		}
 		return parts, nil
 	})
-	if err != nil {
-		return w.failed(ctx, err)
-	}
-	next := max(slices.IndexFunc(parts, func(p int) bool { return p > w.last }), 0)
-	for _, part := range slices.Concat(parts[next:], parts[:next]) {
-		w.last = part
-		claimed, err := w.sweep(ctx, part, nil)
-		if err != nil {
-			return w.failed(ctx, err)
-		}
-		if claimed {
-			w.idle, w.fails = 0, 0
-			return nil
-		}
-	}
-	if len(parts) == 0 {
-		w.scope.Outcome(nil)
-	}
-	w.idle = min(max(w.idle*2, 20*time.Millisecond), 500*time.Millisecond)
-	pause.About(ctx, w.idle)
-	return nil
 }
 
-func (w *sweepWorker) drain(ctx context.Context, q *drainQueue) error {
-	for ctx.Err() == nil {
-		w.connect()
-		over, part := false, -1
-		w.s.i.w.do(func() {
-			if len(q.waiting) > 0 {
-				part, q.waiting = q.waiting[0], q.waiting[1:]
-				q.busy++
-			}
-			over = part < 0 && q.busy == 0
-		})
-		switch {
-		case over:
-			return nil
-		case part < 0:
-			pause.About(ctx, 20*time.Millisecond)
-		default:
-			if err := w.drainPart(ctx, q, part); err != nil {
-				return err
-			}
-		}
-	}
-	return ctx.Err()
-}
-
-func (w *sweepWorker) drainPart(ctx context.Context, q *drainQueue, part int) error {
-	reached := func() (bool, error) {
-		return sweepCall(ctx, w.conn, "Sweep.Reached", func(pg *postgres) (bool, error) {
-			return len(pg.rows(func(r *tableRow) bool {
-				return r.part == part && holds(&q.pass.Settled, r) && pg.waits(r)
-			})) == 0, nil
-		})
-	}
-	claimed := false
-	done, err := reached()
-	if err == nil && !done {
-		if claimed, err = w.sweep(ctx, part, q.pass); err == nil {
-			done, err = reached()
-		}
-	}
-	w.s.i.w.do(func() {
-		q.busy--
-		if !done {
-			q.waiting = append(q.waiting, part)
-		}
+func (c *sweepConn) Reached(ctx context.Context, part int, pass outbox.Pass) (bool, error) {
+	return sweepCall(ctx, c, "Sweep.Reached", func(pg *postgres) (bool, error) {
+		return !slices.ContainsFunc(pg.parts[part], func(r *tableRow) bool {
+			return holds(&pass.Settled, r) && pg.waits(r)
+		}), nil
 	})
-	if err != nil {
-		return w.failed(ctx, err)
-	}
-	if !claimed && !done {
-		pause.About(ctx, 20*time.Millisecond)
-	}
-	return nil
 }
 
-// sweepClaim is one holding of a part.
-type sweepClaim struct {
-	w     *sweepWorker
-	part  int
-	lane  outbox.Lane
-	lanes map[string]outbox.LanePublisher
-	marks map[string]int64
-
-	// pass covers the rows to settle. begun is set if a mark has recorded the pass. cursor is the last row it has read.
-	pass   outbox.Settled
-	begun  bool
-	cursor int64
-	// list are the next rows, more tells whether there may be others behind them.
-	list []int64
-	more bool
-}
-
-// sweep claims the part and makes a pass over it, or continues the current one. A new pass covers the rows that within
-// sees, or those visible now.
-func (w *sweepWorker) sweep(ctx context.Context, part int, within *outbox.Pass) (claimed bool, err error) {
-	number, err := sweepCall(ctx, w.conn, "Sweep.Claim", func(pg *postgres) (int64, error) {
-		if pg.state.Owner != w.scope.Owner {
-			return 0, outbox.ErrSuperseded
+func (c *sweepConn) Claim(ctx context.Context, parts []int, o outbox.Owner) (part int, claim int64, ok bool, err error) {
+	part, err = sweepCall(ctx, c, "Sweep.Claim", func(pg *postgres) (int, error) {
+		if pg.state.Owner != o {
+			return -1, outbox.ErrSuperseded
 		}
-		if by := pg.claimer[part]; by != nil && by != w.conn {
-			return 0, nil
+		i := slices.IndexFunc(parts, func(p int) bool { return pg.claimer[p] == nil })
+		if i < 0 {
+			return -1, nil
 		}
-		pg.claimer[part] = w.conn
+		c.release()
+		pg.claimer[parts[i]], c.owner = c, o
 		pg.claims++
-		return pg.claims, nil
+		claim = pg.claims
+		return parts[i], nil
 	})
-	if err != nil || number == 0 {
-		return false, err
-	}
-	c := &sweepClaim{
-		w: w, part: part, lane: outbox.Lane{Part: part, Claim: number, Nonce: newNonce()},
-		lanes: map[string]outbox.LanePublisher{},
-		marks: map[string]int64{},
-	}
-	if err := w.scope.Claimed(ctx); err != nil {
-		return true, err
-	}
-	if err = c.begin(ctx, within); err == nil {
-		for n, over := 0, false; n < 10 && !over && err == nil && ctx.Err() == nil; n++ {
-			over, err = c.batch(ctx)
-		}
-	}
-	c.tell(ctx)
-	if err != nil {
-		return true, err
-	}
-	_, err = sweepCall(ctx, w.conn, "Sweep.Release", func(pg *postgres) (nothing, error) {
-		pg.claimer[part] = nil
-		return nothing{}, nil
-	})
-	w.fails = 0
-	return true, err
+	return part, claim, err == nil && part >= 0, err
 }
 
-// begin reads the mark and lists the unsettled rows.
-func (c *sweepClaim) begin(ctx context.Context, within *outbox.Pass) error {
-	_, err := sweepCall(ctx, c.w.conn, "Sweep.Begin", func(pg *postgres) (nothing, error) {
-		c.w.s.i.reads(c.w.scope.Owner)
-		switch m := pg.newest(c.part); {
-		case m.cursor > 0:
-			c.pass, c.begun, c.cursor = m.pass, true, m.cursor
-		case within != nil:
-			c.pass = within.Settled
-		default:
-			c.pass = pg.now()
+func (c *sweepConn) Begin(ctx context.Context, part int, within *outbox.Pass) (*sql.Pass, error) {
+	return sweepCall(ctx, c, "Sweep.Begin", func(pg *postgres) (*sql.Pass, error) {
+		c.i.reads(c.owner)
+		m, now := pg.newest(part), pg.now()
+		seen := now
+		if m.cursor > 0 {
+			seen = m.pass
+		} else if within != nil {
+			given := &mark{settled: &within.Settled}
+			if !pg.sees(m, given) && !pg.sees(given, &mark{settled: &now}) {
+				seen = within.Settled
+				seen.High = max(seen.High, m.settled.High)
+			}
 		}
-		c.read(pg)
-		return nothing{}, nil
+		c.seen[part] = seen
+		p := &sql.Pass{Part: part, Mark: pg.id(m), UnderWay: m.cursor > 0}
+		for _, r := range pg.parts[part] {
+			if r.Seq > m.cursor && pg.waits(r) && holds(&seen, r) && len(p.Seqs) < sweepList {
+				p.Seqs = append(p.Seqs, r.Seq)
+			}
+		}
+		p.Full = len(p.Seqs) == sweepList
+		return p, nil
+	})
+}
+
+func (c *sweepConn) Page(ctx context.Context, p *sql.Pass, limit, _ int) ([]*outbox.Record, error) {
+	p.Covered = min(limit, len(p.Seqs))
+	return sweepCall(ctx, c, "Sweep.Page", func(pg *postgres) (events []*outbox.Record, err error) {
+		c.i.reads(c.owner)
+		if pg.id(pg.newest(p.Part)) != p.Mark {
+			return nil, sql.ErrPassed
+		}
+		for _, r := range pg.parts[p.Part] {
+			if slices.Contains(p.Seqs[:p.Covered], r.Seq) && pg.waits(r) {
+				events = append(events, &r.Record)
+			}
+		}
+		return events, nil
+	})
+}
+
+func (c *sweepConn) Ahead(ctx context.Context, p *sql.Pass, within *outbox.Pass, blocked []string,
+	sent map[int64]bool,
+) (*sql.Pass, error) {
+	return sweepCall(ctx, c, "Sweep.Ahead", func(pg *postgres) (*sql.Pass, error) {
+		ahead := &sql.Pass{Part: p.Part, Mark: p.Mark}
+		for _, r := range pg.parts[p.Part] {
+			if pg.waits(r) && !sent[r.Seq] && !slices.Contains(blocked, pg.stream(r)) &&
+				(within == nil || within.Snapshot.Sees(r.tx.xid)) {
+				ahead.Seqs = append(ahead.Seqs, r.Seq)
+			}
+		}
+		return ahead, nil
+	})
+}
+
+func (c *sweepConn) Park(ctx context.Context, p *sql.Pass, _ outbox.Owner, events []sql.Refused) error {
+	_, err := sweepCall(ctx, c, "Sweep.Park", func(pg *postgres) (nothing, error) {
+		c.parks = events
+		return nothing{}, c.mine(pg, p.Part)
 	})
 	return err
 }
 
-// read lists the unsettled rows after the cursor.
-func (c *sweepClaim) read(pg *postgres) {
-	c.list, c.more = nil, false
-	for _, r := range pg.parts[c.part] {
-		if r.Seq <= c.cursor || !pg.waits(r) || !holds(&c.pass, r) {
-			continue
-		}
-		if c.more = len(c.list) == sweepList; c.more {
-			return
-		}
-		c.list = append(c.list, r.Seq)
-	}
+func (*sweepConn) ParkRow(context.Context, *sql.Pass, outbox.Owner, error) (*outbox.Record, error) {
+	panic("every row can be read")
 }
 
-// tell reports what is settled to the gates.
-func (c *sweepClaim) tell(ctx context.Context) {
-	var marks []outbox.Mark
-	for stream, n := range c.marks {
-		marks = append(marks, outbox.Mark{Stream: stream, Lane: c.lane, Number: n})
+// commit ends the claim.
+func (c *sweepConn) commit(pg *postgres) {
+	for _, e := range c.parks {
+		for _, r := range pg.parts[outbox.PartOf(e.Event.AggregateID)] {
+			if r.Seq == e.Event.Seq {
+				pg.park(r, e.Class, e.Err.Error(), e.Attempts)
+			}
+		}
 	}
-	if len(marks) > 0 {
-		_ = memSink{c.w.s.i}.Settled(context.WithoutCancel(ctx), c.w.scope.Owner, marks)
+	c.release()
+}
+
+func (c *sweepConn) Settle(ctx context.Context, p *sql.Pass, o outbox.Owner, _ outbox.Entries) error {
+	id, err := sweepCall(ctx, c, "Sweep.Settle", func(pg *postgres) (int64, error) {
+		if err := c.mine(pg, p.Part); err != nil {
+			return 0, err
+		}
+		seen, before := c.seen[p.Part], pg.newest(p.Part)
+		if pg.id(before) != p.Mark {
+			return 0, sql.ErrPassed
+		}
+		m := &mark{part: p.Part, settled: &seen}
+		if !p.Ends() {
+			m = &mark{part: p.Part, settled: before.settled, pass: seen, cursor: p.Seqs[p.Covered-1]}
+		}
+		c.commit(pg)
+		err := pg.mark(o, m)
+		return pg.id(m), err
+	})
+	if err == nil {
+		p.Settled(id)
 	}
+	return err
+}
+
+func (c *sweepConn) Drop(ctx context.Context) error {
+	_, err := sweepCall(context.WithoutCancel(ctx), c, "Sweep.Release", func(pg *postgres) (nothing, error) {
+		if len(c.parks) > 0 && pg.state.Owner != c.owner {
+			return nothing{}, errGone
+		}
+		c.commit(pg)
+		return nothing{}, nil
+	})
+	return err
 }

@@ -212,7 +212,7 @@ func (w *world) instance(name string) *instance {
 		}
 	})
 	o.Store, o.Locks, o.Sink, o.Source, o.Slots = memStore{i}, memLocks{i}, memSink{i}, memSource{i}, memSlots{i}
-	o.Sweeper = &memSweeper{i: i}
+	o.Sweeper = i.sweeper()
 	i.relay = New(o)
 	return i
 }

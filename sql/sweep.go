@@ -137,30 +137,42 @@ func wrapPart(step string, part int, err error) error {
 // Pass is a pass over one part: the rows that were unsettled when its snapshot was taken, by number, page by page. It
 // is valid until another session writes a mark of the part.
 type Pass struct {
-	part int
-	// mark is the part's newest mark; settled and hi are its columns, underWay is set if it records this pass.
-	mark       int64
-	settled    string
-	hi         int64
-	underWay   bool
-	seen       string
-	high       int64
-	seqs       []int64 // listed rows that this pass has not settled
-	full, over bool    // full: there may be rows after seqs
-	page       int     // how many of seqs the last page covers
+	Part int
+	// Mark is the part's newest mark. UnderWay is set if it records this pass.
+	Mark     int64
+	UnderWay bool
+	// Seqs are the listed rows that this pass has not settled. Full means that there may be rows after them.
+	Seqs []int64
+	Full bool
+	// Covered is how many of Seqs the last page covers.
+	Covered int
+	// settled and hi are columns of the mark; seen and high are those of the pass.
+	settled, seen string
+	hi, high      int64
+	over          bool
 }
 
 // Idle reports that there is nothing to do: all rows are settled and no pass was under way.
-func (p *Pass) Idle() bool { return len(p.seqs) == 0 && !p.underWay }
+func (p *Pass) Idle() bool { return len(p.Seqs) == 0 && !p.UnderWay }
 
 // Over reports whether the whole pass is settled.
 func (p *Pass) Over() bool { return p.over }
 
 // Listed reports whether rows are left to read. If not, and the pass is not over, Begin continues it.
-func (p *Pass) Listed() bool { return len(p.seqs) > 0 }
+func (p *Pass) Listed() bool { return len(p.Seqs) > 0 }
 
 // Next leaves the rows of the last page behind.
-func (p *Pass) Next() { p.seqs, p.page = p.seqs[p.page:], 0 }
+func (p *Pass) Next() { p.Seqs, p.Covered = p.Seqs[p.Covered:], 0 }
+
+// Ends reports whether the last page is the last one of the pass.
+func (p *Pass) Ends() bool { return p.Covered == len(p.Seqs) && !p.Full }
+
+// Settled notes that a mark settles the last page.
+func (p *Pass) Settled(mark int64) {
+	p.over = p.Ends()
+	p.Mark, p.UnderWay = mark, !p.over
+	p.Next()
+}
 
 // Begin resumes the unfinished pass of a claimed part, whichever worker began it, or begins one over the snapshot
 // within. If within is nil, or the part's mark sees more than within, the pass covers what is visible now.
@@ -173,13 +185,13 @@ func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*Pass
 		text := within.Snapshot.String()
 		snapshot, high = &text, within.High
 	}
-	p := &Pass{part: part}
+	p := &Pass{Part: part}
 	err := s.conn.QueryRow(ctx, query("sweep_begin"), part, snapshot, high, listRows).
-		Scan(&p.mark, &p.settled, &p.hi, &p.underWay, &p.seen, &p.high, &p.seqs)
+		Scan(&p.Mark, &p.settled, &p.hi, &p.UnderWay, &p.seen, &p.high, &p.Seqs)
 	if err != nil {
 		return nil, wrapPart("begin a pass over", part, err)
 	}
-	p.full = len(p.seqs) == listRows
+	p.Full = len(p.Seqs) == listRows
 	return p, nil
 }
 
@@ -192,27 +204,27 @@ var ErrPassed = errors.New("another session has written a mark of the part")
 func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	p.page = min(limit, len(p.seqs))
-	if p.page == 0 {
+	p.Covered = min(limit, len(p.Seqs))
+	if p.Covered == 0 {
 		return nil, nil
 	}
 	b := &pgx.Batch{}
 	b.Queue("SAVEPOINT page")
-	b.Queue(query("sweep_mark"), p.part)
-	b.Queue(query("sweep_page"), p.part, p.seqs[:p.page], bytes)
+	b.Queue(query("sweep_mark"), p.Part)
+	b.Queue(query("sweep_page"), p.Part, p.Seqs[:p.Covered], bytes)
 	b.Queue("RELEASE page") // ends the statement before it, whose snapshot the server would keep
 	results := s.conn.SendBatch(ctx, b)
-	events, err := readPage(results, p.mark, p.page, bytes)
+	events, err := readPage(results, p.Mark, p.Covered, bytes)
 	if end := results.Close(); err == nil {
 		err = end
 	}
 	if err != nil {
-		return nil, s.back(ctx, wrapPart("sweep", p.part, err))
+		return nil, s.back(ctx, wrapPart("sweep", p.Part, err))
 	}
 	if n := len(events); n > 0 {
 		// Rows after the last one may have exceeded the limit of bytes.
-		p.page, _ = slices.BinarySearch(p.seqs, events[n-1].Seq)
-		p.page++
+		p.Covered, _ = slices.BinarySearch(p.Seqs, events[n-1].Seq)
+		p.Covered++
 	}
 	return events, nil
 }
@@ -230,9 +242,9 @@ func (s *Sweep) Ahead(ctx context.Context, p *Pass, within *outbox.Pass, blocked
 		snapshot = &text
 	}
 	var seqs []int64
-	err := s.conn.QueryRow(ctx, query("sweep_ahead"), p.part, blocked, listRows, snapshot).Scan(&seqs)
+	err := s.conn.QueryRow(ctx, query("sweep_ahead"), p.Part, blocked, listRows, snapshot).Scan(&seqs)
 	if err != nil {
-		return nil, wrapPart("look ahead in", p.part, err)
+		return nil, wrapPart("look ahead in", p.Part, err)
 	}
 	listed := map[int64]bool{}
 	for _, seq := range seqs {
@@ -240,7 +252,7 @@ func (s *Sweep) Ahead(ctx context.Context, p *Pass, within *outbox.Pass, blocked
 	}
 	maps.DeleteFunc(sent, func(seq int64, _ bool) bool { return !listed[seq] })
 	seqs = slices.DeleteFunc(seqs, func(seq int64) bool { return sent[seq] })
-	return &Pass{part: p.part, mark: p.mark, seqs: seqs}, nil
+	return &Pass{Part: p.Part, Mark: p.Mark, Seqs: seqs}, nil
 }
 
 // back undoes the batch of the savepoint if err is about the data of a row, and returns err.
@@ -293,19 +305,18 @@ func readPage(results pgx.BatchResults, mark int64, limit, bytes int) ([]*outbox
 func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries outbox.Entries) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	over := p.page == len(p.seqs) && !p.full
 	settled, hi := p.settled, p.hi
 	var pass *string
 	var high, cursor *int64
-	if over {
+	if p.Ends() {
 		settled, hi = p.seen, p.high
 	} else {
-		pass, high, cursor = &p.seen, &p.high, &p.seqs[p.page-1]
+		pass, high, cursor = &p.seen, &p.high, &p.Seqs[p.Covered-1]
 	}
 	var owner, replicated bool
 	var mark *int64
 	b := &pgx.Batch{}
-	b.Queue(query("sweep_settle"), s.name, o.Epoch, o.Nonce[:], p.part, p.mark, settled, hi, pass, high, cursor,
+	b.Queue(query("sweep_settle"), s.name, o.Epoch, o.Nonce[:], p.Part, p.Mark, settled, hi, pass, high, cursor,
 		noted(entries))
 	b.Queue("COMMIT")
 	results := s.conn.SendBatch(ctx, b)
@@ -323,10 +334,10 @@ func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries out
 		_, err = s.conn.Exec(ctx, query("mark_replicated"))
 	}
 	if err != nil {
-		return wrapPart("settle a page of", p.part, err)
+		return wrapPart("settle a page of", p.Part, err)
 	}
-	p.mark, p.settled, p.hi, p.underWay, p.over = *mark, settled, hi, !over, over
-	p.Next()
+	p.settled, p.hi = settled, hi
+	p.Settled(*mark)
 	return nil
 }
 
@@ -353,7 +364,7 @@ func (s *Sweep) Park(ctx context.Context, p *Pass, o outbox.Owner, events []Refu
 	defer cancel()
 	b := &pgx.Batch{}
 	for _, r := range events {
-		b.Queue(query("sweep_park"), s.name, o.Epoch, o.Nonce[:], p.part, r.Event.Seq, storable(r.Err.Error()), r.Class,
+		b.Queue(query("sweep_park"), s.name, o.Epoch, o.Nonce[:], p.Part, r.Event.Seq, storable(r.Err.Error()), r.Class,
 			r.Attempts, true)
 	}
 	results := s.conn.SendBatch(ctx, b)
@@ -369,7 +380,7 @@ func (s *Sweep) Park(ctx context.Context, p *Pass, o outbox.Owner, events []Refu
 		}
 	}
 	if err := results.Close(); err != nil {
-		return wrapPart("park events of", p.part, err)
+		return wrapPart("park events of", p.Part, err)
 	}
 	return nil
 }
@@ -385,7 +396,7 @@ func (s *Sweep) ParkRow(ctx context.Context, p *Pass, o outbox.Owner, cause erro
 		e, err = s.parkRow(ctx, p, o, cause, false)
 	}
 	if err != nil {
-		return nil, wrapPart("park a row of", p.part, err)
+		return nil, wrapPart("park a row of", p.Part, err)
 	}
 	return e, nil
 }
@@ -398,7 +409,7 @@ func (s *Sweep) parkRow(ctx context.Context, p *Pass, o outbox.Owner, cause erro
 	var typ, aggregate *string
 	b := &pgx.Batch{}
 	b.Queue("SAVEPOINT page")
-	b.Queue(query("sweep_park"), s.name, o.Epoch, o.Nonce[:], p.part, p.seqs[0], storable(cause.Error()),
+	b.Queue(query("sweep_park"), s.name, o.Epoch, o.Nonce[:], p.Part, p.Seqs[0], storable(cause.Error()),
 		"unreadable", 1, payload).QueryRow(func(row pgx.Row) error { return row.Scan(&owner, &id, &typ, &aggregate) })
 	err := s.back(ctx, s.conn.SendBatch(ctx, b).Close())
 	switch {
@@ -409,7 +420,7 @@ func (s *Sweep) parkRow(ctx context.Context, p *Pass, o outbox.Owner, cause erro
 	case id == nil:
 		return nil, nil
 	}
-	return &outbox.Record{ID: *id, Seq: p.seqs[0], AggregateType: *typ, AggregateID: *aggregate}, nil
+	return &outbox.Record{ID: *id, Seq: p.Seqs[0], AggregateType: *typ, AggregateID: *aggregate}, nil
 }
 
 // Reached reports whether every row of the part that pass sees is settled, by any worker.

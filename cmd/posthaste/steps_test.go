@@ -41,7 +41,7 @@ var noIO = map[string]string{
 	"Store.Marker": "takes a connection", "Marker.Close": "gives it back",
 	"LockSession.Close": "ends a connection", "LockSession.Lost": "is a channel",
 	"LanePublisher.Follows": "goes with the next publish",
-	"Sweep.Close":           "ends a connection", "Sweep.Closed": "looks at a field", "Sweeper.Run": "steps of its own",
+	"Conn.Close":            "ends a connection", "Conn.Closed": "looks at a field", "Sweeper.Run": "steps of its own",
 	"Sweeper.Drain": "steps of its own", "Source.Run": "the reader's own steps",
 	"Pass.Idle": "looks at a field", "Pass.Listed": "looks at a field", "Pass.Over": "looks at a field",
 	"Pass.Next": "changes memory only",
@@ -141,7 +141,7 @@ func portMethod(s *types.Selection) string {
 		return ""
 	}
 	switch pkg, name := named.Obj().Pkg().Path(), named.Obj().Name(); {
-	case pkg == "posthaste/outbox" && types.IsInterface(named), pkg == "posthaste/sql" && name == "Sweep":
+	case pkg == "posthaste/outbox" && types.IsInterface(named), pkg == "posthaste/relay/sweep" && name == "Conn":
 		return name + "." + s.Obj().Name()
 	}
 	return ""

@@ -104,8 +104,10 @@ func (p *Relay) build(ctx context.Context) error {
 		return err
 	}
 	sweeper := sweep.New(sweep.Options{
-		URL: c.PostgresURL, Schema: c.Schema, Name: c.RelayName, Workers: c.SweepWorkers,
-		Sink: p.sink, Registerer: reg, Logger: p.log,
+		Open: func(ctx context.Context) (sweep.Conn, error) {
+			return sql.OpenSweep(ctx, c.PostgresURL, c.Schema, c.RelayName)
+		},
+		Workers: c.SweepWorkers, Sink: p.sink, Registerer: reg, Logger: p.log,
 	})
 	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)
 	p.relay = relay.New(relay.Options{

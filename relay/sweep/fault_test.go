@@ -139,7 +139,7 @@ func TestTheAnswerToAMarkIsLost(t *testing.T) {
 	load := testenv.Bulk(t, r.db, 300, 10)
 	pg := testenv.NewLink(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
 	o := r.options(1, 5)
-	o.URL = testenv.Through(r.db.URL, pg.Addr())
+	o.Open = open(testenv.Through(r.db.URL, pg.Addr()))
 	var lost, marks atomic.Int64
 	marks.Store(math.MaxInt64)
 	count := func() int64 { return testenv.Value[int64](t, r.db, "SELECT count(*) FROM outbox_mark WHERE part >= 0") }

@@ -153,9 +153,13 @@ func (r *rig) scope() outbox.Scope {
 // options are those of a sweeper over the rig.
 func (r *rig) options(workers, rows int) sweep.Options {
 	return sweep.Options{
-		URL: r.db.URL, Schema: "public", Name: "test", Workers: workers, BatchRows: rows, Sink: r.sink,
-		Logger: testenv.Logger(r.tb),
+		Open: open(r.db.URL), Workers: workers, BatchRows: rows, Sink: r.sink, Logger: testenv.Logger(r.tb),
 	}
+}
+
+// open opens connections to a database.
+func open(url string) func(ctx context.Context) (sweep.Conn, error) {
+	return func(ctx context.Context) (sweep.Conn, error) { return sql.OpenSweep(ctx, url, "public", "test") }
 }
 
 // running is a Run in the background.

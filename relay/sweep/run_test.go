@@ -182,7 +182,7 @@ func TestPostgresIsGoneForAWhile(t *testing.T) {
 	r := newRig(t)
 	pg := testenv.NewLink(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
 	o := r.options(2, 50)
-	o.URL = testenv.Through(r.db.URL, pg.Addr())
+	o.Open = open(testenv.Through(r.db.URL, pg.Addr()))
 	run := r.run(o)
 	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300, Rate: 1000})
 	r.eventually(20*time.Second, "progress", func() bool { return len(r.entries("order")) > 20 })

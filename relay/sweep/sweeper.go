@@ -12,6 +12,7 @@ import (
 
 	"posthaste/internal/poison"
 	"posthaste/outbox"
+	"posthaste/sql"
 )
 
 const (
@@ -37,8 +38,8 @@ const (
 
 // Options are what a Sweeper needs.
 type Options struct {
-	// URL and Schema locate the table; Name is the name of the relay.
-	URL, Schema, Name string
+	// Open opens the connection of a worker.
+	Open func(ctx context.Context) (Conn, error)
 	// Workers is how many connections sweep at once. Default 2.
 	Workers int
 	// BatchRows bounds the rows of one batch. Default 500.
@@ -48,6 +49,22 @@ type Options struct {
 	Registerer prometheus.Registerer
 	// Logger may be nil.
 	Logger *slog.Logger
+}
+
+// Conn is the connection of one worker, a [sql.Sweep]. It belongs to one goroutine.
+type Conn interface {
+	Partitions(ctx context.Context) ([]int, error)
+	Reached(ctx context.Context, part int, pass outbox.Pass) (bool, error)
+	Claim(ctx context.Context, parts []int, o outbox.Owner) (part int, claim int64, ok bool, err error)
+	Begin(ctx context.Context, part int, within *outbox.Pass) (*sql.Pass, error)
+	Page(ctx context.Context, p *sql.Pass, limit, bytes int) ([]*outbox.Record, error)
+	Ahead(ctx context.Context, p *sql.Pass, within *outbox.Pass, blocked []string, sent map[int64]bool) (*sql.Pass, error)
+	Park(ctx context.Context, p *sql.Pass, o outbox.Owner, events []sql.Refused) error
+	ParkRow(ctx context.Context, p *sql.Pass, o outbox.Owner, cause error) (*outbox.Record, error)
+	Settle(ctx context.Context, p *sql.Pass, o outbox.Owner, entries outbox.Entries) error
+	Drop(ctx context.Context) error
+	Closed() bool
+	Close()
 }
 
 // Sweeper sweeps the outbox table. Its methods may be called one at a time.

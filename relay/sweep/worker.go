@@ -17,7 +17,7 @@ import (
 type worker struct {
 	s     *Sweeper
 	scope outbox.Scope
-	conn  *sql.Sweep
+	conn  Conn
 	nonce outbox.Nonce
 	// passes are the passes that the worker has begun and not ended.
 	passes [outbox.Partitions]*sql.Pass
@@ -63,7 +63,7 @@ func (w *worker) connect(ctx context.Context) error {
 		return nil
 	}
 	w.close()
-	conn, err := sql.OpenSweep(ctx, w.s.o.URL, w.s.o.Schema, w.s.o.Name)
+	conn, err := w.s.o.Open(ctx)
 	if err != nil {
 		return err
 	}
