@@ -383,7 +383,7 @@ func TestWhatIsRecalledIsGone(t *testing.T) {
 		w.event("order", "a")
 		w.rd.ids++
 		e := entry{id: w.rd.ids, Record: w.pg.log[0].rows[0].Record}
-		w.rd.streams["outbox.order"] = &stream{last: e.id, entries: []entry{e}}
+		w.rd.streams["outbox.order"] = &memStream{last: e.id, entries: []entry{e}}
 		w.pg.delivered = true
 		w.plan = fault{"Sink.Recall", 0, dropped}
 		if _, err := l.adopt(context.Background()); err != nil || !w.struck {
@@ -404,7 +404,7 @@ func TestARepairPublishesWhatIsMissing(t *testing.T) {
 			rows := r.transactions(3)
 			r.settleAll()
 			r.pg.repairs = []outbox.Repair{{Stream: "outbox.order", To: 1, Missing: missing}}
-			if err := r.gates.ensure(context.Background(), "outbox.order"); err != nil {
+			if err := r.gates.Ensure(context.Background(), "outbox.order"); err != nil {
 				t.Fatal(err)
 			}
 			repairs := r.i.relay.newLeadership(nil).reconciler

@@ -31,6 +31,15 @@ type blocks struct {
 	recent []outbox.Dead
 }
 
+func newBlocks() *blocks { return &blocks{reading: make(callLock, 1)} }
+
+// callLock is a mutex that may be held during calls of a port, which can be slow: a goroutine that waits for a
+// sync.Mutex would stop the clock of a synctest bubble. It has room for one.
+type callLock chan struct{}
+
+func (l callLock) Lock()   { l <- struct{}{} }
+func (l callLock) Unlock() { <-l }
+
 // refresh replaces the parked events by those that list reads from the table.
 func (b *blocks) refresh(list func() ([]outbox.Dead, error)) error {
 	b.reading.Lock()

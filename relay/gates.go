@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"posthaste/outbox"
@@ -57,17 +56,20 @@ func (g *gates) adopt(ctx context.Context, s outbox.Stream, intact bool,
 	return nil
 }
 
-// ensure prepares the stream for its first publish under this owner. It commits the stream's row before it raises the
-// gate, so that a later adoption cannot overlook the stream. It does nothing for a stream of another type, whose lane
-// refuses events. If a gate was raised before and no longer exists, ensure returns ErrGap: a follower must not recreate
-// it.
-func (g *gates) ensure(ctx context.Context, stream string) error {
+// Ensure prepares the stream for its first publish under this owner. It commits the stream's row before it raises the
+// gate, so that a later adoption cannot overlook the stream. For a stream of another type it returns a
+// *outbox.TakenError. If a gate was raised before and no longer exists, Ensure returns ErrGap: a follower must not
+// recreate it.
+func (g *gates) Ensure(ctx context.Context, stream string) error {
 	s := outbox.Stream{Name: stream, Base: outbox.BaseName(stream, g.layout.Shards)}
 	g.mu.RLock()
 	base, ok := g.adopted[stream]
 	taken := g.taken[stream]
 	g.mu.RUnlock()
-	if ok && base == s.Base || taken != nil {
+	if taken != nil {
+		return taken
+	}
+	if ok && base == s.Base {
 		return nil
 	}
 	if err := g.follow(ctx, s); err != nil {
@@ -78,7 +80,6 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 		g.mu.Lock()
 		g.taken[stream] = taken
 		g.mu.Unlock()
-		return nil
 	}
 	if err != nil {
 		return err
@@ -104,56 +105,6 @@ func (g *gates) ensure(ctx context.Context, stream string) error {
 // streamLane is the lane of the slot reader.
 func (g *gates) streamLane() outbox.Lane {
 	return outbox.Lane{Part: outbox.StreamLane, Nonce: g.owner.Nonce}
-}
-
-// lane is the lane of a stream that is ready. Where it is another type's, it refuses every event for its name.
-func (g *gates) lane(stream string, id outbox.Lane) outbox.LanePublisher {
-	g.mu.RLock()
-	defer g.mu.RUnlock()
-	if err := g.taken[stream]; err != nil {
-		return takenLane{err}
-	}
-	return g.sink.Lane(stream, g.owner, id)
-}
-
-// takenLane refuses every event.
-type takenLane struct{ err *outbox.TakenError }
-
-func (l takenLane) Deliver(events []*outbox.Record) outbox.Delivery {
-	return &takenDelivery{err: l.err, events: events, skipped: make([]bool, len(events))}
-}
-
-func (takenLane) Settled(int64)        {}
-func (takenLane) Follows(int64, int64) {}
-
-// takenDelivery is done when every event of it is skipped.
-type takenDelivery struct {
-	err     *outbox.TakenError
-	events  []*outbox.Record
-	skipped []bool
-}
-
-func (d *takenDelivery) Publish(context.Context) (outbox.Receipt, error) {
-	i := slices.Index(d.skipped, false)
-	if i < 0 {
-		return outbox.Receipt{}, nil
-	}
-	return outbox.Receipt{}, &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: "taken", All: true, Err: d.err}
-}
-
-func (d *takenDelivery) Skip(also func(e *outbox.Record) bool) (places []int) {
-	i := slices.Index(d.skipped, false)
-	if i < 0 {
-		return nil
-	}
-	d.skipped[i] = true
-	for j := i + 1; also != nil && j < len(d.events); j++ {
-		if !d.skipped[j] && also(d.events[j]) {
-			d.skipped[j] = true
-			places = append(places, j)
-		}
-	}
-	return places
 }
 
 // follow gives a new stream the consumer groups of the other streams of its type. Without them, a consumer that is away

@@ -98,7 +98,7 @@ func (h *housekeeper) countDead(ctx context.Context) {
 		return
 	}
 	h.metrics.dead.Set(float64(dead))
-	if err := h.sweeps.refresh(ctx); err != nil {
+	if err := h.sweeps.Refresh(ctx); err != nil {
 		h.metrics.scrapeErrors.WithLabelValues("dead").Inc()
 	}
 }

@@ -162,7 +162,7 @@ func TestWhoIsReplacedMeetsNoNewStream(t *testing.T) {
 	inRig(t, Options{}, func(r *rig) {
 		old := r.gates
 		r.adopt()
-		if err := old.ensure(r.intake, "outbox.new"); err == nil {
+		if err := old.Ensure(r.intake, "outbox.new"); err == nil {
 			t.Error("a stream is made ready for an owner that was replaced")
 		}
 		r.do(func() {

@@ -34,7 +34,7 @@ func (l *leadership) adopt(ctx context.Context) (transition, error) {
 		pause.About(ctx, 200*time.Millisecond)
 		return onOver, err
 	}
-	if err := l.sweeps.refresh(ctx); err != nil {
+	if err := l.sweeps.Refresh(ctx); err != nil {
 		return onOver, err
 	}
 	if l.wantedLayout() != l.gates.layout {

@@ -53,7 +53,7 @@ type Options struct {
 	Sink    outbox.Sink
 	Source  outbox.Source
 	Slots   outbox.Slots
-	Sweeper outbox.Sweeper
+	Sweeper Sweeper
 	// SinkReady, if not nil, reports whether the sink accepts writes and provides the configured durability.
 	SinkReady func(ctx context.Context) error
 	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the
@@ -124,7 +124,7 @@ func New(o Options) *Relay {
 	act := newActivity(rep, o.Store)
 	sw := &sweeps{reporter: rep, store: o.Store, sweeper: o.Sweeper}
 	if o.Poison == PoisonBlockKey {
-		sw.blocks = &blocks{}
+		sw.blocks = newBlocks()
 	}
 	id := newNonce().String()
 	return &Relay{
@@ -135,7 +135,7 @@ func New(o Options) *Relay {
 		},
 		keeper: &slotKeeper{
 			reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, phase: act.current,
-			epoch: act.epoch,
+			epoch: act.epoch, mu: make(callLock, 1),
 		},
 	}
 }

@@ -5,14 +5,25 @@ import (
 	"time"
 
 	"posthaste/outbox"
+	"posthaste/relay/sweep"
 )
 
-// sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time. The callbacks
-// that it gives the sweeper are safe for concurrent use.
+// Sweeper publishes and settles rows without the stream. It is implemented by posthaste/relay/sweep.
+type Sweeper interface {
+	// Run sweeps until ctx ends (then it returns nil) or the scope's ownership does: ErrGap, *FencedError,
+	// *ForeignError, ErrSuperseded. It retries after other errors.
+	Run(ctx context.Context, s sweep.Scope) error
+	// Drain settles, in every part, everything that pass sees. It returns nil only then; otherwise Run's errors, or
+	// ctx's.
+	Drain(ctx context.Context, s sweep.Scope, pass outbox.Pass) error
+}
+
+// sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time, except those of
+// sweep.Host, which are safe for concurrent use.
 type sweeps struct {
 	*reporter
 	store   outbox.Store
-	sweeper outbox.Sweeper
+	sweeper Sweeper
 	blocks  *blocks // nil unless block-key
 }
 
@@ -45,31 +56,43 @@ func (s *sweeps) while(ctx context.Context, g *gates, check func(ctx context.Con
 	}
 }
 
-// scope returns the scope of a sweep under g.
-func (s *sweeps) scope(g *gates) outbox.Scope {
-	return outbox.Scope{
-		Owner: g.owner, Layout: g.layout, Ensure: g.ensure, Lane: g.lane, Claimed: s.refresh,
-		BlockKey: s.blocks != nil, Blocked: s.blocks.blocker,
-		Published: func(stream string, events []*outbox.Record, suppressed int) {
-			s.published(outbox.ModePoll, stream, g.layout.Shards, events)
-		},
-		Parked: func(e *outbox.Record, err error) {
-			s.blocks.add(e)
-			s.parked(e, err)
-		},
-		Outcome: s.outcome,
-	}
+// host is the host of a sweep under gates.
+type host struct {
+	*sweeps
+	*gates
 }
 
-// refresh reads which events are parked, for block-key.
-func (s *sweeps) refresh(ctx context.Context) error {
+// scope returns the scope of a sweep under g.
+func (s *sweeps) scope(g *gates) sweep.Scope {
+	return sweep.Scope{Host: host{s, g}, Owner: g.owner, Layout: g.layout, BlockKey: s.blocks != nil}
+}
+
+// Blocker implements sweep.Host.
+func (s *sweeps) Blocker(e *outbox.Record) string { return s.blocks.blocker(e) }
+
+// Published implements sweep.Host.
+func (h host) Published(stream string, events []*outbox.Record) {
+	h.published(outbox.ModePoll, stream, h.layout.Shards, events)
+}
+
+// Parked implements sweep.Host.
+func (s *sweeps) Parked(e *outbox.Record, err error) {
+	s.blocks.add(e)
+	s.parked(e, err)
+}
+
+// Outcome implements sweep.Host.
+func (s *sweeps) Outcome(err error) { s.outcome(err) }
+
+// Refresh reads which events are parked, for block-key.
+func (s *sweeps) Refresh(ctx context.Context) error {
 	if s.blocks == nil {
 		return nil
 	}
 	return s.blocks.refresh(func() ([]outbox.Dead, error) { return s.store.Parked(ctx) })
 }
 
-// drain settles the rows that pass sees, in every part. newer: see Scope. Its success also ends a failure reported
+// drain settles the rows that pass sees, in every part. newer: see sweep.Scope. Its success also ends a failure reported
 // before.
 func (s *sweeps) drain(ctx context.Context, g *gates, pass outbox.Pass, newer bool) error {
 	scope := s.scope(g)

@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"posthaste/outbox"
+	"posthaste/relay/sweep"
 )
 
 // stumbling is a Sweeper that fails once and then finds nothing to sweep.
-type stumbling struct{ outbox.Sweeper }
+type stumbling struct{ Sweeper }
 
-func (stumbling) Drain(_ context.Context, s outbox.Scope, _ outbox.Pass) error {
+func (stumbling) Drain(_ context.Context, s sweep.Scope, _ outbox.Pass) error {
 	s.Outcome(errors.New("postgres hiccups"))
 	return nil
 }

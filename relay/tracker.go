@@ -105,13 +105,13 @@ func (t *tracker) publishedTo(position outbox.LSN) bool {
 
 // complete notes that the rows of portions of one stream were published by batches up to number, after which last was
 // the stream's last entry, or parked.
-func (t *tracker) complete(portions []*portion, number int64, last string, parked map[*outbox.Row]bool) {
+func (t *tracker) complete(portions []*portion, number int64, last string, parked map[*outbox.Record]bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, p := range portions {
 		p.done, p.number, p.last = true, number, last
 		for i := range p.rows {
-			if !parked[&p.rows[i]] {
+			if !parked[&p.rows[i].Record] {
 				p.published++
 			}
 		}

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"posthaste/internal/pause"
-	"posthaste/internal/poison"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 const (
@@ -28,7 +28,7 @@ type worker struct {
 	*router
 	stream  string
 	lane    outbox.LanePublisher // nil until the stream is ready
-	refused poison.Refusals
+	refused stream.Refusals
 
 	mu     sync.Mutex
 	queue  []*portion
@@ -112,38 +112,46 @@ func (w *worker) report(ctx context.Context) {
 	}
 }
 
+// delivery is portions that are published at once.
+type delivery struct {
+	portions []*portion
+	events   []*outbox.Record
+	parked   map[*outbox.Record]bool
+}
+
 // publish publishes portions with one delivery.
 func (w *worker) publish(sp span, portions []*portion) error {
-	if w.lane == nil {
-		if err := w.ready(sp.intake); err != nil {
-			return err
-		}
-		w.lane = w.gates.lane(w.stream, w.gates.streamLane())
+	err := w.ready(sp.intake)
+	taken := (*outbox.TakenError)(nil)
+	if err != nil && !errors.As(err, &taken) {
+		return err
 	}
 	events, bytes := 0, 0
 	for _, p := range portions {
 		events, bytes = events+p.events, bytes+p.bytes
 	}
 	d := &delivery{
-		rows: make([]*outbox.Row, 0, events), events: make([]*outbox.Record, 0, events), parked: map[*outbox.Row]bool{},
+		portions: portions, events: make([]*outbox.Record, 0, events), parked: map[*outbox.Record]bool{},
 	}
+	var given []outbox.Refused
 	for _, p := range portions {
 		for i := range p.rows {
-			r := &p.rows[i]
-			blocker := w.blocks.blocker(&r.Record)
-			if blocker == "" {
-				d.rows, d.events = append(d.rows, r), append(d.events, &r.Record)
-				continue
+			e := &p.rows[i].Record
+			if blocker := w.blocks.blocker(e); blocker != "" {
+				given = append(given, stream.Waits(e, blocker))
+			} else {
+				d.events = append(d.events, e)
 			}
-			if err := w.park(sp.intake, r, poison.ClassBlocked, poison.WaitsFor(blocker), 0, nil); err != nil {
-				return err
-			}
-			d.parked[r] = true
 		}
 	}
+	if taken != nil {
+		given, d.events = append(given, stream.Taken(d.events, taken)...), nil
+	}
+	if err := w.giveUp(sp.intake, d, given); err != nil {
+		return err
+	}
 	var receipt outbox.Receipt
-	if len(d.rows) > 0 {
-		var err error
+	if len(d.events) > 0 {
 		if receipt, err = w.deliver(sp, d); err != nil {
 			return err
 		}
@@ -153,26 +161,25 @@ func (w *worker) publish(sp span, portions []*portion) error {
 	return nil
 }
 
-// delivery is rows that are published at once.
-type delivery struct {
-	outbox.Delivery
-	rows   []*outbox.Row
-	events []*outbox.Record // of rows
-	parked map[*outbox.Row]bool
-}
-
-// ready makes the stream ready for its first publish.
+// ready makes the stream ready for its first publish. *outbox.TakenError: it is a stream of another type.
 func (w *worker) ready(intake context.Context) error {
+	if w.lane != nil {
+		return nil
+	}
 	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		began := time.Now()
 		actx, cancel := context.WithTimeout(intake, publishTimeout)
-		err := w.gates.ensure(actx, w.stream)
+		err := w.gates.Ensure(actx, w.stream)
 		cancel()
 		if err == nil && bo.Waited() {
 			w.blocked.note(w.reporter, w.stream, began, nil)
 		}
-		if err == nil || finished(err) || errors.Is(err, outbox.ErrSuperseded) {
+		if err == nil {
+			w.lane = w.sink.Lane(w.stream, w.gates.owner, w.gates.streamLane())
+			return nil
+		}
+		if finished(err) || errors.Is(err, outbox.ErrSuperseded) || errors.As(err, new(*outbox.TakenError)) {
 			return err
 		}
 		w.blocked.note(w.reporter, w.stream, began, err)
@@ -191,33 +198,27 @@ func (w *worker) deliver(sp span, d *delivery) (outbox.Receipt, error) {
 		w.lane.Settled(n)
 		w.told.Store(n)
 	}
-	d.Delivery = w.lane.Deliver(d.events)
+	publishing := stream.Deliver(w.lane, w.stream, d.events, &w.refused, w.blocks != nil)
 	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		began := time.Now()
 		actx, cancel := context.WithTimeout(sp.work, publishTimeout)
-		receipt, err := d.Publish(actx)
+		receipt, given, err := publishing.Publish(actx)
 		cancel()
 		w.blocked.note(w.reporter, w.stream, began, err)
-		var refused *outbox.PoisonError
 		switch {
-		case err == nil:
-			if len(d.parked) == 0 {
-				w.refused.Accepted(w.stream)
+		case len(given) > 0:
+			if err := w.giveUp(sp.intake, d, given); err != nil {
+				return receipt, err
 			}
-			w.published(outbox.ModeCDC, w.stream, w.gates.layout.Shards, d.sent())
+			w.refused.Parked(w.stream, given[0].Event.ID)
+			bo.Reset()
+			continue
+		case err == nil:
+			w.published(outbox.ModeCDC, w.stream, w.gates.layout.Shards, publishing.Sent())
 			return receipt, nil
 		case finished(err):
 			return receipt, err
-		case errors.As(err, &refused):
-			if attempts, park := w.refused.Refused(w.stream, refused); park {
-				if err := w.giveUp(sp.intake, d, refused, attempts); err != nil {
-					return receipt, err
-				}
-				w.refused.Parked(w.stream, refused.ID)
-				bo.Reset()
-				continue
-			}
 		}
 		bo.Wait(sp.intake)
 		if sp.intake.Err() != nil || sp.work.Err() != nil {
@@ -226,40 +227,28 @@ func (w *worker) deliver(sp span, d *delivery) (outbox.Receipt, error) {
 	}
 }
 
-// sent are the events that were not parked.
-func (d *delivery) sent() []*outbox.Record {
-	if len(d.parked) == 0 {
-		return d.events
+// giveUp parks events, in order.
+func (w *worker) giveUp(ctx context.Context, d *delivery, given []outbox.Refused) error {
+	if len(given) == 0 {
+		return nil
 	}
-	sent := make([]*outbox.Record, 0, len(d.events))
-	for i, e := range d.events {
-		if !d.parked[d.rows[i]] {
-			sent = append(sent, e)
+	rows := map[*outbox.Record]*outbox.Row{}
+	for _, p := range d.portions {
+		for i := range p.rows {
+			rows[&p.rows[i].Record] = &p.rows[i]
 		}
 	}
-	return sent
-}
-
-// giveUp parks the event that the sink refuses, and those that have to be parked with it.
-func (w *worker) giveUp(ctx context.Context, d *delivery, refused *outbox.PoisonError, attempts int) error {
-	r := d.rows[refused.Index]
-	if err := w.park(ctx, r, refused.Class, refused.Err.Error(), attempts, refused); err != nil {
-		return err
-	}
-	d.parked[r] = true
-	also, class, why := poison.Behind(refused, &r.Record, w.blocks != nil)
-	for _, i := range d.Skip(also) {
-		if err := w.park(ctx, d.rows[i], class, why.Error(), 0, nil); err != nil {
+	for _, g := range given {
+		if err := w.park(ctx, rows[g.Event], g); err != nil {
 			return err
 		}
-		d.parked[d.rows[i]] = true
+		d.parked[g.Event] = true
 	}
 	return nil
 }
 
-// park moves a row to outbox_dead, and waits until the row is visible for that. cause is nil for a row that only waits
-// for another.
-func (w *worker) park(ctx context.Context, r *outbox.Row, class, reason string, attempts int, cause error) error {
+// park moves a row to outbox_dead, and waits until the row is visible for that.
+func (w *worker) park(ctx context.Context, r *outbox.Row, why outbox.Refused) error {
 	bo := pause.Backoff{First: 10 * time.Millisecond, Most: 500 * time.Millisecond}
 	began, failing := time.Now(), false
 	defer func() {
@@ -268,7 +257,7 @@ func (w *worker) park(ctx context.Context, r *outbox.Row, class, reason string, 
 		}
 	}()
 	for {
-		parked, err := w.store.Park(ctx, w.gates.owner, r, class, reason, attempts)
+		parked, err := w.store.Park(ctx, w.gates.owner, r, why.Class, why.Err.Error(), why.Attempts)
 		if errors.Is(err, outbox.ErrSuperseded) {
 			return err
 		}
@@ -279,11 +268,8 @@ func (w *worker) park(ctx context.Context, r *outbox.Row, class, reason string, 
 			w.log.Warn("a refused event cannot be parked; the stream waits for it", "event_id", r.ID, "err", err)
 		}
 		if err == nil && parked {
-			if cause == nil {
-				cause = errors.New(reason)
-			}
 			w.blocks.add(&r.Record)
-			w.parked(&r.Record, cause)
+			w.parked(&r.Record, why.Err)
 			return nil
 		}
 		bo.Wait(ctx)

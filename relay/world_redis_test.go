@@ -20,7 +20,7 @@ type redis struct {
 	w         *world
 	run       int // which process it is
 	ids       int64
-	streams   map[string]*stream
+	streams   map[string]*memStream
 	gates     map[string]*gate
 	wrongType map[string]bool // keys of another type
 	away      map[string]bool // streams whose server is down
@@ -40,7 +40,7 @@ type redis struct {
 	poisonous func(e *outbox.Record) bool
 }
 
-type stream struct {
+type memStream struct {
 	entries []entry
 	last    int64
 }
@@ -95,7 +95,7 @@ type doubtful struct {
 
 func newRedis(w *world) *redis {
 	return &redis{
-		w: w, run: 1, streams: map[string]*stream{}, gates: map[string]*gate{}, wrongType: map[string]bool{},
+		w: w, run: 1, streams: map[string]*memStream{}, gates: map[string]*gate{}, wrongType: map[string]bool{},
 		away: map[string]bool{}, frozen: map[string]chan struct{}{}, neighbours: map[string]*gate{},
 		groups:    map[string][]string{"outbox.order": {"group"}},
 		poisonous: func(e *outbox.Record) bool { return e.Type == "poison" },
@@ -237,7 +237,7 @@ func (r *redis) neighbour(name string) {
 	}
 	s := r.streams[name]
 	if s == nil {
-		s = &stream{}
+		s = &memStream{}
 		r.streams[name] = s
 	}
 	r.ids++
@@ -350,7 +350,7 @@ func (g *gate) forget(part int, from, to int64) {
 func (r *redis) add(p publication, g *gate, e *outbox.Record) int64 {
 	s := r.streams[p.stream]
 	if s == nil {
-		s = &stream{}
+		s = &memStream{}
 		r.streams[p.stream] = s
 	}
 	for name, other := range r.streams {
@@ -511,7 +511,7 @@ func (r *redis) flush() {
 	for _, s := range r.streams {
 		r.loses(s.entries)
 	}
-	r.streams, r.gates, r.neighbours = map[string]*stream{}, map[string]*gate{}, map[string]*gate{}
+	r.streams, r.gates, r.neighbours = map[string]*memStream{}, map[string]*gate{}, map[string]*gate{}
 	r.groups = map[string][]string{}
 }
 
@@ -536,9 +536,9 @@ func (r *redis) loses(entries []entry) {
 
 // copy is a dump of all that there is.
 func (r *redis) copy() *redis {
-	c := &redis{streams: map[string]*stream{}, gates: map[string]*gate{}, neighbours: map[string]*gate{}}
+	c := &redis{streams: map[string]*memStream{}, gates: map[string]*gate{}, neighbours: map[string]*gate{}}
 	for name, s := range r.streams {
-		c.streams[name] = &stream{slices.Clone(s.entries), s.last}
+		c.streams[name] = &memStream{slices.Clone(s.entries), s.last}
 	}
 	for name, g := range r.gates {
 		c.gates[name] = g.copy()

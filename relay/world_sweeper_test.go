@@ -6,7 +6,6 @@ import (
 
 	"posthaste/outbox"
 	"posthaste/relay/sweep"
-	"posthaste/sql"
 )
 
 // sweepRows and sweepList are small, so that a pass takes several batches, and several lists.
@@ -32,7 +31,7 @@ type sweepConn struct {
 	owner outbox.Owner
 	seen  map[int]outbox.Settled
 	// parks are the events that the claim parks when it commits.
-	parks []sql.Refused
+	parks []outbox.Refused
 }
 
 var _ sweep.Conn = (*sweepConn)(nil)
@@ -125,8 +124,8 @@ func (c *sweepConn) Claim(ctx context.Context, parts []int, o outbox.Owner) (par
 	return part, claim, err == nil && part >= 0, err
 }
 
-func (c *sweepConn) Begin(ctx context.Context, part int, within *outbox.Pass) (*sql.Pass, error) {
-	return sweepCall(ctx, c, "Sweep.Begin", func(pg *postgres) (*sql.Pass, error) {
+func (c *sweepConn) Begin(ctx context.Context, part int, within *outbox.Pass) (*outbox.PartPass, error) {
+	return sweepCall(ctx, c, "Sweep.Begin", func(pg *postgres) (*outbox.PartPass, error) {
 		c.i.reads(c.owner)
 		m, now := pg.newest(part), pg.now()
 		seen := now
@@ -140,7 +139,7 @@ func (c *sweepConn) Begin(ctx context.Context, part int, within *outbox.Pass) (*
 			}
 		}
 		c.seen[part] = seen
-		p := &sql.Pass{Part: part, Mark: pg.id(m), UnderWay: m.cursor > 0}
+		p := &outbox.PartPass{Part: part, Mark: pg.id(m), UnderWay: m.cursor > 0}
 		for _, r := range pg.parts[part] {
 			if r.Seq > m.cursor && pg.waits(r) && holds(&seen, r) && len(p.Seqs) < sweepList {
 				p.Seqs = append(p.Seqs, r.Seq)
@@ -151,15 +150,15 @@ func (c *sweepConn) Begin(ctx context.Context, part int, within *outbox.Pass) (*
 	})
 }
 
-func (c *sweepConn) Page(ctx context.Context, p *sql.Pass, limit, _ int) ([]*outbox.Record, error) {
-	p.Covered = min(limit, len(p.Seqs))
+func (c *sweepConn) Page(ctx context.Context, p *outbox.PartPass, limit, _ int) ([]*outbox.Record, error) {
+	p.Page = min(limit, len(p.Seqs))
 	return sweepCall(ctx, c, "Sweep.Page", func(pg *postgres) (events []*outbox.Record, err error) {
 		c.i.reads(c.owner)
 		if pg.id(pg.newest(p.Part)) != p.Mark {
-			return nil, sql.ErrPassed
+			return nil, outbox.ErrPassed
 		}
 		for _, r := range pg.parts[p.Part] {
-			if slices.Contains(p.Seqs[:p.Covered], r.Seq) && pg.waits(r) {
+			if slices.Contains(p.Seqs[:p.Page], r.Seq) && pg.waits(r) {
 				events = append(events, &r.Record)
 			}
 		}
@@ -167,11 +166,11 @@ func (c *sweepConn) Page(ctx context.Context, p *sql.Pass, limit, _ int) ([]*out
 	})
 }
 
-func (c *sweepConn) Ahead(ctx context.Context, p *sql.Pass, within *outbox.Pass, blocked []string,
+func (c *sweepConn) Ahead(ctx context.Context, p *outbox.PartPass, within *outbox.Pass, blocked []string,
 	sent map[int64]bool,
-) (*sql.Pass, error) {
-	return sweepCall(ctx, c, "Sweep.Ahead", func(pg *postgres) (*sql.Pass, error) {
-		ahead := &sql.Pass{Part: p.Part, Mark: p.Mark}
+) (*outbox.PartPass, error) {
+	return sweepCall(ctx, c, "Sweep.Ahead", func(pg *postgres) (*outbox.PartPass, error) {
+		ahead := &outbox.PartPass{Part: p.Part, Mark: p.Mark}
 		for _, r := range pg.parts[p.Part] {
 			if pg.waits(r) && !sent[r.Seq] && !slices.Contains(blocked, pg.stream(r)) &&
 				(within == nil || within.Snapshot.Sees(r.tx.xid)) {
@@ -182,7 +181,7 @@ func (c *sweepConn) Ahead(ctx context.Context, p *sql.Pass, within *outbox.Pass,
 	})
 }
 
-func (c *sweepConn) Park(ctx context.Context, p *sql.Pass, _ outbox.Owner, events []sql.Refused) error {
+func (c *sweepConn) Park(ctx context.Context, p *outbox.PartPass, _ outbox.Owner, events []outbox.Refused) error {
 	_, err := sweepCall(ctx, c, "Sweep.Park", func(pg *postgres) (nothing, error) {
 		c.parks = events
 		return nothing{}, c.mine(pg, p.Part)
@@ -190,7 +189,7 @@ func (c *sweepConn) Park(ctx context.Context, p *sql.Pass, _ outbox.Owner, event
 	return err
 }
 
-func (*sweepConn) ParkRow(context.Context, *sql.Pass, outbox.Owner, error) (*outbox.Record, error) {
+func (*sweepConn) ParkRow(context.Context, *outbox.PartPass, outbox.Owner, error) (*outbox.Record, error) {
 	panic("every row can be read")
 }
 
@@ -206,25 +205,26 @@ func (c *sweepConn) commit(pg *postgres) {
 	c.release()
 }
 
-func (c *sweepConn) Settle(ctx context.Context, p *sql.Pass, o outbox.Owner, _ outbox.Entries) error {
+func (c *sweepConn) Settle(ctx context.Context, p *outbox.PartPass, o outbox.Owner, _ outbox.Entries) error {
 	id, err := sweepCall(ctx, c, "Sweep.Settle", func(pg *postgres) (int64, error) {
 		if err := c.mine(pg, p.Part); err != nil {
 			return 0, err
 		}
 		seen, before := c.seen[p.Part], pg.newest(p.Part)
 		if pg.id(before) != p.Mark {
-			return 0, sql.ErrPassed
+			return 0, outbox.ErrPassed
 		}
 		m := &mark{part: p.Part, settled: &seen}
 		if !p.Ends() {
-			m = &mark{part: p.Part, settled: before.settled, pass: seen, cursor: p.Seqs[p.Covered-1]}
+			m = &mark{part: p.Part, settled: before.settled, pass: seen, cursor: p.Seqs[p.Page-1]}
 		}
 		c.commit(pg)
 		err := pg.mark(o, m)
 		return pg.id(m), err
 	})
 	if err == nil {
-		p.Settled(id)
+		p.Mark = id
+		p.Turn()
 	}
 	return err
 }

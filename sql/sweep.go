@@ -134,49 +134,9 @@ func wrapPart(step string, part int, err error) error {
 	return fmt.Errorf("%s part %d: %w", step, part, err)
 }
 
-// Pass is a pass over one part: the rows that were unsettled when its snapshot was taken, by number, page by page. It
-// is valid until another session writes a mark of the part.
-type Pass struct {
-	Part int
-	// Mark is the part's newest mark. UnderWay is set if it records this pass.
-	Mark     int64
-	UnderWay bool
-	// Seqs are the listed rows that this pass has not settled. Full means that there may be rows after them.
-	Seqs []int64
-	Full bool
-	// Covered is how many of Seqs the last page covers.
-	Covered int
-	// settled and hi are columns of the mark; seen and high are those of the pass.
-	settled, seen string
-	hi, high      int64
-	over          bool
-}
-
-// Idle reports that there is nothing to do: all rows are settled and no pass was under way.
-func (p *Pass) Idle() bool { return len(p.Seqs) == 0 && !p.UnderWay }
-
-// Over reports whether the whole pass is settled.
-func (p *Pass) Over() bool { return p.over }
-
-// Listed reports whether rows are left to read. If not, and the pass is not over, Begin continues it.
-func (p *Pass) Listed() bool { return len(p.Seqs) > 0 }
-
-// Next leaves the rows of the last page behind.
-func (p *Pass) Next() { p.Seqs, p.Covered = p.Seqs[p.Covered:], 0 }
-
-// Ends reports whether the last page is the last one of the pass.
-func (p *Pass) Ends() bool { return p.Covered == len(p.Seqs) && !p.Full }
-
-// Settled notes that a mark settles the last page.
-func (p *Pass) Settled(mark int64) {
-	p.over = p.Ends()
-	p.Mark, p.UnderWay = mark, !p.over
-	p.Next()
-}
-
 // Begin resumes the unfinished pass of a claimed part, whichever worker began it, or begins one over the snapshot
 // within. If within is nil, or the part's mark sees more than within, the pass covers what is visible now.
-func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*Pass, error) {
+func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*outbox.PartPass, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	var snapshot *string
@@ -185,9 +145,9 @@ func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*Pass
 		text := within.Snapshot.String()
 		snapshot, high = &text, within.High
 	}
-	p := &Pass{Part: part}
+	p := &outbox.PartPass{Part: part}
 	err := s.conn.QueryRow(ctx, query("sweep_begin"), part, snapshot, high, listRows).
-		Scan(&p.Mark, &p.settled, &p.hi, &p.UnderWay, &p.seen, &p.high, &p.Seqs)
+		Scan(&p.Mark, &p.Settled, &p.Hi, &p.UnderWay, &p.Seen, &p.High, &p.Seqs)
 	if err != nil {
 		return nil, wrapPart("begin a pass over", part, err)
 	}
@@ -195,26 +155,23 @@ func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*Pass
 	return p, nil
 }
 
-// ErrPassed means that another session has written a mark since the pass was begun: begin again.
-var ErrPassed = errors.New("another session has written a mark of the part")
-
 // Page reads the next rows of the pass: at most limit rows and about bytes of payload. It may return none although rows
 // are listed, because they were deleted or parked since. It reads the same rows again until Settle is called. After
-// ErrPassed, and after an error that Unreadable reports, the claim continues.
-func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.Record, error) {
+// outbox.ErrPassed and *outbox.UnreadableError, the claim continues.
+func (s *Sweep) Page(ctx context.Context, p *outbox.PartPass, limit, bytes int) ([]*outbox.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	p.Covered = min(limit, len(p.Seqs))
-	if p.Covered == 0 {
+	p.Page = min(limit, len(p.Seqs))
+	if p.Page == 0 {
 		return nil, nil
 	}
 	b := &pgx.Batch{}
 	b.Queue("SAVEPOINT page")
 	b.Queue(query("sweep_mark"), p.Part)
-	b.Queue(query("sweep_page"), p.Part, p.Seqs[:p.Covered], bytes)
+	b.Queue(query("sweep_page"), p.Part, p.Seqs[:p.Page], bytes)
 	b.Queue("RELEASE page") // ends the statement before it, whose snapshot the server would keep
 	results := s.conn.SendBatch(ctx, b)
-	events, err := readPage(results, p.Mark, p.Covered, bytes)
+	events, err := readPage(results, p.Mark, p.Page, bytes)
 	if end := results.Close(); err == nil {
 		err = end
 	}
@@ -223,8 +180,8 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 	}
 	if n := len(events); n > 0 {
 		// Rows after the last one may have exceeded the limit of bytes.
-		p.Covered, _ = slices.BinarySearch(p.Seqs, events[n-1].Seq)
-		p.Covered++
+		p.Page, _ = slices.BinarySearch(p.Seqs, events[n-1].Seq)
+		p.Page++
 	}
 	return events, nil
 }
@@ -232,8 +189,9 @@ func (s *Sweep) Page(ctx context.Context, p *Pass, limit, bytes int) ([]*outbox.
 // Ahead lists unsettled rows of a claimed part that within sees, or that are visible now: those of streams other than
 // blocked that sent does not have. They are read with Page, left behind with Next, and stay unsettled. Ahead removes
 // from sent what is settled.
-func (s *Sweep) Ahead(ctx context.Context, p *Pass, within *outbox.Pass, blocked []string, sent map[int64]bool,
-) (*Pass, error) {
+func (s *Sweep) Ahead(ctx context.Context, p *outbox.PartPass, within *outbox.Pass, blocked []string,
+	sent map[int64]bool,
+) (*outbox.PartPass, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	var snapshot *string
@@ -252,12 +210,14 @@ func (s *Sweep) Ahead(ctx context.Context, p *Pass, within *outbox.Pass, blocked
 	}
 	maps.DeleteFunc(sent, func(seq int64, _ bool) bool { return !listed[seq] })
 	seqs = slices.DeleteFunc(seqs, func(seq int64) bool { return sent[seq] })
-	return &Pass{Part: p.Part, Mark: p.Mark, Seqs: seqs}, nil
+	return &outbox.PartPass{Part: p.Part, Mark: p.Mark, Seqs: seqs}, nil
 }
 
-// back undoes the batch of the savepoint if err is about the data of a row, and returns err.
+// back undoes the batch of the savepoint if err concerns the data of a row. It returns err, then as an
+// *outbox.UnreadableError.
 func (s *Sweep) back(ctx context.Context, err error) error {
-	if Unreadable(err) {
+	err = unreadable(err)
+	if errors.As(err, new(*outbox.UnreadableError)) {
 		if _, rerr := s.conn.Exec(ctx, "ROLLBACK TO page"); rerr != nil {
 			return rerr
 		}
@@ -276,7 +236,7 @@ func readPage(results pgx.BatchResults, mark int64, limit, bytes int) ([]*outbox
 		return nil, err
 	}
 	if newest != mark {
-		return nil, ErrPassed
+		return nil, outbox.ErrPassed
 	}
 	rows, err := results.Query()
 	if err != nil {
@@ -302,16 +262,16 @@ func readPage(results pgx.BatchResults, mark int64, limit, bytes int) ([]*outbox
 // Settle writes the mark that settles the last page, whose rows are all published or parked, and ends the claim.
 // entries are the newest entries that Redis returned for it. outbox.ErrSuperseded: o is no longer the owner, and
 // nothing is settled. After any other error the outcome is unknown, and the caller must close the session.
-func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries outbox.Entries) error {
+func (s *Sweep) Settle(ctx context.Context, p *outbox.PartPass, o outbox.Owner, entries outbox.Entries) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	settled, hi := p.settled, p.hi
+	settled, hi := p.Settled, p.Hi
 	var pass *string
 	var high, cursor *int64
 	if p.Ends() {
-		settled, hi = p.seen, p.high
+		settled, hi = p.Seen, p.High
 	} else {
-		pass, high, cursor = &p.seen, &p.high, &p.Seqs[p.Covered-1]
+		pass, high, cursor = &p.Seen, &p.High, &p.Seqs[p.Page-1]
 	}
 	var owner, replicated bool
 	var mark *int64
@@ -329,15 +289,15 @@ func (s *Sweep) Settle(ctx context.Context, p *Pass, o outbox.Owner, entries out
 	case !owner:
 		err = outbox.ErrSuperseded
 	case mark == nil:
-		err = ErrPassed
+		err = outbox.ErrPassed
 	case replicated:
 		_, err = s.conn.Exec(ctx, query("mark_replicated"))
 	}
 	if err != nil {
 		return wrapPart("settle a page of", p.Part, err)
 	}
-	p.settled, p.hi = settled, hi
-	p.Settled(*mark)
+	p.Mark = *mark
+	p.Turn()
 	return nil
 }
 
@@ -349,17 +309,9 @@ func noted(entries outbox.Entries) any {
 	return entries
 }
 
-// Refused is an event to park, and the reason.
-type Refused struct {
-	Event    *outbox.Record
-	Err      error
-	Class    string
-	Attempts int
-}
-
 // Park records events of the last page in outbox_dead, all or none, which settles them. It skips events that were
 // deleted since. outbox.ErrSuperseded as from Settle.
-func (s *Sweep) Park(ctx context.Context, p *Pass, o outbox.Owner, events []Refused) error {
+func (s *Sweep) Park(ctx context.Context, p *outbox.PartPass, o outbox.Owner, events []outbox.Refused) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	b := &pgx.Batch{}
@@ -388,11 +340,11 @@ func (s *Sweep) Park(ctx context.Context, p *Pass, o outbox.Owner, events []Refu
 // ParkRow parks the next row of the pass without reading it, because reading it failed with cause. It returns the
 // identifying columns, or nil if the row was deleted since. The parked row keeps the payload if the server can copy it.
 // outbox.ErrSuperseded as from Settle.
-func (s *Sweep) ParkRow(ctx context.Context, p *Pass, o outbox.Owner, cause error) (*outbox.Record, error) {
+func (s *Sweep) ParkRow(ctx context.Context, p *outbox.PartPass, o outbox.Owner, cause error) (*outbox.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	e, err := s.parkRow(ctx, p, o, cause, true)
-	if Unreadable(err) {
+	if errors.As(err, new(*outbox.UnreadableError)) {
 		e, err = s.parkRow(ctx, p, o, cause, false)
 	}
 	if err != nil {
@@ -401,7 +353,7 @@ func (s *Sweep) ParkRow(ctx context.Context, p *Pass, o outbox.Owner, cause erro
 	return e, nil
 }
 
-func (s *Sweep) parkRow(ctx context.Context, p *Pass, o outbox.Owner, cause error,
+func (s *Sweep) parkRow(ctx context.Context, p *outbox.PartPass, o outbox.Owner, cause error,
 	payload bool,
 ) (*outbox.Record, error) {
 	var owner bool
@@ -441,13 +393,13 @@ func storable(text string) string {
 	}, text)
 }
 
-// Unreadable reports whether err concerns the data of a row, so that a smaller read may avoid it.
-func Unreadable(err error) bool {
+// unreadable makes err an *outbox.UnreadableError if it concerns the data of a row.
+func unreadable(err error) error {
 	code := SQLState(err)
+	memory := code == pgerrcode.OutOfMemory
 	// Classes 22 (data exception) and 54 (program limit) as a whole: a later Postgres may add codes to them.
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == pgerrcode.DataCorrupted ||
-		OutOfMemory(err)
+	if memory || strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == pgerrcode.DataCorrupted {
+		return &outbox.UnreadableError{OutOfMemory: memory, Err: err}
+	}
+	return err
 }
-
-// OutOfMemory reports whether the server ran out of memory for a statement. A smaller read may need less.
-func OutOfMemory(err error) bool { return SQLState(err) == pgerrcode.OutOfMemory }

@@ -94,10 +94,10 @@ func sweep(t *testing.T, url string, o outbox.Owner) {
 			}
 			events, err := w.Page(ctx, p, 100, 1<<20)
 			must(t, err)
-			var refused []sql.Refused
+			var refused []outbox.Refused
 			for i, e := range events {
 				if i > 0 {
-					refused = append(refused, sql.Refused{
+					refused = append(refused, outbox.Refused{
 						Event: e, Err: errors.New("why"), Class: "too_large",
 						Attempts: 1,
 					})
@@ -150,13 +150,13 @@ func claimed(t *testing.T, d *testenv.Database, part int) *sql.Sweep {
 }
 
 // settled settles the last page and claims part 3 again.
-func settled(t *testing.T, w *sql.Sweep, p *sql.Pass, o outbox.Owner, entries outbox.Entries) {
+func settled(t *testing.T, w *sql.Sweep, p *outbox.PartPass, o outbox.Owner, entries outbox.Entries) {
 	t.Helper()
 	must(t, w.Settle(t.Context(), p, o, entries))
 	claim(t, w, 3, o)
 }
 
-func next(t *testing.T, w *sql.Sweep, part int, within *outbox.Pass) *sql.Pass {
+func next(t *testing.T, w *sql.Sweep, part int, within *outbox.Pass) *outbox.PartPass {
 	t.Helper()
 	p, err := w.Begin(t.Context(), part, within)
 	must(t, err)
@@ -164,7 +164,7 @@ func next(t *testing.T, w *sql.Sweep, part int, within *outbox.Pass) *sql.Pass {
 }
 
 // page reads up to n rows and returns their numbers.
-func page(t *testing.T, w *sql.Sweep, p *sql.Pass, n int) (seqs []int64) {
+func page(t *testing.T, w *sql.Sweep, p *outbox.PartPass, n int) (seqs []int64) {
 	t.Helper()
 	events, err := w.Page(t.Context(), p, n, 1<<20)
 	must(t, err)
@@ -307,7 +307,7 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 		t.Fatalf("the first page has %v, want %v", got, seqs[:2])
 	}
 	settled(t, w, p, o, outbox.Entries{"outbox.order": "5-1"})
-	if p.Over() || !p.Listed() {
+	if p.Over || !p.Listed() {
 		t.Fatal("the pass is over after two rows of five")
 	}
 	must(t, late.Commit(t.Context()))
@@ -323,7 +323,7 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 		t.Errorf("another claim goes on with %v, want %v", got, seqs[2:])
 	}
 	settled(t, w, p, o, nil)
-	if !p.Over() {
+	if !p.Over {
 		t.Error("the pass is not over")
 	}
 	p = next(t, w, 3, nil)
@@ -374,7 +374,7 @@ func TestNothingOwedWritesNothing(t *testing.T) {
 		t.Error("a pass under way is not resumed")
 	}
 	must(t, w.Settle(t.Context(), left, o, nil))
-	if parts, err := w.Partitions(t.Context()); err != nil || len(parts) > 0 || !left.Over() {
+	if parts, err := w.Partitions(t.Context()); err != nil || len(parts) > 0 || !left.Over {
 		t.Errorf("parts %v, %v", parts, err)
 	}
 }
@@ -406,11 +406,11 @@ func TestAPageReadsWhatIsThere(t *testing.T) {
 		t.Errorf("page %+v, %v", events, err)
 	}
 	settled(t, w, p, o, nil)
-	if got := page(t, w, p, 100); !slices.Equal(got, seqs[4:]) || p.Over() {
+	if got := page(t, w, p, 100); !slices.Equal(got, seqs[4:]) || p.Over {
 		t.Errorf("the rest: %v", got)
 	}
 	settled(t, w, p, o, nil)
-	if !p.Over() {
+	if !p.Over {
 		t.Error("the pass is not over")
 	}
 }
@@ -425,7 +425,7 @@ func TestAMarkAsksForItsOwner(t *testing.T) {
 	p := next(t, w, 3, nil)
 	events, err := w.Page(t.Context(), p, 1, 1<<20)
 	must(t, err)
-	refused := []sql.Refused{{Event: events[0], Err: errors.New("why"), Class: "x", Attempts: 1}}
+	refused := []outbox.Refused{{Event: events[0], Err: errors.New("why"), Class: "x", Attempts: 1}}
 	stranger := o
 	stranger.Nonce = nonce()
 	later := succeed(t, s)
@@ -452,7 +452,7 @@ func TestAMarkAsksForItsOwner(t *testing.T) {
 		t.Errorf("%d marks of the part", n)
 	}
 	claim(t, w, 3, later)
-	if _, err := w.Page(t.Context(), p, 1, 1<<20); !errors.Is(err, sql.ErrPassed) {
+	if _, err := w.Page(t.Context(), p, 1, 1<<20); !errors.Is(err, outbox.ErrPassed) {
 		t.Errorf("a page behind another mark: %v", err)
 	}
 }
@@ -496,9 +496,9 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	p := next(t, w, 3, nil)
 	events, err := w.Page(t.Context(), p, 3, 1<<20)
 	must(t, err)
-	refuse := func(events ...*outbox.Record) (refused []sql.Refused) {
+	refuse := func(events ...*outbox.Record) (refused []outbox.Refused) {
 		for _, e := range events {
-			refused = append(refused, sql.Refused{
+			refused = append(refused, outbox.Refused{
 				Event: e, Err: errors.New("no \x00 text \xff"), Class: "x", Attempts: 2,
 			})
 		}
@@ -667,7 +667,7 @@ func TestParkUnread(t *testing.T) {
 	}
 	settled(t, w, p, o, nil)
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead WHERE class = 'unreadable' AND "+
-		"attempts = 1 AND row_seq = seq AND (payload IS NULL) = (seq = $1)", seqs[1]); n != 2 || !p.Over() {
+		"attempts = 1 AND row_seq = seq AND (payload IS NULL) = (seq = $1)", seqs[1]); n != 2 || !p.Over {
 		t.Errorf("%d rows parked, want 2", n)
 	}
 	seqs = insertAll(t, d, 1)

@@ -37,14 +37,13 @@ const stepsFile = "testdata/steps.txt"
 var noIO = map[string]string{
 	"Sink.Lane": "does no I/O", "Sink.Release": "does no I/O", "Sink.Missed": "counts",
 	"LanePublisher.Deliver": "does no I/O", "LanePublisher.Settled": "goes with the next publish",
-	"Delivery.Skip": "goes with the next publish", "Source.Settled": "goes with the next status",
-	"Store.Marker": "takes a connection", "Marker.Close": "gives it back",
+	"Delivery.Skip": "goes with the next publish", "Delivery.Sent": "reads memory",
+	"Source.Settled": "goes with the next status",
+	"Store.Marker":   "takes a connection", "Marker.Close": "gives it back",
 	"LockSession.Close": "ends a connection", "LockSession.Lost": "is a channel",
 	"LanePublisher.Follows": "goes with the next publish",
 	"Conn.Close":            "ends a connection", "Conn.Closed": "looks at a field", "Sweeper.Run": "steps of its own",
 	"Sweeper.Drain": "steps of its own", "Source.Run": "the reader's own steps",
-	"Pass.Idle": "looks at a field", "Pass.Listed": "looks at a field", "Pass.Over": "looks at a field",
-	"Pass.Next": "changes memory only",
 }
 
 // elsewhere are call sites that the story does not reach, or reaches only by chance, and the reasons. TestCrashPoints
@@ -69,7 +68,7 @@ var elsewhere = map[string]string{
 	"slotKeeper.enforce Evict":            "needs an advance that fails",
 	"slotKeeper.hidden State":             "needs a transaction that is older than five seconds at a hand-over",
 	"slotKeeper.hidden VisibleBelow":      "needs a transaction that is older than five seconds at a hand-over",
-	"sweeps.refresh Parked":               "needs --poison=block-key",
+	"sweeps.Refresh Parked":               "needs --poison=block-key",
 	"worker.final Check":                  "needs a claim that is fenced",
 }
 
@@ -141,7 +140,8 @@ func portMethod(s *types.Selection) string {
 		return ""
 	}
 	switch pkg, name := named.Obj().Pkg().Path(), named.Obj().Name(); {
-	case pkg == "posthaste/outbox" && types.IsInterface(named), pkg == "posthaste/relay/sweep" && name == "Conn":
+	case pkg == "posthaste/outbox" && types.IsInterface(named), pkg == "posthaste/relay/sweep" && name == "Conn",
+		pkg == "posthaste/relay/stream" && name == "Delivery":
 		return name + "." + s.Obj().Name()
 	}
 	return ""

@@ -122,7 +122,7 @@ func name(what string) string {
 			switch pkg {
 			case "posthaste/relay", "posthaste/relay/sweep":
 				return fn + " " + method + " " + what
-			case "posthaste/internal/failpoint", "posthaste/internal/app":
+			case "posthaste/internal/failpoint", "posthaste/internal/app", "posthaste/relay/stream":
 			default:
 				method = strings.TrimPrefix(pkg, "posthaste/") + "." + fn
 			}

@@ -7,22 +7,21 @@ import (
 	"time"
 
 	"posthaste/internal/pause"
-	"posthaste/internal/poison"
 	"posthaste/outbox"
-	"posthaste/sql"
+	"posthaste/relay/stream"
 )
 
 // claim is one claim of a part: a transaction, for one page.
 type claim struct {
 	w       *worker
 	part    int
-	pass    *sql.Pass
+	pass    *outbox.PartPass
 	lane    outbox.Lane
 	lanes   map[string]outbox.LanePublisher
 	settled map[string]outbox.Mark
 	within  *outbox.Pass
 	// refused are the events that the claim parks; held are the first of each aggregate.
-	refused []sql.Refused
+	refused []outbox.Refused
 	held    map[[2]string]*outbox.Record
 }
 
@@ -43,7 +42,7 @@ func (c *claim) run(ctx context.Context) (more bool, err error) {
 		}
 		err := c.batch(ctx)
 		switch {
-		case errors.Is(err, sql.ErrPassed):
+		case errors.Is(err, outbox.ErrPassed):
 			c.pass = nil
 		case errors.Is(err, errSmaller):
 		case errors.Is(err, errParked):
@@ -58,10 +57,10 @@ func (c *claim) run(ctx context.Context) (more bool, err error) {
 		case err != nil:
 			return false, err
 		default:
-			if !c.pass.Over() {
+			if !c.pass.Over {
 				w.passes[c.part] = c.pass
 			}
-			return !c.pass.Over(), nil
+			return !c.pass.Over, nil
 		}
 	}
 }
@@ -72,8 +71,8 @@ func (c *claim) batch(ctx context.Context) error {
 	w := c.w
 	rows := int(w.s.rows[c.part].Load())
 	events, err := w.conn.Page(ctx, c.pass, rows, batchBytes)
-	if sql.Unreadable(err) {
-		return c.unreadable(ctx, rows, err)
+	if cause := (*outbox.UnreadableError)(nil); errors.As(err, &cause) {
+		return c.unreadable(ctx, rows, cause.OutOfMemory, err)
 	}
 	if err != nil {
 		return err
@@ -101,13 +100,13 @@ var errSmaller, errParked = errors.New("the page is read again"), errors.New("a 
 
 // unreadable gets past a row whose data cannot be read. It reduces the batch size, and finally parks the row on the
 // server.
-func (c *claim) unreadable(ctx context.Context, rows int, cause error) error {
+func (c *claim) unreadable(ctx context.Context, rows int, outOfMemory bool, cause error) error {
 	w := c.w
 	if rows > 1 {
 		w.s.shrink(c.part, rows)
 		return errSmaller
 	}
-	if sql.OutOfMemory(cause) {
+	if outOfMemory {
 		return cause // the row is not to blame
 	}
 	e, err := w.conn.ParkRow(ctx, c.pass, w.scope.Owner, cause)
@@ -128,14 +127,13 @@ type outcome struct {
 	entries outbox.Entries
 	marks   []outbox.Mark
 	groups  []group
-	parked  []sql.Refused
+	parked  []outbox.Refused
 	blocked []string
 }
 
 type group struct {
-	stream     string
-	events     []*outbox.Record
-	suppressed int
+	stream string
+	events []*outbox.Record
 }
 
 // publish puts the events into their streams in order, with one bounded attempt per stream. If a stream refuses an
@@ -147,9 +145,7 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Record, out *outco
 	byStream := map[string][]*outbox.Record{}
 	for _, e := range events {
 		if blocker := c.blocker(e); blocker != "" {
-			out.parked = append(out.parked, sql.Refused{
-				Event: e, Err: errors.New(poison.WaitsFor(blocker)), Class: poison.ClassBlocked,
-			})
+			out.parked = append(out.parked, stream.Waits(e, blocker))
 			continue
 		}
 		name := c.w.stream(e)
@@ -161,7 +157,7 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Record, out *outco
 	slices.SortStableFunc(order, c.w.s.blocked.order)
 	begun := map[string]*putting{}
 	for _, name := range order {
-		begun[name] = &putting{stream: name, events: byStream[name], skipped: map[int]bool{}}
+		begun[name] = &putting{stream: name, events: byStream[name]}
 	}
 	var stands error
 	for n := 1; len(order) > 0; n++ {
@@ -173,7 +169,7 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Record, out *outco
 			err := c.publishTo(ctx, begun[name], out)
 			refused := (*outbox.PoisonError)(nil)
 			switch {
-			case errors.As(err, &refused) && n < poison.Attempts:
+			case errors.As(err, &refused) && n < stream.Attempts:
 				again = append(again, name)
 			case outbox.Alone(err):
 				stands = err
@@ -189,9 +185,9 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Record, out *outco
 	return stands
 }
 
-// blocker returns the parked event that e has to wait for, "" for none; Scope.Blocked does not know those of the claim.
+// blocker returns the parked event that e has to wait for, "" for none; the host does not know those of the claim.
 func (c *claim) blocker(e *outbox.Record) string {
-	if id := c.w.scope.Blocked(e); id != "" || !c.w.scope.BlockKey {
+	if id := c.w.scope.Blocker(e); id != "" || !c.w.scope.BlockKey {
 		return id
 	}
 	if p := c.held[[2]string{e.AggregateType, e.AggregateID}]; p != nil && p.Seq < e.Seq {
@@ -204,8 +200,7 @@ func (c *claim) blocker(e *outbox.Record) string {
 type putting struct {
 	stream   string
 	events   []*outbox.Record
-	delivery outbox.Delivery
-	skipped  map[int]bool
+	delivery *stream.Delivery
 }
 
 // publishTo makes one attempt, unless the stream was blocked a moment ago.
@@ -242,7 +237,7 @@ func (c *claim) ahead(ctx context.Context, out *outcome) error {
 	began := time.Now()
 	for rows.Listed() && len(sent) < aheadRows && time.Since(began) < aheadTime && ctx.Err() == nil {
 		events, err := w.conn.Page(ctx, rows, w.s.o.BatchRows, batchBytes)
-		if sql.Unreadable(err) { // a page of the pass will show which row it is
+		if errors.As(err, new(*outbox.UnreadableError)) { // a page of the pass will show which row it is
 			break
 		}
 		if err != nil {
@@ -275,7 +270,7 @@ func (c *claim) passed(out *outcome) {
 }
 
 // hold notes that the claim parks events.
-func (c *claim) hold(refused []sql.Refused) {
+func (c *claim) hold(refused []outbox.Refused) {
 	c.refused = append(c.refused, refused...)
 	for _, p := range refused {
 		if k := [2]string{p.Event.AggregateType, p.Event.AggregateID}; c.held[k] == nil {
@@ -303,52 +298,29 @@ func (c *claim) committed() {
 }
 
 func (c *claim) attempt(ctx context.Context, p *putting, out *outcome) error {
-	w := c.w
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	if p.delivery == nil {
 		lane, err := c.open(actx, p.stream)
+		if taken := (*outbox.TakenError)(nil); errors.As(err, &taken) {
+			out.parked = append(out.parked, stream.Taken(p.events, taken)...)
+			return nil
+		}
 		if err != nil {
 			return err
 		}
-		p.delivery = lane.Deliver(p.events)
+		p.delivery = stream.Deliver(lane, p.stream, p.events, &c.w.s.refused, c.w.scope.BlockKey)
 	}
-	var receipt outbox.Receipt
-	for {
-		var err error
-		receipt, err = attempt(actx, p.delivery)
-		if err == nil {
-			break
-		}
-		var refused *outbox.PoisonError
-		if !errors.As(err, &refused) {
-			return err
-		}
-		tries, park := w.s.refused.Refused(p.stream, refused)
-		if !park {
-			return err
-		}
-		e := p.events[refused.Index]
-		out.parked = append(out.parked, sql.Refused{Event: e, Err: refused.Err, Class: refused.Class, Attempts: tries})
-		p.skipped[refused.Index] = true
-		also, class, why := poison.Behind(refused, e, w.scope.BlockKey)
-		for _, i := range p.delivery.Skip(also) {
-			out.parked = append(out.parked, sql.Refused{Event: p.events[i], Err: why, Class: class})
-			p.skipped[i] = true
-		}
+	receipt, given, err := attempt(actx, p.delivery)
+	for ; len(given) > 0; receipt, given, err = attempt(actx, p.delivery) {
+		out.parked = append(out.parked, given...)
 	}
-	g := group{stream: p.stream, suppressed: receipt.Suppressed}
-	for i, e := range p.events {
-		if !p.skipped[i] {
-			g.events = append(g.events, e)
-		}
+	if err != nil {
+		return err
 	}
 	out.entries.Raise(p.stream, receipt.Last)
-	if len(p.skipped) == 0 {
-		w.s.refused.Accepted(p.stream)
-	}
-	out.groups = append(out.groups, g)
-	if receipt.Number > 0 { // not if the stream is another type's, and takes no batch
+	out.groups = append(out.groups, group{stream: p.stream, events: p.delivery.Sent()})
+	if receipt.Number > 0 {
 		out.marks = append(out.marks, outbox.Mark{Stream: p.stream, Lane: c.lane, Number: receipt.Number})
 	}
 	return nil
@@ -361,7 +333,7 @@ func (c *claim) open(ctx context.Context, stream string) (outbox.LanePublisher, 
 	}
 	lane := c.lanes[stream]
 	if lane == nil {
-		lane = c.w.scope.Lane(stream, c.lane)
+		lane = c.w.s.o.Sink.Lane(stream, c.w.scope.Owner, c.lane)
 		if m, ok := c.settled[stream]; ok {
 			lane.Follows(m.Lane.Claim, m.Number)
 		}
@@ -377,15 +349,15 @@ const unknownCalls = 40
 // attempt publishes, and repeats a failed call once at once. A connection that was idle during a restart of Redis fails
 // only the first time. If an event itself breaks connections, the second attempt shows it. After a reply of an unknown
 // kind it repeats the call until the delivery has found a size or an event: the next claim makes another delivery.
-func attempt(ctx context.Context, d outbox.Delivery) (outbox.Receipt, error) {
+func attempt(ctx context.Context, d *stream.Delivery) (outbox.Receipt, []outbox.Refused, error) {
 	for n := 1; ; n++ {
-		r, err := d.Publish(ctx)
+		r, given, err := d.Publish(ctx)
 		if poison := (*outbox.PoisonError)(nil); err == nil || errors.As(err, &poison) || ctx.Err() != nil {
-			return r, err
+			return r, given, err
 		}
 		of := (*outbox.StreamError)(nil)
 		if unknown := errors.As(err, &of) && of.Unknown; n >= 2 && !unknown || n >= unknownCalls {
-			return r, err
+			return r, nil, err
 		}
 	}
 }
@@ -421,7 +393,7 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 	rows := len(out.parked)
 	for _, g := range out.groups {
 		rows += len(g.events)
-		w.scope.Published(g.stream, g.events, g.suppressed)
+		w.scope.Published(g.stream, g.events)
 	}
 	w.s.metrics.batches.Inc()
 	w.s.metrics.rows.Add(float64(rows))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
@@ -44,12 +45,12 @@ type rig struct {
 	sink  outbox.Sink
 	owner outbox.Owner
 
-	mu         sync.Mutex
-	adopted    map[string]bool
-	parked     []*outbox.Record
-	suppressed int
-	failures   int
-	failed     func(err error) // if set, is told of failures
+	mu       sync.Mutex
+	adopted  map[string]bool
+	parked   []*outbox.Record
+	metrics  *prometheus.Registry
+	failures int
+	failed   func(err error) // if set, is told of failures
 	// batches has the ids of each group that was published and committed.
 	batches [][]uuid.UUID
 	// published, if set, is called with the events that were published.
@@ -60,14 +61,17 @@ type rig struct {
 
 func newRig(tb testing.TB, redisConfig ...string) *rig {
 	tb.Helper()
-	r := &rig{tb: tb, db: testenv.Postgres(tb), redis: testenv.Redis(tb, redisConfig...), adopted: map[string]bool{}}
+	r := &rig{
+		tb: tb, db: testenv.Postgres(tb), redis: testenv.Redis(tb, redisConfig...), adopted: map[string]bool{},
+		metrics: prometheus.NewRegistry(),
+	}
 	r.proxy = testenv.NewLink(tb, r.redis.Addr())
 	client, err := sink.NewClient("redis://" + r.proxy.Addr())
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { _ = client.Close() })
-	r.sink = sink.New(sink.Options{Client: client, Source: "/posthaste/test", Logger: testenv.Logger(tb)})
+	r.sink = sink.New(sink.Options{Client: client, Source: "/posthaste/test", Registerer: r.metrics, Logger: testenv.Logger(tb)})
 	r.store = sql.NewStore(r.db.Pool, "test", time.Hour)
 	r.must(r.store.Register(tb.Context()))
 	st, err := r.store.State(tb.Context())
@@ -92,62 +96,98 @@ func (r *rig) must(err error) {
 	}
 }
 
-func (r *rig) scope() outbox.Scope {
+func (r *rig) scope() sweep.Scope {
 	owner := r.owner // a sweep that runs keeps it when the rig gets another
-	return outbox.Scope{
-		Owner: owner, Layout: outbox.Layout{Prefix: prefix, Shards: 1},
-		Ensure: func(ctx context.Context, stream string) error {
-			if r.ensure != nil {
-				if err := r.ensure(stream); err != nil {
-					return err
-				}
-			}
-			r.mu.Lock()
-			done := r.adopted[stream]
-			r.mu.Unlock()
-			if done {
-				return nil
-			}
-			if err := r.sink.Adopt(ctx, stream, owner, false); err != nil {
-				return err
-			}
-			r.mu.Lock()
-			r.adopted[stream] = true
-			r.mu.Unlock()
-			return nil
-		},
-		Lane:    func(stream string, id outbox.Lane) outbox.LanePublisher { return r.sink.Lane(stream, owner, id) },
-		Claimed: func(context.Context) error { return nil },
-		Blocked: func(*outbox.Record) string { return "" },
-		Published: func(_ string, events []*outbox.Record, suppressed int) {
-			ids := make([]uuid.UUID, len(events))
-			for i, e := range events {
-				ids[i] = e.ID
-			}
-			r.mu.Lock()
-			r.batches = append(r.batches, ids)
-			r.suppressed += suppressed
-			r.mu.Unlock()
-			if r.published != nil {
-				r.published(events)
-			}
-		},
-		Parked: func(e *outbox.Record, _ error) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.parked = append(r.parked, e)
-		},
-		Outcome: func(err error) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			if err != nil {
-				r.failures++
-			}
-			if err != nil && r.failed != nil {
-				r.failed(err)
-			}
-		},
+	return sweep.Scope{Host: &host{rig: r, owner: owner}, Owner: owner, Layout: outbox.Layout{Prefix: prefix, Shards: 1}}
+}
+
+// host is the rig as a relay.
+type host struct {
+	*rig
+	owner outbox.Owner
+	// refresh and blocker, if set, are called for block-key.
+	refresh func(ctx context.Context) error
+	blocker func(e *outbox.Record) string
+}
+
+func (h *host) Ensure(ctx context.Context, stream string) error {
+	if h.ensure != nil {
+		if err := h.ensure(stream); err != nil {
+			return err
+		}
 	}
+	h.mu.Lock()
+	done := h.adopted[stream]
+	h.mu.Unlock()
+	if done {
+		return nil
+	}
+	if err := h.sink.Adopt(ctx, stream, h.owner, false); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.adopted[stream] = true
+	return nil
+}
+
+func (h *host) Refresh(ctx context.Context) error {
+	if h.refresh == nil {
+		return nil
+	}
+	return h.refresh(ctx)
+}
+
+func (h *host) Blocker(e *outbox.Record) string {
+	if h.blocker == nil {
+		return ""
+	}
+	return h.blocker(e)
+}
+
+func (h *host) Published(_ string, events []*outbox.Record) {
+	ids := make([]uuid.UUID, len(events))
+	for i, e := range events {
+		ids[i] = e.ID
+	}
+	h.mu.Lock()
+	h.batches = append(h.batches, ids)
+	h.mu.Unlock()
+	if h.published != nil {
+		h.published(events)
+	}
+}
+
+func (h *host) Parked(e *outbox.Record, _ error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.parked = append(h.parked, e)
+}
+
+func (h *host) Outcome(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err == nil {
+		return
+	}
+	h.failures++
+	if h.failed != nil {
+		h.failed(err)
+	}
+}
+
+// suppressed is how many events the sink has not published a second time.
+func (r *rig) suppressed() int {
+	r.tb.Helper()
+	families, err := r.metrics.Gather()
+	r.must(err)
+	for _, f := range families {
+		if f.GetName() == "outbox_suppressed_total" {
+			return int(f.GetMetric()[0].GetCounter().GetValue())
+		}
+	}
+	r.tb.Fatal("the metric is missing")
+	return 0
 }
 
 // options are those of a sweeper over the rig.

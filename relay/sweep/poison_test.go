@@ -15,9 +15,9 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/internal/link"
-	"posthaste/internal/poison"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 	"posthaste/relay/sweep"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -101,7 +101,7 @@ func TestAStreamThatRefusesEndsNoClaim(t *testing.T) {
 	}
 	// Once for each part; each worker may be the first.
 	n := testenv.Value[int](t, r.db, "SELECT sum(attempts) FROM outbox_dead")
-	if most := outbox.Partitions + workers*poison.Attempts; n > most {
+	if most := outbox.Partitions + workers*stream.Attempts; n > most {
 		t.Errorf("the stream has refused %d times, want %d at most", n, most)
 	}
 	if n := testenv.Value[int](t, r.db, `SELECT count(*) FROM outbox_dead
@@ -482,9 +482,10 @@ func TestBlockKeyHoldsInEveryPage(t *testing.T) {
 				r.insert("order", aggregate, `{}`)
 			}
 			scope := r.scope()
+			h := scope.Host.(*host)
 			var dead atomic.Pointer[string]
 			scope.BlockKey = true
-			scope.Claimed = func(ctx context.Context) error {
+			h.refresh = func(ctx context.Context) error {
 				list, err := r.store.Parked(ctx)
 				if len(list) > 0 {
 					id := list[0].ID.String()
@@ -492,7 +493,7 @@ func TestBlockKeyHoldsInEveryPage(t *testing.T) {
 				}
 				return err
 			}
-			scope.Blocked = func(e *outbox.Record) string {
+			h.blocker = func(e *outbox.Record) string {
 				if id := dead.Load(); id != nil && e.AggregateType == "order" {
 					return *id
 				}
@@ -528,7 +529,7 @@ func (r *rig) parkNext() {
 	r.must(err)
 	events, err := s.Page(ctx, p, 1, 1<<20)
 	r.must(err)
-	r.must(s.Park(ctx, p, r.owner, []sql.Refused{{Event: events[0], Err: errStuck, Class: "too_large", Attempts: 3}}))
+	r.must(s.Park(ctx, p, r.owner, []outbox.Refused{{Event: events[0], Err: errStuck, Class: "too_large", Attempts: 3}}))
 	r.must(s.Drop(ctx))
 }
 

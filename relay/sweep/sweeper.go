@@ -10,9 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
-	"posthaste/internal/poison"
 	"posthaste/outbox"
-	"posthaste/sql"
+	"posthaste/relay/stream"
 )
 
 const (
@@ -51,20 +50,53 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Conn is the connection of one worker, a [sql.Sweep]. It belongs to one goroutine.
+// Conn is the connection of one worker, implemented by posthaste/sql. It belongs to one goroutine.
 type Conn interface {
 	Partitions(ctx context.Context) ([]int, error)
 	Reached(ctx context.Context, part int, pass outbox.Pass) (bool, error)
 	Claim(ctx context.Context, parts []int, o outbox.Owner) (part int, claim int64, ok bool, err error)
-	Begin(ctx context.Context, part int, within *outbox.Pass) (*sql.Pass, error)
-	Page(ctx context.Context, p *sql.Pass, limit, bytes int) ([]*outbox.Record, error)
-	Ahead(ctx context.Context, p *sql.Pass, within *outbox.Pass, blocked []string, sent map[int64]bool) (*sql.Pass, error)
-	Park(ctx context.Context, p *sql.Pass, o outbox.Owner, events []sql.Refused) error
-	ParkRow(ctx context.Context, p *sql.Pass, o outbox.Owner, cause error) (*outbox.Record, error)
-	Settle(ctx context.Context, p *sql.Pass, o outbox.Owner, entries outbox.Entries) error
+	Begin(ctx context.Context, part int, within *outbox.Pass) (*outbox.PartPass, error)
+	Page(ctx context.Context, p *outbox.PartPass, limit, bytes int) ([]*outbox.Record, error)
+	Ahead(ctx context.Context, p *outbox.PartPass, within *outbox.Pass, blocked []string,
+		sent map[int64]bool) (*outbox.PartPass, error)
+	Park(ctx context.Context, p *outbox.PartPass, o outbox.Owner, events []outbox.Refused) error
+	ParkRow(ctx context.Context, p *outbox.PartPass, o outbox.Owner, cause error) (*outbox.Record, error)
+	Settle(ctx context.Context, p *outbox.PartPass, o outbox.Owner, entries outbox.Entries) error
 	Drop(ctx context.Context) error
 	Closed() bool
 	Close()
+}
+
+// Host is the relay that sweeps. Its methods are safe for concurrent use.
+type Host interface {
+	// Ensure records a stream and adopts its gate before the first publish. *outbox.TakenError: it is a stream of
+	// another type.
+	Ensure(ctx context.Context, stream string) error
+	// Refresh reloads the events that others have parked. It is called after a part was claimed and before its rows are
+	// read.
+	Refresh(ctx context.Context) error
+	// Blocker returns which parked event blocks e, "" for none.
+	Blocker(e *outbox.Record) string
+	// Published is called with published and settled events.
+	Published(stream string, events []*outbox.Record)
+	// Parked is called for each event moved to outbox_dead.
+	Parked(e *outbox.Record, err error)
+	// Outcome is called with nil after every settled batch and when there is nothing to sweep, and with every error in
+	// between, whatever its cause. Readiness depends on it.
+	Outcome(err error)
+}
+
+// Scope is the context of a sweep.
+type Scope struct {
+	Host
+	Owner outbox.Owner
+	// Layout is how streams are named.
+	Layout outbox.Layout
+	// BlockKey makes the sweep park events after a parked one of their aggregate.
+	BlockKey bool
+	// Newer lets a drain publish events that are newer than its pass ahead of a blocked stream. One that ends with a
+	// mark of every part must not: the stream publishes them again.
+	Newer bool
 }
 
 // Sweeper sweeps the outbox table. Its methods may be called one at a time.
@@ -74,13 +106,11 @@ type Sweeper struct {
 	metrics *metrics
 
 	// refused counts, across batches, the attempts to publish the events that the sink refuses.
-	refused poison.Refusals
+	refused stream.Refusals
 	// rows is the number of rows in the next batch of each part. It is reduced after a failed batch.
 	rows    [outbox.Partitions]atomic.Int64
 	blocked blockades
 }
-
-var _ outbox.Sweeper = (*Sweeper)(nil)
 
 // New returns a sweeper; it connects when it is run.
 func New(o Options) *Sweeper {
@@ -105,7 +135,7 @@ func New(o Options) *Sweeper {
 
 // Run sweeps with all workers until ctx ends (nil) or the scope's ownership does: outbox.ErrGap,
 // outbox.ErrSuperseded, *outbox.FencedError, *outbox.ForeignError.
-func (s *Sweeper) Run(ctx context.Context, scope outbox.Scope) error {
+func (s *Sweeper) Run(ctx context.Context, scope Scope) error {
 	return s.each(ctx, scope, func(ctx context.Context, w *worker) error {
 		for ctx.Err() == nil {
 			if err := w.round(ctx); err != nil {
@@ -118,13 +148,13 @@ func (s *Sweeper) Run(ctx context.Context, scope outbox.Scope) error {
 
 // Drain sweeps until every row that pass sees is settled, by this sweeper or by another. It returns nil only then;
 // otherwise it returns Run's errors or ctx's.
-func (s *Sweeper) Drain(ctx context.Context, scope outbox.Scope, pass outbox.Pass) error {
+func (s *Sweeper) Drain(ctx context.Context, scope Scope, pass outbox.Pass) error {
 	q := newQueue()
 	return s.each(ctx, scope, func(ctx context.Context, w *worker) error { return w.drain(ctx, q, pass) })
 }
 
 // each runs work on every worker. The first error stops all workers and is returned.
-func (s *Sweeper) each(ctx context.Context, scope outbox.Scope, work func(ctx context.Context, w *worker) error) error {
+func (s *Sweeper) each(ctx context.Context, scope Scope, work func(ctx context.Context, w *worker) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for range s.o.Workers {
 		g.Go(func() error {

@@ -10,17 +10,16 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
-	"posthaste/sql"
 )
 
 // worker is one connection that sweeps. It belongs to one goroutine.
 type worker struct {
 	s     *Sweeper
-	scope outbox.Scope
+	scope Scope
 	conn  Conn
 	nonce outbox.Nonce
 	// passes are the passes that the worker has begun and not ended.
-	passes [outbox.Partitions]*sql.Pass
+	passes [outbox.Partitions]*outbox.PartPass
 	// settled are the newest batches of each part that are settled, by stream; untold those of them that no report to
 	// the gates has yet.
 	settled [outbox.Partitions]map[string]outbox.Mark
@@ -33,7 +32,7 @@ type worker struct {
 	fails pause.Backoff
 }
 
-func newWorker(s *Sweeper, scope outbox.Scope) *worker {
+func newWorker(s *Sweeper, scope Scope) *worker {
 	w := &worker{
 		s: s, scope: scope, idle: pause.Backoff{First: idleFirst, Most: idleMost},
 		fails: pause.Backoff{First: failFirst, Most: failMost},
@@ -69,7 +68,7 @@ func (w *worker) connect(ctx context.Context) error {
 	}
 	w.conn = conn
 	// The server may have lost the snapshot of a pass that no mark has, and numbers of claims.
-	w.passes = [outbox.Partitions]*sql.Pass{}
+	w.passes = [outbox.Partitions]*outbox.PartPass{}
 	_, _ = crand.Read(w.nonce[:]) // never fails
 	for part := range w.settled {
 		clear(w.settled[part])
@@ -208,7 +207,7 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 			lanes: map[string]outbox.LanePublisher{}, settled: w.settled[part],
 			held: map[[2]string]*outbox.Record{}, within: within,
 		}
-		if err := w.scope.Claimed(ctx); err != nil { // another relay may have parked rows since the last page
+		if err := w.scope.Refresh(ctx); err != nil { // another relay may have parked rows since the last page
 			return true, false, err
 		}
 		sent := len(w.sent[part])

@@ -1,17 +1,16 @@
-package poison_test
+package stream
 
 import (
 	"testing"
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/poison"
 	"posthaste/outbox"
 )
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	var r poison.Refusals
+	var r Refusals
 	a, b := uuid.New(), uuid.New()
 	refused := func(stream string, id uuid.UUID, attempts int, park bool) {
 		t.Helper()
@@ -41,13 +40,13 @@ func TestBehind(t *testing.T) {
 	t.Parallel()
 	e := &outbox.Record{AggregateType: "order", AggregateID: "a"}
 	one, all := &outbox.PoisonError{}, &outbox.PoisonError{Class: "wrongtype", All: true}
-	if behind, _, _ := poison.Behind(one, e, false); behind != nil {
+	if behind, _, _ := behind(one, e, false); behind != nil {
 		t.Error("somebody has to wait although nobody asked for it")
 	}
-	if behind, class, _ := poison.Behind(all, e, true); !behind(&outbox.Record{}) || class != "wrongtype" {
+	if behind, class, _ := behind(all, e, true); !behind(&outbox.Record{}) || class != "wrongtype" {
 		t.Errorf("not all events are parked, or as %s", class)
 	}
-	behind, _, _ := poison.Behind(one, e, true)
+	behind, _, _ := behind(one, e, true)
 	for o, want := range map[*outbox.Record]bool{
 		{AggregateType: "order", AggregateID: "a"}: true, {AggregateType: "order", AggregateID: "b"}: false,
 		{AggregateType: "user", AggregateID: "a"}: false,

@@ -1,9 +1,6 @@
-// Package poison decides what happens to events that a sink refuses because of the event itself. The stream and the
-// sweep share it.
-package poison
+package stream
 
 import (
-	"errors"
 	"sync"
 
 	"github.com/google/uuid"
@@ -13,29 +10,6 @@ import (
 
 // Attempts is how often an event is tried before it is parked.
 const Attempts = 3
-
-// ClassBlocked is the class of an event that is parked because of another one.
-const ClassBlocked = "blocked"
-
-// WaitsFor is the reason of an event with ClassBlocked.
-func WaitsFor(id string) string { return "waits for parked event " + id }
-
-// Behind returns, when e is parked because it was refused, a filter for the events of its delivery to park with it,
-// and the class and reason of those: all events if the stream takes none; with block-key those of the aggregate; else
-// none (nil).
-func Behind(refused *outbox.PoisonError, e *outbox.Record, blockKey bool) (
-	also func(*outbox.Record) bool, class string, why error,
-) {
-	switch {
-	case refused.All:
-		return func(*outbox.Record) bool { return true }, refused.Class, refused.Err
-	case blockKey:
-		return func(o *outbox.Record) bool {
-			return o.AggregateType == e.AggregateType && o.AggregateID == e.AggregateID
-		}, ClassBlocked, errors.New(WaitsFor(e.ID.String()))
-	}
-	return nil, "", nil
-}
 
 // Refusals counts refusals by event, and records the streams that refuse every event. The zero value is ready to use.
 // It is safe for concurrent use.

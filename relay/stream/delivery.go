@@ -1,0 +1,108 @@
+// Package stream publishes to one stream: it makes the attempts, and decides which events are given up because the sink
+// refuses them. The workers of the slot reader and the claims of a sweep share it.
+package stream
+
+import (
+	"context"
+	"errors"
+
+	"posthaste/outbox"
+)
+
+// Delivery is one publication of events, in their order. It belongs to one goroutine.
+type Delivery struct {
+	// Events are those to publish, or that are published.
+	Events   []*outbox.Record
+	stream   string
+	delivery outbox.Delivery
+	refusals *Refusals
+	blockKey bool
+	// left are the indexes of the events that were given up.
+	left map[int]bool
+}
+
+// Deliver begins a publication over a lane of stream. With blockKey, the events after a refused one of the same
+// aggregate are given up with it.
+func Deliver(lane outbox.LanePublisher, stream string, events []*outbox.Record, refusals *Refusals, blockKey bool,
+) *Delivery {
+	return &Delivery{
+		Events: events, stream: stream, delivery: lane.Deliver(events), refusals: refusals, blockKey: blockKey,
+	}
+}
+
+// Publish makes one attempt. It returns the events that are given up from now on: park them, and call it again. Without
+// these and an error, the publication is complete. An event that is refused, and not given up yet, is an
+// *outbox.PoisonError.
+func (d *Delivery) Publish(ctx context.Context) (receipt outbox.Receipt, given []outbox.Refused, err error) {
+	receipt, err = d.delivery.Publish(ctx)
+	var refused *outbox.PoisonError
+	switch {
+	case err == nil && len(d.left) == 0:
+		d.refusals.Accepted(d.stream)
+		return receipt, nil, nil
+	case !errors.As(err, &refused):
+		return receipt, nil, err
+	}
+	attempts, park := d.refusals.Refused(d.stream, refused)
+	if !park {
+		return receipt, nil, err
+	}
+	e := d.Events[refused.Index]
+	if d.left == nil {
+		d.left = map[int]bool{}
+	}
+	d.left[refused.Index] = true
+	given = []outbox.Refused{{Event: e, Err: refused.Err, Class: refused.Class, Attempts: attempts}}
+	also, class, why := behind(refused, e, d.blockKey)
+	for _, i := range d.delivery.Skip(also) {
+		d.left[i] = true
+		given = append(given, outbox.Refused{Event: d.Events[i], Err: why, Class: class})
+	}
+	return receipt, given, nil
+}
+
+// Sent returns the events that were not given up.
+func (d *Delivery) Sent() []*outbox.Record {
+	if len(d.left) == 0 {
+		return d.Events
+	}
+	sent := make([]*outbox.Record, 0, len(d.Events))
+	for i, e := range d.Events {
+		if !d.left[i] {
+			sent = append(sent, e)
+		}
+	}
+	return sent
+}
+
+// behind returns, when e is given up because it was refused, a filter for the events of its delivery to give up with
+// it, and the class and reason of those: all events if the stream takes none; with block-key those of the aggregate;
+// else none (nil).
+func behind(refused *outbox.PoisonError, e *outbox.Record, blockKey bool) (
+	also func(*outbox.Record) bool, class string, why error,
+) {
+	switch {
+	case refused.All:
+		return func(*outbox.Record) bool { return true }, refused.Class, refused.Err
+	case blockKey:
+		waits := Waits(e, e.ID.String())
+		return func(o *outbox.Record) bool {
+			return o.AggregateType == e.AggregateType && o.AggregateID == e.AggregateID
+		}, waits.Class, waits.Err
+	}
+	return nil, "", nil
+}
+
+// Waits returns the refusal of an event that waits for the parked one with an id.
+func Waits(e *outbox.Record, id string) outbox.Refused {
+	return outbox.Refused{Event: e, Err: errors.New("waits for parked event " + id), Class: "blocked"}
+}
+
+// Taken returns the refusals of events whose stream is one of another type.
+func Taken(events []*outbox.Record, why *outbox.TakenError) []outbox.Refused {
+	refused := make([]outbox.Refused, len(events))
+	for i, e := range events {
+		refused[i] = outbox.Refused{Event: e, Err: why, Class: "taken", Attempts: 1}
+	}
+	return refused
+}
