@@ -3,7 +3,7 @@ package sink
 import (
 	"context"
 	"crypto/sha1" //nolint:gosec // it is how Redis names scripts
-	_ "embed"
+	"embed"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -16,94 +16,31 @@ import (
 	"posthaste/outbox"
 )
 
-//go:embed lua/ids.lua
-var idsLua string
-
-//go:embed lua/gate.lua
-var gateLua string
-
-//go:embed lua/register.lua
-var registerLua string
-
-//go:embed lua/adopt.lua
-var adoptLua string
-
-//go:embed lua/publish.lua
-var publishLua string
-
-//go:embed lua/check.lua
-var checkLua string
-
-//go:embed lua/confirm.lua
-var confirmLua string
-
-//go:embed lua/settle.lua
-var settleLua string
-
-//go:embed lua/forget.lua
-var forgetLua string
-
-//go:embed lua/recall.lua
-var recallLua string
-
-//go:embed lua/tail.lua
-var tailLua string
-
-//go:embed lua/look.lua
-var lookLua string
-
-//go:embed lua/trim.lua
-var trimLua string
-
-//go:embed lua/regroup.lua
-var regroupLua string
-
-//go:embed lua/observe.lua
-var observeLua string
-
-//go:embed lua/dropgroup.lua
-var dropGroupLua string
-
-//go:embed lua/drop.lua
-var dropLua string
-
-//go:embed lua/leave.lua
-var leaveLua string
-
-//go:embed lua/alive.lua
-var aliveLua string
-
-//go:embed lua/replay.lua
-var replayLua string
-
-//go:embed lua/replaybegin.lua
-var replayBeginLua string
-
-//go:embed lua/replaynote.lua
-var replayNoteLua string
+//go:embed lua/*.lua
+var luaFiles embed.FS
 
 var (
-	adoptScript   = newScript(idsLua + gateLua + registerLua + adoptLua)
-	publishScript = newScript(idsLua + gateLua + registerLua + publishLua)
-	checkScript   = newScript(idsLua + gateLua + registerLua + checkLua)
-	confirmScript = newScript(idsLua + gateLua + confirmLua)
-	settleScript  = newScript(idsLua + gateLua + settleLua)
-	forgetScript  = newScript(idsLua + gateLua + forgetLua)
-	recallScript  = newScript(idsLua + gateLua + recallLua)
-	lookScript    = newScript(idsLua + gateLua + registerLua + lookLua)
-	aliveScript   = newScript(aliveLua)
-	tailScript    = newScript(tailLua)
-	trimScript    = newScript(idsLua + trimLua)
-	regroupScript = newScript(idsLua + regroupLua)
-	observeScript = newReader(idsLua + observeLua)
+	adoptScript   = newScript("ids", "gate", "register", "adopt")
+	publishScript = newScript("ids", "gate", "register", "publish")
+	checkScript   = newScript("ids", "gate", "register", "check")
+	confirmScript = newScript("ids", "gate", "confirm")
+	settleScript  = newScript("ids", "gate", "settle")
+	forgetScript  = newScript("ids", "gate", "forget")
+	recallScript  = newScript("ids", "gate", "recall")
+	lookScript    = newScript("ids", "gate", "register", "look")
+	aliveScript   = newScript("alive")
+	tailScript    = newScript("tail")
+	trimScript    = newScript("ids", "trim")
+	regroupScript = newScript("ids", "regroup")
+	observeScript = newReader("ids", "observe")
 
-	dropScript      = newScript(idsLua + gateLua + registerLua + dropLua)
-	leaveScript     = newScript(idsLua + gateLua + registerLua + leaveLua)
-	dropGroupScript = newScript(idsLua + dropGroupLua)
+	dropScript      = newScript("ids", "gate", "register", "drop")
+	leaveScript     = newScript("ids", "gate", "register", "leave")
+	dropGroupScript = newScript("ids", "dropgroup")
 
-	replayScript      = newScript(idsLua + gateLua + registerLua + replayLua)
-	replayBeginScript = newScript(replayBeginLua)
-	replayNoteScript  = newScript(replayNoteLua)
+	replayScript      = newScript("ids", "gate", "register", "replay")
+	replayBeginScript = newScript("replaybegin")
+	replayNoteScript  = newScript("replaynote")
 )
 
 // script is a Lua script with its digest in Redis.
@@ -113,14 +50,23 @@ type script struct {
 	eval, evalsha string
 }
 
-func newScript(text string) *script {
+// newScript joins files of the folder lua, without their extension.
+func newScript(files ...string) *script {
+	text := ""
+	for _, name := range files {
+		lua, err := luaFiles.ReadFile("lua/" + name + ".lua")
+		if err != nil {
+			panic(err) // embedded: cannot fail
+		}
+		text += string(lua)
+	}
 	sum := sha1.Sum([]byte(text)) //nolint:gosec // it is how Redis names scripts
 	return &script{text: text, sha: hex.EncodeToString(sum[:]), eval: "eval", evalsha: "evalsha"}
 }
 
 // newReader returns a script that only reads, so that its caller needs no right to write.
-func newReader(text string) *script {
-	sc := newScript(text)
+func newReader(files ...string) *script {
+	sc := newScript(files...)
 	sc.eval, sc.evalsha = "eval_ro", "evalsha_ro"
 	return sc
 }
