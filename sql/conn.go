@@ -31,13 +31,30 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// collect returns the rows of a statement, as structs with a field for each column.
-func collect[T any](ctx context.Context, db DB, name string, args ...any) ([]T, error) {
-	rows, err := db.Query(ctx, query(name), args...)
-	if err != nil {
-		return nil, err
+// scan reads the row of a statement. what says in its error what it is for.
+func scan(ctx context.Context, db DB, what, name string, args []any, to ...any) error {
+	if err := db.QueryRow(ctx, query(name), args...).Scan(to...); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[T])
+	return nil
+}
+
+// collect returns the rows of a statement, each as convert makes it. what says in its error what it is for.
+func collect[T any](ctx context.Context, db DB, what string, convert pgx.RowToFunc[T], name string, args ...any,
+) ([]T, error) {
+	rows, err := db.Query(ctx, query(name), args...)
+	if err == nil {
+		var list []T
+		if list, err = pgx.CollectRows(rows, convert); err == nil {
+			return list, nil
+		}
+	}
+	return nil, fmt.Errorf("%s: %w", what, err)
+}
+
+// structs is collect for structs with a field for each column.
+func structs[T any](ctx context.Context, db DB, what, name string, args ...any) ([]T, error) {
+	return collect(ctx, db, what, pgx.RowToStructByPos[T], name, args...)
 }
 
 // ConnConfig parses url (libpq variables supply what it omits) and adds the settings of every connection of posthaste:

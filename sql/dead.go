@@ -14,41 +14,22 @@ import (
 
 // ListDead lists parked events, oldest first, at most limit.
 func ListDead(ctx context.Context, db DB, limit int) ([]outbox.Dead, error) {
-	rows, err := db.Query(ctx, query("dead_list"), limit)
-	if err != nil {
-		return nil, fmt.Errorf("list parked events: %w", err)
-	}
-	dead, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d outbox.Dead, err error) {
+	return collect(ctx, db, "list parked events", func(row pgx.CollectableRow) (d outbox.Dead, err error) {
 		err = row.Scan(&d.ID, &d.Seq, &d.AggregateType, &d.AggregateID, &d.Type, &d.Error, &d.Class, &d.Attempts,
 			&d.CreatedAt, &d.DeadAt, &d.Retrying)
 		return d, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list parked events: %w", err)
-	}
-	return dead, nil
+	}, "dead_list", limit)
 }
 
 // DeadIDs returns the ids of all parked events that are not being retried, in their order.
 func DeadIDs(ctx context.Context, db DB) ([]uuid.UUID, error) {
-	rows, err := db.Query(ctx, query("dead_ids"))
-	if err != nil {
-		return nil, fmt.Errorf("list parked events: %w", err)
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-	if err != nil {
-		return nil, fmt.Errorf("list parked events: %w", err)
-	}
-	return ids, nil
+	return collect(ctx, db, "list parked events", pgx.RowTo[uuid.UUID], "dead_ids")
 }
 
 // CountDead counts parked events.
-func CountDead(ctx context.Context, db DB) (int64, error) {
-	var n int64
-	if err := db.QueryRow(ctx, query("dead_count")).Scan(&n); err != nil {
-		return 0, fmt.Errorf("count parked events: %w", err)
-	}
-	return n, nil
+func CountDead(ctx context.Context, db DB) (n int64, err error) {
+	err = scan(ctx, db, "count parked events", "dead_count", nil, &n)
+	return n, err
 }
 
 // ErrNotParked means that no parked event has the id.

@@ -30,10 +30,6 @@ func (s *store) LeaderSession(ctx context.Context) (outbox.LeaderSession, error)
 
 // EndSession terminates the session pid. The role may lack the right to do so.
 func (s *store) EndSession(ctx context.Context, pid int) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	if _, err := s.pool.Exec(ctx, query("session_end"), pid); err != nil {
-		return fmt.Errorf("end session %d: %w", pid, err)
-	}
-	return nil
+	_, err := s.exec(ctx, fmt.Sprintf("end session %d", pid), "session_end", pid)
+	return err
 }

@@ -1,6 +1,7 @@
 package sql
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,12 +39,9 @@ func (s *store) CheckLayout(ctx context.Context, shards int) error {
 // checkNames returns an error if two types would share the name of a stream.
 func (s *store) checkNames(ctx context.Context, shards int) error {
 	type collision struct{ Base, Stream string }
-	list, err := collect[collision](ctx, s.pool, "layout_collisions", shards)
-	if err != nil {
-		return fmt.Errorf("look at the names of streams: %w", err)
-	}
-	if len(list) == 0 {
-		return nil
+	list, err := structs[collision](ctx, s.pool, "look at the names of streams", "layout_collisions", shards)
+	if err != nil || len(list) == 0 {
+		return err
 	}
 	var names []string
 	for _, c := range list {
@@ -134,18 +132,12 @@ func (s *store) AwaitLayout(ctx context.Context) error {
 // ListStreams lists every stream ever published to, grouped by type: first the stream that a type has if it has only
 // one, then the numbered ones.
 func ListStreams(ctx context.Context, db DB) ([]outbox.Stream, error) {
-	list, err := collect[outbox.Stream](ctx, db, "stream_list")
+	list, err := structs[outbox.Stream](ctx, db, "list streams", "stream_list")
 	if err != nil {
-		return nil, fmt.Errorf("list streams: %w", err)
+		return nil, err
 	}
 	slices.SortStableFunc(list, func(a, b outbox.Stream) int {
-		if c := strings.Compare(a.Base, b.Base); c != 0 {
-			return c
-		}
-		if c := len(a.Name) - len(b.Name); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Name, b.Name)
+		return cmp.Or(strings.Compare(a.Base, b.Base), len(a.Name)-len(b.Name), strings.Compare(a.Name, b.Name))
 	})
 	return list, nil
 }

@@ -23,13 +23,9 @@ func Publication(schema string) string {
 // CheckRelayName returns an *outbox.TakenNameError if an outbox in another schema of the database has a relay called
 // name. It reads only schemas whose outbox belongs to a role whose rights this one has.
 func CheckRelayName(ctx context.Context, db DB, name string) error {
-	rows, err := db.Query(ctx, query("relay_schemas"))
+	others, err := collect(ctx, db, "list the schemas with an outbox", pgx.RowTo[string], "relay_schemas")
 	if err != nil {
-		return fmt.Errorf("list the schemas with an outbox: %w", err)
-	}
-	others, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return fmt.Errorf("list the schemas with an outbox: %w", err)
+		return err
 	}
 	for _, other := range others {
 		var taken bool

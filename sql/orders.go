@@ -48,7 +48,6 @@ var (
 	orderInsertManySQL = query("order_insert_many")
 	orderByKeySQL      = query("order_by_key")
 	orderByIDSQL       = query("order_by_id")
-	orderListSQL       = query("order_list")
 	orderPurgeSQL      = query("order_purge")
 )
 
@@ -386,15 +385,8 @@ func OrderByID(ctx context.Context, db DB, id uuid.UUID) (*Order, error) {
 // ListOrders returns up to limit orders of a user, newest first, without rejected ones. before is the last id of the
 // previous page, uuid.Max for the first page.
 func ListOrders(ctx context.Context, db DB, user, before uuid.UUID, limit int) ([]*Order, error) {
-	rows, err := db.Query(ctx, orderListSQL, user, before, limit)
-	if err != nil {
-		return nil, fmt.Errorf("list orders: %w", err)
-	}
-	orders, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (*Order, error) { return scanOrder(r) })
-	if err != nil {
-		return nil, fmt.Errorf("list orders: %w", err)
-	}
-	return orders, nil
+	return collect(ctx, db, "list orders", func(r pgx.CollectableRow) (*Order, error) { return scanOrder(r) },
+		"order_list", user, before, limit)
 }
 
 // PurgeRejected deletes up to limit rejected orders created before the given time, oldest first, and returns how many

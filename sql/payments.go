@@ -97,20 +97,14 @@ type DuePayment struct {
 // PaymentsDue reports whether any payment is due.
 func PaymentsDue(ctx context.Context, db DB) (bool, error) {
 	var due bool
-	if err := db.QueryRow(ctx, query("payment_look")).Scan(&due); err != nil {
-		return false, fmt.Errorf("look for payments that are due: %w", err)
-	}
-	return due, nil
+	err := scan(ctx, db, "look for payments that are due", "payment_look", nil, &due)
+	return due, err
 }
 
 // DuePayments takes up to limit payments that are due, oldest first, and defers each by hold, so that no other caller
 // takes it until then.
 func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]DuePayment, error) {
-	rows, err := db.Query(ctx, query("payment_due"), limit, hold)
-	if err != nil {
-		return nil, fmt.Errorf("read the payments that are due: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (d DuePayment, err error) {
+	read := func(r pgx.CollectableRow) (d DuePayment, err error) {
 		var key []byte
 		var headers *string
 		var micros int64
@@ -123,11 +117,8 @@ func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]D
 		d.CreatedAt, d.Age = d.CreatedAt.UTC(), time.Duration(micros)*time.Microsecond
 		d.Headers, err = decodeHeaders(headers)
 		return d, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the payments that are due: %w", err)
 	}
-	return list, nil
+	return collect(ctx, db, "read the payments that are due", read, "payment_due", limit, hold)
 }
 
 // ConfirmPayments deletes the records of up to limit due payments whose order and deduction both exist, and returns how

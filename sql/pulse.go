@@ -1,9 +1,6 @@
 package sql
 
-import (
-	"context"
-	"fmt"
-)
+import "context"
 
 // Pulse is a state of the outbox that is cheap enough to read every second.
 type Pulse struct {
@@ -20,8 +17,6 @@ type Pulse struct {
 // ReadPulse reads the pulse without reading a table.
 func ReadPulse(ctx context.Context, db DB) (Pulse, error) {
 	var p Pulse
-	if err := db.QueryRow(ctx, query("pulse")).Scan(&p.Written, &p.Led, &p.Relays); err != nil {
-		return p, fmt.Errorf("read the pulse: %w", err)
-	}
-	return p, nil
+	err := scan(ctx, db, "read the pulse", "pulse", nil, &p.Written, &p.Led, &p.Relays)
+	return p, err
 }

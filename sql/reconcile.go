@@ -83,9 +83,10 @@ type pending struct {
 
 // Repairs implements outbox.Store.
 func (s *store) Repairs(ctx context.Context, within time.Duration) ([]outbox.Repair, error) {
-	notes, err := collect[pending](ctx, s.pool, "reconcile_list", within, within > 0 && s.history > 0)
+	notes, err := structs[pending](ctx, s.pool, "list the pending repairs", "reconcile_list", within,
+		within > 0 && s.history > 0)
 	if err != nil {
-		return nil, fmt.Errorf("list the pending repairs: %w", err)
+		return nil, err
 	}
 	list := make([]outbox.Repair, len(notes))
 	for i, n := range notes {
@@ -268,13 +269,9 @@ func (s *store) owed(ctx context.Context, stream string, part int, visit func(id
 
 // Restoring implements outbox.Store.
 func (s *store) Restoring(ctx context.Context, r outbox.Repair, restored int64) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	_, err := s.pool.Exec(ctx, query("reconcile_progress"), r.IDs[len(r.IDs)-1:], restored, r.Expected, r.Missing)
-	if err != nil {
-		return fmt.Errorf("note what is restored: %w", err)
-	}
-	return nil
+	_, err := s.exec(ctx, "note what is restored", "reconcile_progress", r.IDs[len(r.IDs)-1:], restored, r.Expected,
+		r.Missing)
+	return err
 }
 
 // phantomRows bounds the phantoms of one statement.
@@ -338,9 +335,9 @@ type uncounted struct {
 func (s *store) CountMissing(ctx context.Context, tail tailOf) (list []outbox.Report, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*countTimeout)
 	defer cancel()
-	notes, err := collect[uncounted](ctx, s.pool, "reconcile_uncounted")
+	notes, err := structs[uncounted](ctx, s.pool, "read what may be missing", "reconcile_uncounted")
 	if err != nil {
-		return nil, fmt.Errorf("read what may be missing: %w", err)
+		return nil, err
 	}
 	for _, n := range notes {
 		r := outbox.Report{Stream: n.Stream, Noticed: n.Noticed, Refused: n.Refused}
@@ -434,23 +431,18 @@ func (s *store) Missing(ctx context.Context) (missing, phantoms int64, err error
 
 // Missing counts the settled events that streams are known to lack, and the phantoms that no operator has acknowledged.
 func Missing(ctx context.Context, db DB) (missing, phantoms int64, err error) {
-	if err = db.QueryRow(ctx, query("reconcile_missing")).Scan(&missing, &phantoms); err != nil {
-		err = fmt.Errorf("count missing events and phantoms: %w", err)
-	}
+	err = scan(ctx, db, "count missing events and phantoms", "reconcile_missing", nil, &missing, &phantoms)
 	return missing, phantoms, err
 }
 
 // Reports lists the reports of streams that are being compared, that lack events, or whose comparison within the last
 // day has found something: in this order, the newest first. last is when any stream was last compared.
 func Reports(ctx context.Context, db DB) (list []outbox.Report, last *time.Time, err error) {
-	list, err = collect[outbox.Report](ctx, db, "reconcile_reports")
-	if err == nil {
-		err = db.QueryRow(ctx, query("reconcile_last")).Scan(&last)
+	const what = "list what was compared"
+	if list, err = structs[outbox.Report](ctx, db, what, "reconcile_reports"); err == nil {
+		err = scan(ctx, db, what, "reconcile_last", nil, &last)
 	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("list what was compared: %w", err)
-	}
-	return list, last, nil
+	return list, last, err
 }
 
 // BroughtBack notes that every event of a stream that was settled between from and to was republished; stream "" means
@@ -475,18 +467,14 @@ type Phantom struct {
 // Phantoms lists at most limit phantoms, acknowledged or not, noticed in the last 30 days: the latest first, then in
 // the order of their streams.
 func Phantoms(ctx context.Context, db DB, limit int) ([]Phantom, error) {
-	list, err := collect[Phantom](ctx, db, "phantom_list", limit)
-	if err != nil {
-		return nil, fmt.Errorf("list phantoms: %w", err)
-	}
-	return list, nil
+	return structs[Phantom](ctx, db, "list phantoms", "phantom_list", limit)
 }
 
 // AckPhantoms ends the notice of all phantoms, and that the database has gone back in time. It returns these phantoms,
 // in the order of Phantoms, and whether it has ended the latter.
 func AckPhantoms(ctx context.Context, db DB) (list []Phantom, back bool, err error) {
-	if list, err = collect[Phantom](ctx, db, "phantom_ack"); err != nil {
-		return nil, false, fmt.Errorf("acknowledge phantoms: %w", err)
+	if list, err = structs[Phantom](ctx, db, "acknowledge phantoms", "phantom_ack"); err != nil {
+		return nil, false, err
 	}
 	tag, err := db.Exec(ctx, query("reconcile_ack"))
 	if err != nil {

@@ -142,9 +142,7 @@ const writersPause = 20 * time.Millisecond
 func historyWriters(ctx context.Context, db DB) (writers []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err = db.QueryRow(ctx, query("replay_writers")).Scan(&writers); err != nil {
-		err = fmt.Errorf("list the transactions that write history: %w", err)
-	}
+	err = scan(ctx, db, "list the transactions that write history", "replay_writers", nil, &writers)
 	return writers, err
 }
 

@@ -41,9 +41,7 @@ func Sound(ctx context.Context, db DB) error {
 // tableFacts returns whether the index of unsettled rows is valid, how many numbers a session takes from the sequence
 // at once, and how many parts can be claimed.
 func tableFacts(ctx context.Context, db DB) (indexed bool, cache int64, parts int, err error) {
-	if err = db.QueryRow(ctx, query("sound")).Scan(&indexed, &cache, &parts); err != nil {
-		err = fmt.Errorf("look at the outbox table: %w", err)
-	}
+	err = scan(ctx, db, "look at the outbox table", "sound", nil, &indexed, &cache, &parts)
 	return indexed, cache, parts, err
 }
 

@@ -61,6 +61,24 @@ var queueSettings = map[string]string{
 	"idle_in_transaction_session_timeout": "10s",
 }
 
+// scan is scan within callTimeout.
+func (s *store) scan(ctx context.Context, what, name string, args []any, to ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return scan(ctx, s.pool, what, name, args, to...)
+}
+
+// exec executes a statement within callTimeout, and returns how many rows it has changed.
+func (s *store) exec(ctx context.Context, what, name string, args ...any) (rows int64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	tag, err := s.pool.Exec(ctx, query(name), args...)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", what, err)
+	}
+	return tag.RowsAffected(), nil
+}
+
 // Register makes sure that the relay's row exists and is the only one.
 func (s *store) Register(ctx context.Context) error {
 	if err := s.register(ctx); err != nil {
@@ -267,29 +285,20 @@ func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error
 
 // Adopt writes the new owner if the epoch is still a.From.
 func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	var n int
-	err := s.pool.QueryRow(ctx, query("state_adopt"), s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink,
-		s.suspects(a), a.WentBack).Scan(&n)
-	if err != nil {
-		return false, fmt.Errorf("adopt epoch %d: %w", a.To.Epoch, err)
-	}
-	return n == 1, nil
+	err := s.scan(ctx, fmt.Sprintf("adopt epoch %d", a.To.Epoch), "state_adopt", []any{
+		s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink, s.suspects(a), a.WentBack,
+	}, &n)
+	return n == 1, err
 }
 
 // SetActive records what the owner of epoch does now.
 func (s *store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, handover outbox.LSN,
 	degraded string,
 ) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	tag, err := s.pool.Exec(ctx, query("state_active"), s.name, epoch, string(active), handover.String(),
-		storable(degraded))
-	if err != nil {
-		return false, fmt.Errorf("record mode %s: %w", active, err)
-	}
-	return tag.RowsAffected() == 1, nil
+	rows, err := s.exec(ctx, "record mode "+string(active), "state_active", s.name, epoch, string(active),
+		handover.String(), storable(degraded))
+	return rows == 1, err
 }
 
 // RaiseBarrier records the transaction that the next stream must wait for.
@@ -308,16 +317,11 @@ func (s *store) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error
 }
 
 func (s *store) barrier(ctx context.Context, statement string, args ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	tag, err := s.pool.Exec(ctx, query(statement), args...)
-	if err == nil && tag.RowsAffected() == 0 {
-		err = outbox.ErrSuperseded
+	rows, err := s.exec(ctx, "note what the slot waits for", statement, args...)
+	if err == nil && rows == 0 {
+		return outbox.ErrSuperseded
 	}
-	if err != nil {
-		return fmt.Errorf("note what the slot waits for: %w", err)
-	}
-	return nil
+	return err
 }
 
 // Streams lists every stream ever published to.
@@ -354,11 +358,7 @@ func (s *store) Newest(ctx context.Context) (map[string]string, error) {
 
 // Delivered implements outbox.Store.
 func (s *store) Delivered(ctx context.Context) (some bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	if err = s.pool.QueryRow(ctx, query("delivered")).Scan(&some); err != nil {
-		err = fmt.Errorf("look whether anything was delivered: %w", err)
-	}
+	err = s.scan(ctx, "look whether anything was delivered", "delivered", nil, &some)
 	return some, err
 }
 
@@ -388,43 +388,25 @@ func (s *store) NoteStream(ctx context.Context, stream, base string, epoch int64
 func (s *store) Ungated(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	rows, err := s.pool.Query(ctx, query("stream_ungated"))
-	if err != nil {
-		return nil, fmt.Errorf("list streams without a gate: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("list streams without a gate: %w", err)
-	}
-	return list, nil
+	return collect(ctx, s.pool, "list streams without a gate", pgx.RowTo[string], "stream_ungated")
 }
 
 // NoteGroups implements outbox.Store.
 func (s *store) NoteGroups(ctx context.Context, epoch int64, groups map[string][]string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	if _, err := s.pool.Exec(ctx, query("stream_groups"), groups, s.name, epoch); err != nil {
-		return fmt.Errorf("note the groups of streams: %w", err)
-	}
-	return nil
+	_, err := s.exec(ctx, "note the groups of streams", "stream_groups", groups, s.name, epoch)
+	return err
 }
 
 // Gated implements outbox.Store.
 func (s *store) Gated(ctx context.Context, streams []string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	if _, err := s.pool.Exec(ctx, query("stream_gated"), streams); err != nil {
-		return fmt.Errorf("note that streams have gates: %w", err)
-	}
-	return nil
+	_, err := s.exec(ctx, "note that streams have gates", "stream_gated", streams)
+	return err
 }
 
 func (s *store) InsertLSN(ctx context.Context) (outbox.LSN, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	var lsn string
-	if err := s.pool.QueryRow(ctx, query("insert_lsn")).Scan(&lsn); err != nil {
-		return 0, fmt.Errorf("read the WAL position: %w", err)
+	if err := s.scan(ctx, "read the WAL position", "insert_lsn", nil, &lsn); err != nil {
+		return 0, err
 	}
 	return outbox.ParseLSN(lsn)
 }
@@ -457,14 +439,10 @@ func (s *store) Horizon(ctx context.Context) (outbox.LSN, uint64, error) {
 
 // VisibleBelow reports whether every transaction older than xid has ended.
 func (s *store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	var ok bool
 	below := int64(xid) //nolint:gosec // Postgres' xid8, far below 1<<63
-	if err := s.pool.QueryRow(ctx, query("visible_below"), below).Scan(&ok); err != nil {
-		return false, fmt.Errorf("wait for older transactions: %w", err)
-	}
-	return ok, nil
+	err := s.scan(ctx, "wait for older transactions", "visible_below", []any{below}, &ok)
+	return ok, err
 }
 
 func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string,
@@ -496,8 +474,8 @@ func (s *store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	defer cancel()
 	var parts []int16
 	var seqs []int64
-	if err := s.pool.QueryRow(ctx, query("audit")).Scan(&parts, &seqs); err != nil {
-		return outbox.AuditMark{}, fmt.Errorf("audit: %w", err)
+	if err := scan(ctx, s.pool, "audit", "audit", nil, &parts, &seqs); err != nil {
+		return outbox.AuditMark{}, err
 	}
 	m := outbox.AuditMark{First: make(map[int16]int64, len(parts))}
 	for i, p := range parts {
@@ -505,12 +483,12 @@ func (s *store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	}
 	// After the rows, so that the position is after the commit of each of them.
 	var lsn, flushed string
-	err := s.pool.QueryRow(ctx, query("audit_position")).Scan(&lsn, &flushed)
+	err := scan(ctx, s.pool, "audit", "audit_position", nil, &lsn, &flushed)
 	if Withheld(err) {
 		return m, nil
 	}
 	if err != nil {
-		return m, fmt.Errorf("audit: %w", err)
+		return m, err
 	}
 	var ferr error
 	m.LSN, err = outbox.ParseLSN(lsn)
@@ -533,28 +511,18 @@ func Backlog(ctx context.Context, db DB, most int64) (int64, time.Duration, erro
 	}
 	var rows int64
 	var seconds float64
-	if err := db.QueryRow(ctx, query("backlog"), limit).Scan(&rows, &seconds); err != nil {
-		return 0, 0, fmt.Errorf("count the backlog: %w", err)
-	}
-	return rows, time.Duration(max(seconds, 0) * float64(time.Second)), nil
+	err := scan(ctx, db, "count the backlog", "backlog", []any{limit}, &rows, &seconds)
+	return rows, time.Duration(max(seconds, 0) * float64(time.Second)), err
 }
 
 // Parked lists the dead events with the columns that block-key needs.
 func (s *store) Parked(ctx context.Context) ([]outbox.Dead, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	rows, err := s.pool.Query(ctx, query("dead_blocking"))
-	if err != nil {
-		return nil, fmt.Errorf("list parked events: %w", err)
-	}
-	dead, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d outbox.Dead, err error) {
+	return collect(ctx, s.pool, "list parked events", func(row pgx.CollectableRow) (d outbox.Dead, err error) {
 		err = row.Scan(&d.ID, &d.Seq, &d.AggregateType, &d.AggregateID, &d.RetrySeq)
 		return d, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list parked events: %w", err)
-	}
-	return dead, nil
+	}, "dead_blocking")
 }
 
 // SQLState returns the SQLSTATE in err's chain, or "".

@@ -69,15 +69,7 @@ func (s *Sweep) Closed() bool { return s.conn.IsClosed() }
 func (s *Sweep) Partitions(ctx context.Context) ([]int, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	rows, err := s.conn.Query(ctx, query("sweep_parts"))
-	if err != nil {
-		return nil, fmt.Errorf("look for rows: %w", err)
-	}
-	parts, err := pgx.CollectRows(rows, pgx.RowTo[int])
-	if err != nil {
-		return nil, fmt.Errorf("look for rows: %w", err)
-	}
-	return parts, nil
+	return collect(ctx, s.conn, "look for rows", pgx.RowTo[int], "sweep_parts")
 }
 
 // Claim takes the first of parts that no other session has, and numbers the claim. ok is false if all of them are held.
