@@ -11,7 +11,6 @@ type Source interface {
 	// connection is closed. Once the server has accepted START_REPLICATION (so that no other process can move the slot)
 	// it calls started, and reads nothing before started has returned nil; an error from started ends Run with that
 	// error. Chunks go to out; while out is full Run stops reading but keeps its connection alive.
-	// that error. Chunks go to out; while out is full Run stops reading but keeps its connection alive.
 	//
 	// Errors that name a condition of the slot or server are *SlotError.
 	Run(ctx context.Context, started func(ctx context.Context) error, out chan<- Chunk) error

@@ -18,24 +18,22 @@ var (
 // permanent is implemented by errors that waiting cannot fix.
 type permanent interface{ Permanent() bool }
 
-// finished reports whether err ends the lane it came from.
-func finished(err error) bool {
-	var fenced *outbox.FencedError
-	var foreign *outbox.ForeignError
-	return errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) || errors.As(err, &foreign)
+// displaced reports whether a gate does not belong to its owner any more.
+func displaced(err error) bool {
+	return errors.Is(err, outbox.ErrGap) || errors.As(err, new(*outbox.FencedError))
 }
+
+// finished reports whether err ends the lane it came from.
+func finished(err error) bool { return displaced(err) || errors.As(err, new(*outbox.ForeignError)) }
 
 // hopeless reports whether this owner can no longer publish or settle anything.
 func hopeless(cause error) bool {
-	var fenced *outbox.FencedError
-	return errors.Is(cause, errLockLost) || errors.Is(cause, outbox.ErrSuperseded) || errors.Is(cause, outbox.ErrGap) ||
-		errors.As(cause, &fenced)
+	return errors.Is(cause, errLockLost) || errors.Is(cause, outbox.ErrSuperseded) || displaced(cause)
 }
 
 // slotReason names the condition behind an error that ended or prevented the stream.
 func slotReason(err error) string {
 	var se *outbox.SlotError
-	var fenced *outbox.FencedError
 	switch {
 	case err == nil:
 		return outbox.ReasonStop
@@ -45,7 +43,7 @@ func slotReason(err error) string {
 		return outbox.ReasonRestarted
 	case errors.Is(err, outbox.ErrGap):
 		return outbox.ReasonGap
-	case errors.As(err, &fenced), errors.Is(err, outbox.ErrSuperseded):
+	case displaced(err), errors.Is(err, outbox.ErrSuperseded):
 		return outbox.ReasonFenced
 	default:
 		return outbox.ReasonConnection

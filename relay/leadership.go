@@ -151,8 +151,7 @@ func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool,
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	err := l.sink.Check(actx, l.gates.owner, l.gates.streams())
-	var fenced *outbox.FencedError
-	if errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) {
+	if displaced(err) {
 		return false, err
 	}
 	return true, nil

@@ -312,14 +312,13 @@ func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) err
 	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		err := l.tryGates(ctx, intact)
-		var fenced *outbox.FencedError
 		if err == nil {
 			l.health.clear(conditionAdopt)
 			l.health.clear(conditionForeign)
 			l.health.clear(conditionTwin)
 			return nil
 		}
-		if errors.As(err, &fenced) || errors.Is(err, outbox.ErrGap) || ctx.Err() != nil {
+		if displaced(err) || ctx.Err() != nil {
 			return err
 		}
 		l.refused(ctx, l.gates.owner.Epoch, err)

@@ -21,8 +21,7 @@ const (
 // handOver sweeps up to a known place in the WAL and moves the slot there, so that the backlog's WAL is only read past.
 func (l *leadership) handOver(ctx context.Context) (transition, error) {
 	refuse := func(err error) (transition, error) {
-		var fenced *outbox.FencedError
-		if errors.Is(err, errToggled) || errors.Is(err, outbox.ErrGap) || errors.As(err, &fenced) {
+		if errors.Is(err, errToggled) || displaced(err) {
 			return l.over(err)
 		}
 		l.failures++

@@ -88,17 +88,15 @@ func (r *reporter) settled(rows int) {
 
 // outcome turns the run of failed publishes into a readiness reason, and a success into its end.
 func (r *reporter) outcome(err error) {
-	var poison *outbox.PoisonError
-	var foreign *outbox.ForeignError
 	var stream *outbox.StreamError
 	switch {
-	case err == nil || errors.As(err, &poison):
+	case err == nil || errors.As(err, new(*outbox.PoisonError)):
 		if r.health.clear(conditionPublish) {
 			r.log.Info("publishing again")
 		}
 		r.health.clear(conditionForeign)
 	case errors.Is(err, context.Canceled):
-	case errors.As(err, &foreign):
+	case errors.As(err, new(*outbox.ForeignError)):
 		r.health.fail(conditionForeign, err.Error())
 	case finished(err): // adopting anew fixes it
 	default:

@@ -3,7 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"posthaste/internal/pause"
@@ -49,9 +49,8 @@ type slotKeeper struct {
 	// streamed is set while a stream moves it, beingMade while this process makes one.
 	streamed, beingMade bool
 
-	// hit ends a running stream when the budget is exhausted.
-	hitMu sync.Mutex
-	hit   func()
+	// exhausted ends the running stream; nil if none runs.
+	exhausted atomic.Pointer[func()]
 }
 
 // slotTarget is a position in the WAL. Everything that was committed at or before lsn is visible when every transaction
@@ -109,7 +108,9 @@ func (k *slotKeeper) act(ctx context.Context, st outbox.SlotStatus) error {
 	}
 	switch {
 	case phase == phaseStream && over:
-		k.exhausted()
+		if end := k.exhausted.Load(); end != nil {
+			(*end)()
+		}
 		return nil
 	case phase == phaseStream:
 		if st.RetainedBytes > k.soft() && k.idle() > nudgeInterval {
@@ -318,15 +319,6 @@ func (k *slotKeeper) enforce(ctx context.Context) error {
 	return k.slots.Drop(ctx)
 }
 
-// exhausted ends a running stream.
-func (k *slotKeeper) exhausted() {
-	k.hitMu.Lock()
-	defer k.hitMu.Unlock()
-	if k.hit != nil {
-		k.hit()
-	}
-}
-
 // streams records whether a stream moves the slot. While it does, the position from before cannot be compared; the end
 // of the hand-over checks that no other program has moved the slot until then.
 func (k *slotKeeper) streams(on bool) {
@@ -336,13 +328,6 @@ func (k *slotKeeper) streams(on bool) {
 	if on {
 		k.still = false
 	}
-}
-
-// onExhausted sets the function that ends the running stream; nil if none runs.
-func (k *slotKeeper) onExhausted(end func()) {
-	k.hitMu.Lock()
-	k.hit = end
-	k.hitMu.Unlock()
 }
 
 // making records that a slot is about to be created, in case the answer to its creation is lost. madeOrNot ends that.

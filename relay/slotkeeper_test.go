@@ -85,7 +85,8 @@ func TestWhatTheKeeperDoes(t *testing.T) {
 			w.do(func() { w.grow(c.wal) })
 			k.last = time.Now().Add(-c.idle)
 			hit := 0
-			k.onExhausted(func() { hit++ })
+			end := func() { hit++ }
+			k.exhausted.Store(&end)
 			if got := w.tick(t, k); !slices.Equal(got, c.want) {
 				t.Errorf("%s: calls %v, want %v", name, got, c.want)
 			}

@@ -58,10 +58,11 @@ func (s *streaming) run(ctx context.Context) error {
 	defer stopWork(nil)
 	source, stopSource := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopSource()
-	s.keeper.onExhausted(func() {
+	exhausted := func() {
 		fail(&outbox.SlotError{Reason: outbox.ReasonBudget, Err: errors.New("the WAL budget is exhausted")})
-	})
-	defer s.keeper.onExhausted(nil)
+	}
+	s.keeper.exhausted.Store(&exhausted)
+	defer s.keeper.exhausted.Store(nil)
 
 	sp := span{intake, work}
 	var reading, working sync.WaitGroup

@@ -149,11 +149,13 @@ func TestAnyPartEndsTheStream(t *testing.T) {
 func TestTheBudgetEndsAStream(t *testing.T) {
 	t.Parallel()
 	inStream(t, Options{}, func(s *running) {
-		s.i.relay.keeper.exhausted()
+		(*s.i.relay.keeper.exhausted.Load())()
 		if err := <-s.done; slotReason(err) != outbox.ReasonBudget {
 			t.Errorf("ended with %v", err)
 		}
-		s.i.relay.keeper.exhausted()
+		if s.i.relay.keeper.exhausted.Load() != nil {
+			t.Error("the budget would end the next stream for this one")
+		}
 	})
 }
 

@@ -18,8 +18,8 @@ type Sweeper interface {
 	Drain(ctx context.Context, s sweep.Scope, pass outbox.Pass) error
 }
 
-// sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time, except those of
-// sweep.Host, which are safe for concurrent use.
+// sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time, except those
+// of sweep.Host, which are safe for concurrent use.
 type sweeps struct {
 	*reporter
 	store   outbox.Store
@@ -92,8 +92,8 @@ func (s *sweeps) Refresh(ctx context.Context) error {
 	return s.blocks.refresh(func() ([]outbox.Dead, error) { return s.store.Parked(ctx) })
 }
 
-// drain settles the rows that pass sees, in every part. newer: see sweep.Scope. Its success also ends a failure reported
-// before.
+// drain settles the rows that pass sees, in every part. newer: see sweep.Scope. Its success also ends a failure
+// reported before.
 func (s *sweeps) drain(ctx context.Context, g *gates, pass outbox.Pass, newer bool) error {
 	scope := s.scope(g)
 	scope.Newer = newer

@@ -71,7 +71,9 @@ func newRig(tb testing.TB, redisConfig ...string) *rig {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { _ = client.Close() })
-	r.sink = sink.New(sink.Options{Client: client, Source: "/posthaste/test", Registerer: r.metrics, Logger: testenv.Logger(tb)})
+	r.sink = sink.New(sink.Options{
+		Client: client, Source: "/posthaste/test", Registerer: r.metrics, Logger: testenv.Logger(tb),
+	})
 	r.store = sql.NewStore(r.db.Pool, "test", time.Hour)
 	r.must(r.store.Register(tb.Context()))
 	st, err := r.store.State(tb.Context())
