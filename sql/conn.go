@@ -39,6 +39,15 @@ func scan(ctx context.Context, db DB, what, name string, args []any, to ...any) 
 	return nil
 }
 
+// exec executes a statement, and returns how many rows it has changed. what says in its error what it is for.
+func exec(ctx context.Context, db DB, what, name string, args ...any) (rows int64, err error) {
+	tag, err := db.Exec(ctx, query(name), args...)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", what, err)
+	}
+	return tag.RowsAffected(), nil
+}
+
 // collect returns the rows of a statement, each as convert makes it. what says in its error what it is for.
 func collect[T any](ctx context.Context, db DB, what string, convert pgx.RowToFunc[T], name string, args ...any,
 ) ([]T, error) {

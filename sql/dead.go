@@ -65,12 +65,9 @@ func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
 // DropDead marks a parked event as dropped: no list shows it again, and the leader soon deletes it and its row in the
 // outbox. An event that is being retried may still be published. Errors: ErrNotParked.
 func DropDead(ctx context.Context, db DB, id uuid.UUID) error {
-	tag, err := db.Exec(ctx, query("dead_drop"), id)
-	if err != nil {
-		return fmt.Errorf("drop event %s: %w", id, err)
-	}
-	if tag.RowsAffected() == 0 {
+	rows, err := exec(ctx, db, fmt.Sprintf("drop event %s", id), "dead_drop", id)
+	if err == nil && rows == 0 {
 		return fmt.Errorf("drop event %s: %w", id, ErrNotParked)
 	}
-	return nil
+	return err
 }

@@ -90,9 +90,9 @@ func (s *store) keepHistory(ctx context.Context, at *time.Time) error {
 	var file int64
 	var oldest, next uint64
 	var running []int64
-	err := s.pool.QueryRow(ctx, query("history_begin")).Scan(&now, &file, &oldest, &next, &running)
+	err := scan(ctx, s.pool, "begin with the history", "history_begin", nil, &now, &file, &oldest, &next, &running)
 	if err != nil {
-		return fmt.Errorf("begin with the history: %w", err)
+		return err
 	}
 	if at != nil {
 		now = *at
@@ -110,8 +110,8 @@ func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint6
 	from [outbox.Partitions]int64,
 ) error {
 	var marks []int64
-	if err := s.pool.QueryRow(ctx, query("history_marks"), limit).Scan(&marks); err != nil {
-		return fmt.Errorf("look for old marks: %w", err)
+	if err := scan(ctx, s.pool, "look for old marks", "history_marks", []any{limit}, &marks); err != nil {
+		return err
 	}
 	clear, done, err := s.deleteRows(ctx, marks, from)
 	s.kept.last, s.kept.before = clear, s.kept.last
@@ -131,10 +131,8 @@ func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint6
 			return nil
 		}
 	}
-	if _, err := s.pool.Exec(ctx, query("history_forget"), marks); err != nil {
-		return fmt.Errorf("delete old marks: %w", err)
-	}
-	return nil
+	_, err = exec(ctx, s.pool, "delete old marks", "history_forget", marks)
+	return err
 }
 
 // deleteRows deletes the rows after from that marks settle, taking turns between the parts. It returns, by part, the

@@ -228,11 +228,9 @@ func createVersions(ctx context.Context, tx pgx.Tx) error {
 // even if the schema exists.
 func createSchema(ctx context.Context, tx pgx.Tx, schema string) error {
 	var exists bool
-	if err := tx.QueryRow(ctx, query("schema_exists"), schema).Scan(&exists); err != nil {
-		return fmt.Errorf("look for schema %q: %w", schema, err)
-	}
-	if exists {
-		return nil
+	err := scan(ctx, tx, fmt.Sprintf("look for schema %q", schema), "schema_exists", []any{schema}, &exists)
+	if err != nil || exists {
+		return err
 	}
 	if _, err := tx.Exec(ctx, "CREATE SCHEMA "+pgx.Identifier{schema}.Sanitize()); err != nil {
 		return fmt.Errorf("create schema %q: %w", schema, err)

@@ -48,7 +48,6 @@ var (
 	orderInsertManySQL = query("order_insert_many")
 	orderByKeySQL      = query("order_by_key")
 	orderByIDSQL       = query("order_by_id")
-	orderPurgeSQL      = query("order_purge")
 )
 
 var (
@@ -392,11 +391,7 @@ func ListOrders(ctx context.Context, db DB, user, before uuid.UUID, limit int) (
 // PurgeRejected deletes up to limit rejected orders created before the given time, oldest first, and returns how many
 // it deleted. Their keys can then be used again. Other orders and their keys are kept forever.
 func PurgeRejected(ctx context.Context, db DB, before time.Time, limit int) (int64, error) {
-	tag, err := db.Exec(ctx, orderPurgeSQL, before, limit)
-	if err != nil {
-		return 0, fmt.Errorf("purge refused orders: %w", err)
-	}
-	return tag.RowsAffected(), nil
+	return exec(ctx, db, "purge refused orders", "order_purge", before, limit)
 }
 
 func scanOrder(r pgx.Row) (*Order, error) {

@@ -124,25 +124,17 @@ func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]D
 // ConfirmPayments deletes the records of up to limit due payments whose order and deduction both exist, and returns how
 // many it deleted.
 func ConfirmPayments(ctx context.Context, db DB, limit int) (int64, error) {
-	tag, err := db.Exec(ctx, query("payment_confirm"), limit)
-	if err != nil {
-		return 0, fmt.Errorf("delete the records of completed payments: %w", err)
-	}
-	return tag.RowsAffected(), nil
+	return exec(ctx, db, "delete the records of completed payments", "payment_confirm", limit)
 }
 
 // DropPayment deletes the record of a payment.
 func DropPayment(ctx context.Context, db DB, op uuid.UUID) error {
-	if _, err := db.Exec(ctx, query("payment_drop"), op); err != nil {
-		return fmt.Errorf("delete the record of payment %s: %w", op, err)
-	}
-	return nil
+	_, err := exec(ctx, db, fmt.Sprintf("delete the record of payment %s", op), "payment_drop", op)
+	return err
 }
 
 // DeferPayment sets when a payment is due next; nil: never, because only an operator can resolve it.
 func DeferPayment(ctx context.Context, db DB, op uuid.UUID, after *time.Duration) error {
-	if _, err := db.Exec(ctx, query("payment_defer"), op, after); err != nil {
-		return fmt.Errorf("defer payment %s: %w", op, err)
-	}
-	return nil
+	_, err := exec(ctx, db, fmt.Sprintf("defer payment %s", op), "payment_defer", op, after)
+	return err
 }

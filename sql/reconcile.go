@@ -312,10 +312,8 @@ func (s *store) notePhantoms(ctx context.Context, stream string, at time.Time, p
 	for i, p := range page {
 		ids[i], entries[i] = p.ID, p.String()
 	}
-	if _, err := s.pool.Exec(ctx, query("phantom_insert"), stream, at, ids, entries); err != nil {
-		return fmt.Errorf("note phantoms of %q: %w", stream, err)
-	}
-	return nil
+	_, err := exec(ctx, s.pool, fmt.Sprintf("note phantoms of %q", stream), "phantom_insert", stream, at, ids, entries)
+	return err
 }
 
 // uncounted is a note whose missing events are not reported.
@@ -359,10 +357,8 @@ func (s *store) CountMissing(ctx context.Context, tail tailOf) (list []outbox.Re
 			list = append(list, r)
 		}
 	}
-	if _, err := s.pool.Exec(ctx, query("reconcile_expire"), s.history); err != nil {
-		return list, fmt.Errorf("delete old reports: %w", err)
-	}
-	return list, nil
+	_, err = exec(ctx, s.pool, "delete old reports", "reconcile_expire", s.history)
+	return list, err
 }
 
 // tailOf is the method Tail of outbox.Sink.
@@ -448,10 +444,8 @@ func Reports(ctx context.Context, db DB) (list []outbox.Report, last *time.Time,
 // BroughtBack notes that every event of a stream that was settled between from and to was republished; stream "" means
 // all streams.
 func BroughtBack(ctx context.Context, db DB, from, to time.Time, stream string) error {
-	if _, err := db.Exec(ctx, query("reconcile_replayed"), from, to, stream); err != nil {
-		return fmt.Errorf("note what was restored: %w", err)
-	}
-	return nil
+	_, err := exec(ctx, db, "note what was restored", "reconcile_replayed", from, to, stream)
+	return err
 }
 
 // Phantom is an event in a stream whose commit is not in the database, because the database went back in time.
@@ -476,11 +470,8 @@ func AckPhantoms(ctx context.Context, db DB) (list []Phantom, back bool, err err
 	if list, err = structs[Phantom](ctx, db, "acknowledge phantoms", "phantom_ack"); err != nil {
 		return nil, false, err
 	}
-	tag, err := db.Exec(ctx, query("reconcile_ack"))
-	if err != nil {
-		err = fmt.Errorf("acknowledge that the database has gone back: %w", err)
-	}
-	return list, tag.RowsAffected() > 0, err
+	rows, err := exec(ctx, db, "acknowledge that the database has gone back", "reconcile_ack")
+	return list, rows > 0, err
 }
 
 // DropStream records that an operator deletes a stream: events settled before are neither restored nor reported as

@@ -52,10 +52,8 @@ func uncache(ctx context.Context, db DB) error {
 	if err != nil || cache == 1 {
 		return err
 	}
-	if _, err = db.Exec(ctx, query("sequence_cache")); err != nil {
-		return fmt.Errorf("the sequence of events: %w", err)
-	}
-	return nil
+	_, err = exec(ctx, db, "the sequence of events", "sequence_cache")
+	return err
 }
 
 func (s *store) Sound(ctx context.Context) error {

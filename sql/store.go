@@ -68,15 +68,11 @@ func (s *store) scan(ctx context.Context, what, name string, args []any, to ...a
 	return scan(ctx, s.pool, what, name, args, to...)
 }
 
-// exec executes a statement within callTimeout, and returns how many rows it has changed.
+// exec is exec within callTimeout.
 func (s *store) exec(ctx context.Context, what, name string, args ...any) (rows int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, query(name), args...)
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", what, err)
-	}
-	return tag.RowsAffected(), nil
+	return exec(ctx, s.pool, what, name, args...)
 }
 
 // Register makes sure that the relay's row exists and is the only one.
@@ -229,14 +225,11 @@ func Register(ctx context.Context, db DB, name string) error {
 	if existing == name {
 		return nil
 	}
-	tag, err := db.Exec(ctx, query("state_rename"), name)
-	if err != nil {
-		return fmt.Errorf("rename relay %q: %w", existing, err)
-	}
-	if tag.RowsAffected() == 0 {
+	rows, err := exec(ctx, db, fmt.Sprintf("rename relay %q", existing), "state_rename", name)
+	if err == nil && rows == 0 {
 		return &outbox.SecondNameError{Name: name, Existing: existing}
 	}
-	return nil
+	return err
 }
 
 // State reads the relay's row.
@@ -273,14 +266,12 @@ func ReadState(ctx context.Context, db DB, name string) (outbox.State, error) {
 
 // SetDesired records the desired mode of the relay called name.
 func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error {
-	tag, err := db.Exec(ctx, query("state_desired"), name, string(mode))
-	if err != nil {
-		return fmt.Errorf("set the mode of relay %q: %w", name, err)
+	what := fmt.Sprintf("set the mode of relay %q", name)
+	rows, err := exec(ctx, db, what, "state_desired", name, string(mode))
+	if err == nil && rows == 0 {
+		return errors.New(what + ": there is no such relay")
 	}
-	if tag.RowsAffected() == 0 {
-		return fmt.Errorf("set the mode of relay %q: there is no such relay", name)
-	}
-	return nil
+	return err
 }
 
 // Adopt writes the new owner if the epoch is still a.From.

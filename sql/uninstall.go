@@ -65,10 +65,9 @@ func NoteTaken(ctx context.Context, db DB, streams []outbox.Stream, epoch int64)
 	for i, s := range streams {
 		bases[i] = s.Base
 	}
-	if _, err := db.Exec(ctx, query("stream_taken"), outbox.StreamNames(streams), bases, epoch); err != nil {
-		return fmt.Errorf("note the streams that are taken over: %w", err)
-	}
-	return nil
+	_, err := exec(ctx, db, "note the streams that are taken over", "stream_taken", outbox.StreamNames(streams), bases,
+		epoch)
+	return err
 }
 
 // KnownStreams lists every stream that was published to or has unsettled events.

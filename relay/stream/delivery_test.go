@@ -1,0 +1,100 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"posthaste/outbox"
+)
+
+// fussy is a lane and its delivery, which refuses the events of an aggregate.
+type fussy struct {
+	outbox.LanePublisher
+	refuses string
+	events  []*outbox.Record
+	skipped map[int]bool
+}
+
+func (f *fussy) Deliver(events []*outbox.Record) outbox.Delivery {
+	f.events, f.skipped = events, map[int]bool{}
+	return f
+}
+
+func (f *fussy) next() int {
+	for i, e := range f.events {
+		if e.AggregateID == f.refuses && !f.skipped[i] {
+			return i
+		}
+	}
+	return -1
+}
+
+func (f *fussy) Publish(context.Context) (outbox.Receipt, error) {
+	if i := f.next(); i >= 0 {
+		return outbox.Receipt{}, &outbox.PoisonError{Index: i, ID: f.events[i].ID, Class: "too_large", Err: errLarge}
+	}
+	return outbox.Receipt{Number: 1}, nil
+}
+
+func (f *fussy) Skip(also func(*outbox.Record) bool) (places []int) {
+	first := f.next()
+	f.skipped[first] = true
+	for i := first + 1; also != nil && i < len(f.events); i++ {
+		if also(f.events[i]) {
+			f.skipped[i] = true
+			places = append(places, i)
+		}
+	}
+	return places
+}
+
+var errLarge = errors.New("it is too large")
+
+// With block-key the events after a refused one of the aggregate are given up with it; otherwise each gets attempts of
+// its own. What is given up is not sent.
+func TestDelivery(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		blockKey bool
+		classes  []string
+		attempts []int
+	}{
+		{true, []string{"too_large", "blocked"}, []int{Attempts, 0}},
+		{false, []string{"too_large", "too_large"}, []int{Attempts, 1}}, // the stream has refused one already
+	} {
+		var events []*outbox.Record
+		for _, aggregate := range []string{"a", "bad", "b", "bad"} {
+			events = append(events, &outbox.Record{ID: uuid.New(), AggregateID: aggregate})
+		}
+		var refusals Refusals
+		d := Deliver(&fussy{refuses: "bad"}, "s", events, &refusals, c.blockKey)
+		var given []outbox.Refused
+		refused := 0
+		for done := false; !done; {
+			receipt, some, err := d.Publish(t.Context())
+			given = append(given, some...)
+			if errors.As(err, new(*outbox.PoisonError)) {
+				refused++
+			}
+			done = receipt.Number > 0
+		}
+		var classes []string
+		var attempts []int
+		for i, g := range given {
+			classes, attempts = append(classes, g.Class), append(attempts, g.Attempts)
+			if g.Event != events[1+2*i] {
+				t.Errorf("block-key %v: %v is given up", c.blockKey, g.Event)
+			}
+		}
+		if !slices.Equal(classes, c.classes) || !slices.Equal(attempts, c.attempts) || refused != Attempts-1 {
+			t.Errorf("block-key %v: %v after %v attempts, refused %d times", c.blockKey, classes, attempts, refused)
+		}
+		if sent := d.Sent(); !slices.Equal(sent, []*outbox.Record{events[0], events[2]}) {
+			t.Errorf("block-key %v: sent %v", c.blockKey, sent)
+		}
+	}
+}
