@@ -106,7 +106,9 @@ func (c *sweepConn) Reached(ctx context.Context, part int, pass outbox.Pass) (bo
 	})
 }
 
-func (c *sweepConn) Claim(ctx context.Context, parts []int, o outbox.Owner) (part int, claim int64, ok bool, err error) {
+func (c *sweepConn) Claim(ctx context.Context, parts []int, o outbox.Owner) (
+	part int, claim int64, ok bool, err error,
+) {
 	part, err = sweepCall(ctx, c, "Sweep.Claim", func(pg *postgres) (int, error) {
 		if pg.state.Owner != o {
 			return -1, outbox.ErrSuperseded

@@ -174,7 +174,8 @@ func TestNoMarkOnAnotherTimeline(t *testing.T) {
 	_, begins := s.BeginPass(ctx, o)
 	_, parks := s.Park(ctx, o, row, "x", "why", 1)
 	_, parksRow := w.ParkRow(ctx, p, o, errors.New("why"))
-	parksPage := w.Park(ctx, p, o, []outbox.Refused{{Event: events[0], Err: errors.New("why"), Class: "x", Attempts: 1}})
+	refused := outbox.Refused{Event: events[0], Err: errors.New("why"), Class: "x", Attempts: 1}
+	parksPage := w.Park(ctx, p, o, []outbox.Refused{refused})
 	settles := w.Settle(ctx, p, o, nil)
 	must(t, w.Drop(ctx))
 	for name, err := range map[string]error{

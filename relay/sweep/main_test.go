@@ -100,7 +100,9 @@ func (r *rig) must(err error) {
 
 func (r *rig) scope() sweep.Scope {
 	owner := r.owner // a sweep that runs keeps it when the rig gets another
-	return sweep.Scope{Host: &host{rig: r, owner: owner}, Owner: owner, Layout: outbox.Layout{Prefix: prefix, Shards: 1}}
+	return sweep.Scope{
+		Host: &host{rig: r, owner: owner}, Owner: owner, Layout: outbox.Layout{Prefix: prefix, Shards: 1},
+	}
 }
 
 // host is the rig as a relay.

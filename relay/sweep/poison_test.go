@@ -529,7 +529,8 @@ func (r *rig) parkNext() {
 	r.must(err)
 	events, err := s.Page(ctx, p, 1, 1<<20)
 	r.must(err)
-	r.must(s.Park(ctx, p, r.owner, []outbox.Refused{{Event: events[0], Err: errStuck, Class: "too_large", Attempts: 3}}))
+	refused := outbox.Refused{Event: events[0], Err: errStuck, Class: "too_large", Attempts: 3}
+	r.must(s.Park(ctx, p, r.owner, []outbox.Refused{refused}))
 	r.must(s.Drop(ctx))
 }
 
