@@ -11,6 +11,7 @@ import (
 var (
 	errLockLost    = errors.New("the lock session is gone")
 	errToggled     = errors.New("another mode is wanted")
+	errBlocked     = errors.New("a stream is blocked: the hand-over waits for it, and the sweep continues")
 	errSourceEnded = errors.New("the source ended")
 	errSweepEnded  = errors.New("the sweep ended")
 )

@@ -75,6 +75,13 @@ func (h *health) lasts(name, detail string, flows bool, until time.Time) {
 	set[name], h.until[name] = detail, until
 }
 
+// lasting reports whether a condition is set that ends by itself.
+func (h *health) lasting(name string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Now().Before(h.until[name])
+}
+
 func (h *health) put(m map[string]string, name, detail string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

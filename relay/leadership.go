@@ -207,9 +207,19 @@ func (l *leadership) whileOwned(ctx context.Context, right func(st outbox.State)
 }
 
 // drain makes one pass over the table, under the same conditions as during. When it returns nil, every event that was
-// visible at its start is settled.
+// visible at its start is settled. A pass for a hand-over publishes no later events, so it ends with errBlocked when a
+// stream is blocked.
 func (l *leadership) drain(ctx context.Context, poll bool) (pass outbox.Pass, err error) {
-	err = l.during(ctx, poll, func(ctx context.Context) (err error) {
+	began := time.Now()
+	err = l.whileOwned(ctx, func(st outbox.State) error {
+		switch {
+		case (st.Desired == outbox.ModePoll) != poll:
+			return errToggled
+		case !poll && time.Since(began) > blockedWait && l.health.lasting(conditionStreams):
+			return errBlocked
+		}
+		return nil
+	}, func(ctx context.Context) (err error) {
 		if pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {
 			return err
 		}

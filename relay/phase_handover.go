@@ -13,6 +13,8 @@ import (
 const (
 	// visibleWait is how long a hand-over waits for older transactions before it omits the short cut.
 	visibleWait = 5 * time.Second
+	// blockedWait is how long a hand-over waits for a stream that cannot be published to.
+	blockedWait = 2 * time.Second
 	// movingWait is how long events wait while the slot is moved. That usually takes milliseconds, but the server first
 	// waits for the standbys in synchronized_standby_slots, and one of them may be down.
 	movingWait = time.Second
@@ -23,6 +25,9 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 	refuse := func(err error) (transition, error) {
 		if errors.Is(err, errToggled) || displaced(err) {
 			return l.over(err)
+		}
+		if errors.Is(err, errBlocked) {
+			return onNotReady, err
 		}
 		l.failures++
 		l.unusable(ctx, err)

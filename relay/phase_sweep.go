@@ -56,7 +56,8 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 			return l.over(err)
 		}
 		xid = 0
-		if err := l.forgetDoubt(ctx, known, wanted); err != nil {
+		// With a blocked stream, the doubt stays until the next adoption.
+		if err := l.forgetDoubt(ctx, known, wanted); err != nil && !errors.Is(err, errBlocked) {
 			return l.over(err)
 		}
 	}
@@ -104,12 +105,16 @@ func (l *leadership) sweep(ctx context.Context) (transition, error) {
 		select {
 		case err := <-answers:
 			asking = false
-			if err == nil {
+			switch {
+			case err != nil:
+				l.unusable(ctx, err)
+				due = time.Now().Add(pause.Jitter(bo.Next()))
+			case l.health.lasting(conditionStreams): // a hand-over would hold up the other streams
+				due = time.Now().Add(time.Second)
+			default:
 				usable = true
 				return false, nil
 			}
-			l.unusable(ctx, err)
-			due = time.Now().Add(pause.Jitter(bo.Next()))
 		default:
 		}
 		if !asking && time.Now().After(due) {

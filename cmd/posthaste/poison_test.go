@@ -167,6 +167,35 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 	})
 }
 
+// A relay that starts while a stream takes nothing cannot stream: it would have to settle what waits for that stream
+// first. It sweeps, and publishes the later events of the other streams. It streams when the stream takes events again.
+func TestARelayStartsWhileAStreamTakesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.relayIn("cdc")
+	w.waitIDs("outbox.full", w.insert("full", "a", 1))
+	setID := func(id string) {
+		must(t, w.redis.Client.Do(t.Context(), "XSETID", "outbox.full", id).Err())
+	}
+	setID("18446744073709551615-18446744073709551615")
+	w.insert("full", "a", 2)
+	r.kill()
+	r = w.spawn("relay")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
+	for n := int64(300); n <= 1500; n += 300 { // longer than a pass may wait
+		w.waitEntries(n)
+	}
+	w.waitMode("poll", time.Second)
+	waitReady(t, r, http.StatusServiceUnavailable, 20*time.Second)
+	setID(w.redis.Client.XRange(t.Context(), "outbox.full", "-", "+").Val()[0].ID)
+	w.waitMode("cdc", 30*time.Second)
+	w.ended(load)
+	if n := len(rawEntries(t, w, "outbox.full")); n != 2 {
+		t.Errorf("%d events of the mended stream are published, want 2", n)
+	}
+	waitReady(t, r, http.StatusOK, 20*time.Second)
+}
+
 // A row whose text cannot be represented in UTF-8 is parked and named. The following rows are delivered, in the desired
 // mode.
 func TestTextThatUTF8LacksIsParked(t *testing.T) {
