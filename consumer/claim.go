@@ -243,7 +243,8 @@ func (c *Consumer) giveBack() {
 	}
 	for _, stream := range c.streams.list() {
 		if c.opt.Ordered {
-			errs = append(errs, c.release(ctx, stream))
+			_, err := c.callLease(ctx, stream, 0)
+			errs = append(errs, err)
 		}
 		if err := leaveScript.Run(ctx, c.client, []string{stream}, c.opt.Group, c.opt.Consumer).Err(); !noGroup(err) {
 			errs = append(errs, err)

@@ -66,8 +66,7 @@ func (r *readConn) settled(ctx context.Context) error {
 		case !r.helpless:
 			r.helpless = true
 			r.c.log.Warn("a read that was given up cannot be ended, and may still be carried out: its entries would "+
-				"come "+
-				"late, behind newer ones of their subjects",
+				"come late, behind newer ones of their subjects",
 				"remedy", "let this user call CLIENT INFO and CLIENT KILL", "err", err)
 		}
 		r.doubtful = r.doubtful[1:]

@@ -111,28 +111,16 @@ func DeadHeads(ctx context.Context, client redis.UniversalClient, streams []stri
 	return list, total, errors.Join(errs...)
 }
 
+// deadHead reads an entry of a dead stream as its script answers it: the id, then names and values of fields.
 func deadHead(stream string, item any) DeadEntry {
 	e, _ := item.([]any)
-	m := redis.XMessage{Values: map[string]any{}}
-	for i, v := range e {
-		switch s, _ := v.(string); {
-		case i == 0:
-			m.ID = s
-		case i%2 == 0:
-			name, _ := e[i-1].(string)
-			m.Values[name] = s
-		}
+	if len(e) == 0 {
+		return DeadEntry{DeadStream: stream}
 	}
-	return deadEntry(stream, m)
-}
-
-func deadEntry(stream string, m redis.XMessage) DeadEntry {
-	field := func(name string) string {
-		s, _ := m.Values[name].(string)
-		return s
-	}
+	values := fieldMap(e[1:])
+	field := func(name string) string { return text(values[name]) }
 	d := DeadEntry{
-		DeadStream: stream, DeadID: m.ID, Stream: field("dead_stream"), EntryID: field("dead_entry"),
+		DeadStream: stream, DeadID: text(e[0]), Stream: field("dead_stream"), EntryID: field("dead_entry"),
 		Group: field("dead_group"), EventID: field("id"), Type: field("type"), Subject: field("subject"),
 		Data: json.RawMessage(field("data")), Error: field("dead_error"),
 	}

@@ -76,10 +76,7 @@ var errMalformed = errors.New("malformed entry: no event id")
 
 // decode makes an event of a stream entry. Only the id is indispensable.
 func decode(stream string, m redis.XMessage, attempt int) (Event, error) {
-	field := func(name string) string {
-		s, _ := m.Values[name].(string)
-		return s
-	}
+	field := func(name string) string { return text(m.Values[name]) }
 	ev := Event{
 		ID: field("id"), Type: field("type"), Source: field("source"), Subject: field("subject"),
 		Data: json.RawMessage(field("data")), TraceParent: field("traceparent"), Replayed: field("replayed") == "1",

@@ -52,21 +52,10 @@ func (l *leases) change(stream string, f func(*lease)) {
 	l.of[stream] = one
 }
 
-// answered notes whether another consumer has the stream.
-func (l *leases) answered(stream string, other bool) {
-	l.change(stream, func(one *lease) { one.other = other })
-}
-
-// another reports whether another consumer reads the stream, according to Redis' last answer.
-func (l *leases) another(stream string) bool { return l.get(stream).other }
-
-// begin records a new lease; from now on events of stream may run.
+// begin records a lease until then, from when on events of stream may run; the zero time ends it.
 func (l *leases) begin(stream string, until time.Time) {
 	l.change(stream, func(one *lease) { one.until = until })
 }
-
-// end records that the lease has ended.
-func (l *leases) end(stream string) { l.begin(stream, time.Time{}) }
 
 // extend extends the lease to until. It returns false and changes nothing if the lease has expired: the expiry may have
 // been noticed, and a new lease begins with all pending entries.
@@ -79,15 +68,7 @@ func (l *leases) extend(stream string, until time.Time) (ok bool) {
 	return ok
 }
 
-func (l *leases) valid(stream string) bool { return l.left(stream) > 0 }
-
-// left is how long the lease of stream lasts; zero or less means that it has expired.
-func (l *leases) left(stream string) time.Duration { return time.Until(l.get(stream).until) }
-
-// turn is the present turn; next begins another one.
-func (l *leases) turn(stream string) int { return l.get(stream).turn }
-
-func (l *leases) next(stream string) { l.change(stream, func(one *lease) { one.turn++ }) }
+func (l *leases) valid(stream string) bool { return time.Until(l.get(stream).until) > 0 }
 
 // leaseKey is in the stream's slot.
 func leaseKey(stream, group string) string { return "{" + stream + "}:lease:" + group }
@@ -99,7 +80,7 @@ func (c *Consumer) fence(stream string) (keys []string, token string) {
 		return []string{stream}, ""
 	}
 	return []string{stream, leaseKey(stream, c.opt.Group)},
-		fmt.Sprintf("%s|%s|%d", c.opt.Consumer, c.self, c.leases.turn(stream))
+		fmt.Sprintf("%s|%s|%d", c.opt.Consumer, c.self, c.leases.get(stream).turn)
 }
 
 // fenced returns the answer of such a script; errNoLease if it was refused.
@@ -120,7 +101,7 @@ func (c *Consumer) lease(ctx context.Context, stream string) (got string, until 
 		c.outages.note("lease", stream, err)
 	}
 	if err == nil {
-		c.leases.answered(stream, got == "held")
+		c.leases.change(stream, func(one *lease) { one.other = got == "held" })
 	}
 	return got, began.Add(ttl - ttl/10), err
 }
@@ -128,15 +109,15 @@ func (c *Consumer) lease(ctx context.Context, stream string) (got string, until 
 // renew extends the lease. errNoLease: it has ended, or had ended for a moment in which another consumer may have had
 // it.
 func (c *Consumer) renew(ctx context.Context, stream string) error {
-	turn := c.leases.turn(stream)
+	turn := c.leases.get(stream).turn
 	got, until, err := c.lease(ctx, stream)
 	switch {
 	case err != nil:
 		return err
-	case turn != c.leases.turn(stream): // the reader has taken a later one since, which counts
+	case turn != c.leases.get(stream).turn: // the reader has taken a later one since, which counts
 		return nil
 	case got != "renewed":
-		c.leases.end(stream)
+		c.leases.begin(stream, time.Time{})
 		return errNoLease
 	case !c.leases.extend(stream, until):
 		return errNoLease
@@ -144,20 +125,15 @@ func (c *Consumer) renew(ctx context.Context, stream string) error {
 	return nil
 }
 
-// release gives the lease up.
-func (c *Consumer) release(ctx context.Context, stream string) error {
-	_, err := c.callLease(ctx, stream, 0)
-	return err
-}
-
+// callLease takes or renews the lease for ttl; 0 gives it up.
 func (c *Consumer) callLease(ctx context.Context, stream string, ttl time.Duration) (string, error) {
 	return leaseScript.Run(ctx, c.client, []string{leaseKey(stream, c.opt.Group)},
-		c.opt.Consumer, c.self, c.leases.turn(stream), ttl.Milliseconds()).Text()
+		c.opt.Consumer, c.self, c.leases.get(stream).turn, ttl.Milliseconds()).Text()
 }
 
 // takeTurn begins a new turn, so that Redis refuses this process's earlier requests that it has not executed yet.
 func (c *Consumer) takeTurn(ctx context.Context, stream string) error {
-	c.leases.next(stream)
+	c.leases.change(stream, func(one *lease) { one.turn++ })
 	return c.renew(ctx, stream)
 }
 
@@ -177,7 +153,7 @@ func (c *Consumer) readOrdered(ctx context.Context, stream string) {
 		c.term(ctx, stream)
 		if ctx.Err() == nil { // else what waits is given back
 			c.log.Warn("lease lost", "stream", stream)
-			c.leases.end(stream)
+			c.leases.begin(stream, time.Time{})
 			c.queues.drop(stream)
 		}
 	}

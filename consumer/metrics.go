@@ -151,15 +151,14 @@ func (c *Consumer) inspectAll(ctx context.Context) {
 			continue
 		}
 		lag := s.Lag
-		if c.leases.another(stream) {
+		if c.leases.get(stream).other {
 			lag = 0 // to be read by that one
 		}
 		c.dog.told(stream, lag, time.Now())
 		c.metrics.observe(stream, s)
 		if s.Lost > 0 {
-			c.log.Error("entries were trimmed from the stream before the group read them: events lost", "stream",
-				stream,
-				"entries", s.Lost)
+			c.log.Error("entries were trimmed from the stream before the group read them: events lost",
+				"stream", stream, "entries", s.Lost)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -88,11 +89,11 @@ func (o *Options) validate() error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("consumer: %w", err)
 	}
-	setDefault(&o.Workers, 8)
-	setDefault(&o.Window, 1000)
-	setDefault(&o.MaxAttempts, 10)
-	setDefault(&o.ClaimIdle, 15*time.Second)
-	setDefault(&o.DrainTimeout, 10*time.Second)
+	o.Workers = cmp.Or(o.Workers, 8)
+	o.Window = cmp.Or(o.Window, 1000)
+	o.MaxAttempts = cmp.Or(o.MaxAttempts, 10)
+	o.ClaimIdle = cmp.Or(o.ClaimIdle, 15*time.Second)
+	o.DrainTimeout = cmp.Or(o.DrainTimeout, 10*time.Second)
 	o.Window = max(o.Window, o.Workers)
 	if o.Consumer == "" {
 		o.Consumer = consumerName()
@@ -105,13 +106,6 @@ func (o *Options) validate() error {
 	}
 	o.Logger = o.Logger.With("component", "consumer", "group", o.Group)
 	return nil
-}
-
-func setDefault[T comparable](v *T, def T) {
-	var zero T
-	if *v == zero {
-		*v = def
-	}
 }
 
 // consumerName is new at every start: a process must never mistake another one's unacknowledged entries for its own.

@@ -10,16 +10,7 @@ import (
 
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
-	"posthaste/internal/ops"
 )
-
-// audited makes a change and writes its audit entries. Without a pool, it only logs them.
-func (e *env) audited(
-	ctx context.Context, pool *pgxpool.Pool, action string, args audit.Detail,
-	change func(ctx context.Context) (audit.Detail, error),
-) error {
-	return audit.New(pool, e.config.LoggerTo(e.Stderr)).Do(ctx, audit.Terminal(), action, args, change)
-}
 
 type auditCmd struct {
 	Since string `placeholder:"T" help:"Only changes since T: RFC 3339, or how long ago (90m, 24h)."`
@@ -41,21 +32,12 @@ func (c auditCmd) Run(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
-		if c.JSON {
-			return e.JSON(append([]audit.Entry{}, list...))
-		}
-		if len(list) == 0 {
-			_, err := fmt.Fprintln(e.Stdout, "no changes")
-			return err
-		}
-		t := cli.Table(e.Stdout)
-		fmt.Fprintln(t, "TIME\tWHO\tFROM\tACTION\tOUTCOME\tDETAIL")
-		for _, a := range list {
-			detail := cli.Short(string(a.Detail), 200)
-			outcome := strings.TrimSpace(a.Outcome + " " + a.Reason)
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", a.At.UTC().Format(time.RFC3339), ops.Printable(a.Actor),
-				ops.Printable(a.Source), ops.Printable(a.Action), ops.Printable(outcome), detail)
-		}
-		return t.Flush()
+		return cli.List(e.IO, c.JSON, list, "no changes", "TIME\tWHO\tFROM\tACTION\tOUTCOME\tDETAIL",
+			func(a audit.Entry) []any {
+				return []any{
+					a.At.UTC().Format(time.RFC3339), a.Actor, a.Source, a.Action,
+					strings.TrimSpace(a.Outcome + " " + a.Reason), cli.Short(string(a.Detail), 200),
+				}
+			})
 	})
 }

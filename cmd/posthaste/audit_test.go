@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alecthomas/kong"
 	"github.com/google/uuid"
 
 	"posthaste/credits"
@@ -71,7 +70,7 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 		"uninstall": func() []string { return []string{"--yes"} },
 	}
 	var line commandLine
-	parser, err := kong.New(&line, kong.Name("posthaste"))
+	parser, err := newParser(&line)
 	must(t, err)
 	for _, leaf := range parser.Model.Leaves(false) {
 		name := strings.TrimPrefix(leaf.Path(), "posthaste ")

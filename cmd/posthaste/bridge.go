@@ -12,13 +12,12 @@ import (
 	"posthaste/internal/audit"
 	"posthaste/internal/bridge"
 	"posthaste/internal/cli"
-	"posthaste/internal/ops"
 )
 
 type bridgeCmd struct {
-	Create bridgeCreateCmd `cmd:"" help:"Make a trigger that copies each row inserted into a table into the outbox. Without --yes, print the SQL first."`
-	List   bridgeListCmd   `cmd:"" help:"List the bridges, the rows that they have copied, and the waiting rows that they have not."`
-	Drop   bridgeDropCmd   `cmd:"" help:"Drop the bridge of a table: later rows are not copied. Both tables keep their rows."`
+	Create bridgeCreateCmd `cmd:""`
+	List   bridgeListCmd   `cmd:""`
+	Drop   bridgeDropCmd   `cmd:""`
 }
 
 type bridgeCreateCmd struct {
@@ -68,22 +67,12 @@ type bridgeListCmd struct {
 func (c bridgeListCmd) Run(ctx context.Context, e *env) error {
 	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
 		list, err := bridge.List(ctx, pool)
-		switch {
-		case err != nil:
-			return err
-		case c.JSON:
-			return e.JSON(list)
-		case len(list) == 0:
-			_, err := fmt.Fprintln(e.Stdout, "no bridges")
+		if err != nil {
 			return err
 		}
-		t := cli.Table(e.Stdout)
-		fmt.Fprintln(t, "TABLE\tCOPIED\tWAITING\tSTATE")
-		for _, b := range list {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", ops.Printable(cmp.Or(b.Now, b.Table)), countOr(b.Copied, "unknown"),
-				countOr(b.Waiting, "unknown"), ops.Printable(cmp.Or(b.Fault, "ok")))
-		}
-		return t.Flush()
+		return cli.List(e.IO, c.JSON, list, "no bridges", "TABLE\tCOPIED\tWAITING\tSTATE", func(b bridge.Bridge) []any {
+			return []any{cmp.Or(b.Now, b.Table), cli.Count(b.Copied), cli.Count(b.Waiting), cmp.Or(b.Fault, "ok")}
+		})
 	})
 }
 
@@ -94,9 +83,8 @@ type bridgeDropCmd struct {
 
 // Run drops a bridge.
 func (c bridgeDropCmd) Run(ctx context.Context, e *env) error {
-	if err := e.Confirm(ctx, c.Yes, fmt.Sprintf("Drop the bridge of %s? Rows that are inserted later are not "+
-		"published.",
-		c.Table)); err != nil {
+	question := fmt.Sprintf("Drop the bridge of %s? Rows that are inserted later are not published.", c.Table)
+	if err := e.Confirm(ctx, c.Yes, question); err != nil {
 		return err
 	}
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {

@@ -10,9 +10,9 @@ import (
 
 type consumeCmd struct {
 	Group     string        `help:"Consumer group; a new one starts at the first entry." required:""`
-	Stream    []string      `help:"Full stream name; may be repeated. Default: every stream with the prefix." sep:"none"`
+	Stream    []string      `help:"Full stream name; may be repeated. Default: all streams with the prefix." sep:"none"`
 	Consumer  string        `help:"Name of this consumer within the group. Default: a unique name."`
-	Ordered   bool          `help:"Keep the order per subject over all consumers of the group: one of them at a time reads a stream."`
+	Ordered   bool          `help:"Keep the order per subject over all consumers: one at a time reads a stream."`
 	ClaimIdle time.Duration `help:"Silence after which another consumer's entries are taken over." default:"15s"`
 }
 

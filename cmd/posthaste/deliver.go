@@ -10,13 +10,13 @@ import (
 )
 
 type deliverCmd struct {
-	Group      string        `help:"Consumer group; a new one starts at the first entry." required:""`
-	To         string        `help:"URL of the receiver, to which each event is POSTed." required:"" placeholder:"https://HOST/PATH"`
-	Stream     []string      `help:"Full stream name; may be repeated. Default: every stream with the prefix." sep:"none"`
-	SecretFile string        `help:"File with the secret that signs the requests: whsec_ and base64; while it is replaced, both, one a line. It is read again when it changes."`
-	Ordered    bool          `help:"Keep the order per subject over all processes of the group: one of them at a time reads a stream."`
+	Group      string   `help:"Consumer group; a new one starts at the first entry." required:""`
+	To         string   `help:"URL to which each event is POSTed." required:"" placeholder:"https://HOST/PATH"`
+	Stream     []string `help:"Full stream name; may be repeated. Default: all streams with the prefix." sep:"none"`
+	SecretFile string
+	Ordered    bool          `help:"Keep the order per subject over all processes: one at a time reads a stream."`
 	Timeout    time.Duration `help:"How long the receiver may take to answer." default:"10s"`
-	CA         string        `name:"ca" help:"PEM file with the CAs that the certificate of the receiver has to be signed by. Default: those of the system."`
+	CA         string        `name:"ca"`
 	Cert       string        `help:"PEM file with the certificate to show to the receiver."`
 	Key        string        `help:"PEM file with its key."`
 }

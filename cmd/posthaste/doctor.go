@@ -2,9 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"io"
-	"strings"
 	"time"
 
 	"posthaste/internal/cli"
@@ -25,28 +22,12 @@ func (c doctorCmd) Run(ctx context.Context, e *env) error {
 	}
 	d := ops.Diagnose(ctx, o)
 	if c.JSON {
-		if err := e.JSON(d); err != nil {
-			return err
-		}
-	} else if err := printDiagnosis(e.Stdout, d); err != nil {
-		return err
+		err = e.JSON(d)
+	} else {
+		err = e.Diagnosis(d)
 	}
-	if !d.OK {
-		return cli.ErrSaid
+	if err == nil && !d.OK {
+		err = cli.ErrSaid
 	}
-	return nil
-}
-
-func printDiagnosis(w io.Writer, d ops.Diagnosis) error {
-	var b strings.Builder
-	for _, f := range d.Findings {
-		word := paint(f.Severity, cli.Colours(w)) + strings.Repeat(" ", max(0, 5-len(f.Severity)))
-		fmt.Fprintf(&b, "%s %-22s %s\n", word, f.Check, ops.Printable(f.Detail))
-		if f.Remedy != "" {
-			fmt.Fprintf(&b, "      %-22s -> %s\n", "", f.Remedy)
-		}
-	}
-	fmt.Fprintf(&b, "\n%s\n", d.Verdict())
-	_, err := io.WriteString(w, b.String())
 	return err
 }

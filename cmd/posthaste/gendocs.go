@@ -26,3 +26,10 @@ func (c genDocsCmd) Run(ctx context.Context, e *env) error {
 	}
 	return gendocs.Write(ctx, c.Dir, e.model, e.config)
 }
+
+type completionCmd struct {
+	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish."`
+}
+
+// Run prints a script for the shell.
+func (c completionCmd) Run(e *env) error { return gendocs.Completion(e.Stdout, c.Shell, e.model) }

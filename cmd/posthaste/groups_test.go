@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,29 +9,11 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode"
 
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
-	"posthaste/sink"
 )
-
-// Aggregate ids, names of groups and errors of handlers may have any content. They must not break lines or send control
-// sequences to the terminal.
-func TestTablesTakeNoOrders(t *testing.T) {
-	t.Parallel()
-	const hostile = "a\x1b[2J\r\nb\tc\u202ed\x9b0m"
-	var out bytes.Buffer
-	err := errors.Join(printSteps(&out, []ops.Step{{Place: "group " + hostile, ID: hostile, Detail: hostile}}),
-		printGroups(&out, []sink.Group{{Stream: hostile, Name: hostile, Lag: 1, Idle: 2 * time.Hour, HoldsBack: 1}}))
-	must(t, err)
-	if n := strings.Count(out.String(), "\n"); n != 5 || strings.ContainsFunc(out.String(),
-		func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
-		t.Errorf("%d lines: %q", n, out.String())
-	}
-}
 
 // groupLine is the output of groups list --json for a group.
 type groupLine struct {

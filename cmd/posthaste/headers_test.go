@@ -11,8 +11,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// An event's headers reach its stream on every way: as it is committed, from the table, after a retry of the dead event,
-// and when Redis has lost it.
+// An event's headers reach its stream on every way: as it is committed, from the table, after a retry of the dead
+// event, and when Redis has lost it.
 func TestHeadersOnEveryWay(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
@@ -21,7 +21,8 @@ func TestHeadersOnEveryWay(t *testing.T) {
 		insert := func(payload string) {
 			id := uuid.NewString()
 			w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
-				VALUES ($1::text::uuid, 'order', 'a', 'made', to_jsonb($2::text), jsonb_build_object('tenant', $1::text))`,
+				VALUES ($1::text::uuid, 'order', 'a', 'made', to_jsonb($2::text),
+					jsonb_build_object('tenant', $1::text))`,
 				id, payload)
 			ids = append(ids, id)
 		}

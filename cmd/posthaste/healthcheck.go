@@ -17,7 +17,7 @@ import (
 type healthcheckCmd struct {
 	Ready bool   `help:"Ask /readyz (can it do its work?) instead of /healthz (does it run?)."`
 	Addr  string `help:"Admin address to ask. Default: the admin address of the settings, or of serve."`
-	Cert  string `help:"PEM file with the certificate to show to a listener with --admin-client-ca. Default: the listener's own." env:"POSTHASTE_HEALTHCHECK_CERT"`
+	Cert  string ` env:"POSTHASTE_HEALTHCHECK_CERT"`
 	Key   string `help:"PEM file with its key." env:"POSTHASTE_HEALTHCHECK_KEY"`
 }
 

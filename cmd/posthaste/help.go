@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	_ "embed"
 	"errors"
 	"fmt"
 	"reflect"
@@ -10,15 +12,40 @@ import (
 	"github.com/alecthomas/kong"
 
 	"posthaste/internal/cli"
+	"posthaste/internal/gendocs"
 )
 
-// usualSettings are the groups of settings of a command whose tag "settings" names no others.
-const usualSettings = "Servers,Names"
+//go:embed help.txt
+var helpFile string
+
+// helpTexts gives commands and flags without a help in their tag that of help.txt. There, a text follows the name of
+// its command or flag; that of a flag of several commands follows the name of the command above them.
+func helpTexts(k *kong.Kong) error {
+	texts := map[string]string{}
+	for block := range strings.SplitSeq(helpFile, "\n\n") {
+		name, text, _ := strings.Cut(block, "\n")
+		texts[name] = strings.Join(strings.Fields(text), " ")
+	}
+	var fill func(n *kong.Node)
+	fill = func(n *kong.Node) {
+		n.Help = cmp.Or(n.Help, texts[n.Path()])
+		for _, f := range n.Flags {
+			for at := n; at != nil && f.Help == ""; at = at.Parent {
+				f.Help = texts[strings.TrimSpace(at.Path()+" --"+f.Name)]
+			}
+		}
+		for _, c := range n.Children {
+			fill(c)
+		}
+	}
+	fill(k.Model.Node)
+	return nil
+}
 
 // help prints the help of a command. All commands accept all settings: the help shows the groups that the command
 // uses.
 func help(options kong.HelpOptions, ctx *kong.Context) error {
-	shown := settingGroups(ctx.Selected())
+	shown := gendocs.SettingGroups(ctx.Selected())
 	settings := false
 	for _, f := range ctx.Model.Flags {
 		if f.Group != nil {
@@ -31,18 +58,6 @@ func help(options kong.HelpOptions, ctx *kong.Context) error {
 		_, err = fmt.Fprintln(ctx.Stdout, "\nEach setting is a variable, too: --wal-budget is POSTHASTE_WAL_BUDGET.")
 	}
 	return err
-}
-
-// settingGroups returns the groups of settings that a command uses; nil for no command.
-func settingGroups(n *kong.Node) []string {
-	shown := ""
-	for ; n != nil && n.Tag != nil && shown == ""; n = n.Parent {
-		shown = n.Tag.Get("settings")
-		if n.Parent != nil && n.Parent.Type == kong.ApplicationNode && shown == "" {
-			shown = usualSettings
-		}
-	}
-	return strings.Split(shown, ",")
 }
 
 // meaning is the help of a flag. The help of a setting does not repeat the variable, which follows from its name.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/alecthomas/kong"
+
 	"posthaste/internal/app"
 	"posthaste/internal/testenv"
 )
@@ -38,6 +40,34 @@ func TestHelpIsAboutTheCommand(t *testing.T) {
 		}
 		if got := strings.Join(groups, ", "); got != want.settings {
 			t.Errorf("%s --help: settings %q, want %q:\n%s", args, got, want.settings, page.out)
+		}
+	}
+}
+
+// Each command and flag has a help, in its tag or in help.txt, and help.txt has no others.
+func TestHelpsAreComplete(t *testing.T) {
+	t.Parallel()
+	parser, err := newParser(&commandLine{})
+	must(t, err)
+	used := map[string]bool{}
+	must(t, kong.Visit(parser.Model, func(v kong.Visitable, next kong.Next) error {
+		switch v := v.(type) {
+		case *kong.Node:
+			used[v.Help] = true
+			if v.Help == "" {
+				t.Errorf("command %q has no help", v.Path())
+			}
+		case *kong.Flag:
+			used[v.Help] = true
+			if v.Help == "" {
+				t.Errorf("flag --%s has no help", v.Name)
+			}
+		}
+		return next(nil)
+	}))
+	for block := range strings.SplitSeq(helpFile, "\n\n") {
+		if name, text, _ := strings.Cut(block, "\n"); !used[strings.Join(strings.Fields(text), " ")] {
+			t.Errorf("help.txt has a help of %q, which does not use it", name)
 		}
 	}
 }

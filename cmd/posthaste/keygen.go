@@ -15,7 +15,7 @@ import (
 type keygenCmd struct {
 	User    string `help:"Id of the user that the key stands for, or * for any user." required:""`
 	Name    string `help:"Name for logs."`
-	Scopes  string `help:"Permissions of the key: read, order, credit (spend), mint (for any user only), separated by commas. Default: all that its user may."`
+	Scopes  string
 	Expires string `help:"When the key ends: a date, or a time in RFC 3339. Default: never."`
 }
 

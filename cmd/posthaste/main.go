@@ -18,6 +18,8 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
+	"posthaste/internal/replay"
+	"posthaste/internal/shadow"
 )
 
 // Exit codes. They are part of the contract.
@@ -26,45 +28,46 @@ const (
 	exitBadUsage = 2
 )
 
-// commandLine is filled in by the parser.
+// commandLine is filled in by the parser. Helps of commands, and those of flags that do not fit into their line, are in
+// help.txt.
 type commandLine struct {
 	app.Settings
 
 	VersionFlag kong.VersionFlag `name:"version" help:"Print the version."`
 
-	Migrate     migrateCmd     `cmd:"" group:"Run" help:"Apply the embedded migrations; safe to run from many places at once."`
-	Serve       serveCmd       `cmd:"" group:"Run" settings:"Servers,Names,API,Admin listener,Process" help:"Run the API."`
-	Relay       relayCmd       `cmd:"" group:"Run" settings:"Servers,Names,Relay,Admin listener,Process" help:"Run the relay."`
-	Consume     consumeCmd     `cmd:"" group:"Run" help:"Print one JSON line per event, as a member of a consumer group."`
-	Deliver     deliverCmd     `cmd:"" group:"Run" help:"POST each event to a URL as a signed webhook, as a member of a consumer group."`
-	Healthcheck healthcheckCmd `cmd:"" group:"Run" settings:"API,Admin listener" help:"Ask a running process whether it is healthy; for containers."`
-	Mode        modeCmd        `cmd:"" group:"Operate" help:"Show or set the desired mode: auto, cdc or poll."`
-	Status      statusCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay" help:"Show mode, leader, backlog, slot, parked events, and what was lost or restored."`
-	Dead        deadCmd        `cmd:"" group:"Operate" help:"List, retry or drop parked events."`
-	Replay      replayCmd      `cmd:"" group:"Operate" help:"Publish history again, marked as replayed; continues where the same command stopped."`
-	Streams     streamsCmd     `cmd:"" group:"Operate" help:"Delete a stream on purpose."`
-	Phantoms    phantomsCmd    `cmd:"" group:"Operate" help:"List events that are in streams and not in Postgres since a failover or a restore (the commit is lost, or the row was deleted), or acknowledge them."`
-	Audit       auditCmd       `cmd:"" group:"Operate" help:"List changes and refused attempts, with the user of each."`
-	Groups      groupsCmd      `cmd:"" group:"Operate" help:"List or drop consumer groups; an abandoned one keeps streams from being trimmed."`
-	Trace       traceCmd       `cmd:"" group:"Operate" help:"Follow one id (order, event, or idempotency key) through Postgres, streams and consumer groups."`
-	Doctor      doctorCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay" help:"Check Postgres and Redis before the relay does; every finding names its remedy."`
-	Adopt       adoptCmd       `cmd:"" group:"Operate" help:"Take over streams last written by another database."`
-	Bridge      bridgeCmd      `cmd:"" group:"Operate" help:"Use an existing outbox table as it is: a trigger copies its rows into the outbox."`
-	Shadow      shadowCmd      `cmd:"" group:"Try and measure" help:"Compare an outbox that another relay publishes with its streams."`
-	Credits     creditsCmd     `cmd:"" group:"Operate" help:"Inspect and repair the ledger of credits."`
-	Keygen      keygenCmd      `cmd:"" group:"Operate" settings:"none" help:"Make an API key and its line for the file of keys: the line goes to standard output, the key to standard error."`
-	Uninstall   uninstallCmd   `cmd:"" group:"Operate" help:"Drop the slot, the publication and all bridges; an abandoned slot fills a disk."`
-	Dev         devCmd         `cmd:"" group:"Try and measure" settings:"Servers,Names,Relay,Admin listener,Process" help:"Migrate, relay and print events in one process, with your servers; for development."`
-	Demo        demoCmd        `cmd:"" group:"Try and measure" settings:"Process" help:"Run everything on its own servers and show events arriving."`
-	Bench       benchCmd       `cmd:"" group:"Try and measure" settings:"Servers" help:"Measure throughput and latency, and compare them with limits measured in the same run."`
-	Prove       proveCmd       `cmd:"" group:"Try and measure" settings:"Process" help:"Inject faults into the whole product, on its own servers, and verify that every promise is kept."`
-	Shown       settingsCmd    `cmd:"" name:"settings" group:"About" settings:"Servers,Names,Relay,API,Admin listener,Process" help:"Print the effective settings, and where each comes from."`
-	Completion  completionCmd  `cmd:"" group:"About" settings:"none" help:"Print what completes commands and flags in a shell."`
-	Version     versionCmd     `cmd:"" group:"About" settings:"none" help:"Print the version."`
-	HelpOn      helpCmd        `cmd:"" group:"About" settings:"none" name:"help" help:"Print the help of a command."`
-	GenDocs     genDocsCmd     `cmd:"" hidden:"" help:"Write the reference of the settings."`
+	Migrate     migrateCmd     `cmd:"" group:"Run"`
+	Serve       serveCmd       `cmd:"" group:"Run" settings:"Servers,Names,API,Admin listener,Process"`
+	Relay       relayCmd       `cmd:"" group:"Run" settings:"Servers,Names,Relay,Admin listener,Process"`
+	Consume     consumeCmd     `cmd:"" group:"Run"`
+	Deliver     deliverCmd     `cmd:"" group:"Run"`
+	Healthcheck healthcheckCmd `cmd:"" group:"Run" settings:"API,Admin listener"`
+	Mode        modeCmd        `cmd:"" group:"Operate"`
+	Status      statusCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay"`
+	Dead        deadCmd        `cmd:"" group:"Operate"`
+	Replay      replay.Options `cmd:"" group:"Operate"`
+	Streams     streamsCmd     `cmd:"" group:"Operate"`
+	Phantoms    phantomsCmd    `cmd:"" group:"Operate"`
+	Audit       auditCmd       `cmd:"" group:"Operate"`
+	Groups      groupsCmd      `cmd:"" group:"Operate"`
+	Trace       traceCmd       `cmd:"" group:"Operate"`
+	Doctor      doctorCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay"`
+	Adopt       adoptCmd       `cmd:"" group:"Operate"`
+	Bridge      bridgeCmd      `cmd:"" group:"Operate"`
+	Credits     creditsCmd     `cmd:"" group:"Operate"`
+	Keygen      keygenCmd      `cmd:"" group:"Operate" settings:"none"`
+	Uninstall   uninstallCmd   `cmd:"" group:"Operate"`
+	Shadow      shadow.Options `cmd:"" group:"Try and measure"`
+	Dev         devCmd         `cmd:"" group:"Try and measure" settings:"Servers,Names,Relay,Admin listener,Process"`
+	Demo        demoCmd        `cmd:"" group:"Try and measure" settings:"Process"`
+	Bench       benchCmd       `cmd:"" group:"Try and measure" settings:"Servers"`
+	Prove       proveCmd       `cmd:"" group:"Try and measure" settings:"Process"`
+	Shown       settingsCmd    `cmd:"" name:"settings" group:"About" settings:"all"`
+	Completion  completionCmd  `cmd:"" group:"About" settings:"none"`
+	Version     versionCmd     `cmd:"" group:"About" settings:"none"`
+	HelpOn      helpCmd        `cmd:"" name:"help" group:"About" settings:"none"`
+	GenDocs     genDocsCmd     `cmd:"" hidden:""`
 
-	ProveConsumer proveConsumerCmd `cmd:"" hidden:"" help:"Consume for a campaign of posthaste prove."`
+	ProveConsumer proveConsumerCmd `cmd:"" hidden:""`
 }
 
 // quiet discards the log of the Redis client. The client also returns each of these errors, and the commands report
@@ -88,12 +91,7 @@ func main() {
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	var line commandLine
 	exited := -1
-	parser, err := kong.New(&line, kong.Name("posthaste"), app.Variables(), kong.Vars{"version": versionLine()},
-		kong.Description("A transactional outbox: Postgres to Redis Streams, by the write-ahead log or by sweeping."),
-		kong.Writers(stdout, stderr), kong.Exit(func(code int) { exited = code }),
-		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(parseDuration)),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}), kong.Help(help),
-		kong.ValueFormatter(meaning))
+	parser, err := newParser(&line, kong.Writers(stdout, stderr), kong.Exit(func(code int) { exited = code }))
 	if err != nil {
 		fmt.Fprintln(stderr, "posthaste:", err)
 		return exitFailure
@@ -126,7 +124,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		config: config, settings: line.Settings, model: parser.Model,
 	}
 	kctx.BindTo(ctx, (*context.Context)(nil))
-	err = kctx.Run(e)
+	err = kctx.Run(e, e.config, e.IO)
 	if err == nil {
 		return 0
 	}
@@ -146,6 +144,15 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return exitBadUsage
 	}
 	return exitFailure
+}
+
+// newParser returns the parser that fills in line.
+func newParser(line *commandLine, more ...kong.Option) (*kong.Kong, error) {
+	return kong.New(line, append(more, kong.Name("posthaste"), app.Variables(), kong.Vars{"version": versionLine()},
+		kong.Description("A transactional outbox: Postgres to Redis Streams, by the write-ahead log or by sweeping."),
+		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(parseDuration)),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}), kong.Help(help),
+		kong.ValueFormatter(meaning), kong.PostBuild(helpTexts))...)
 }
 
 // flagsOf returns the names of the flags that were given on the command line.

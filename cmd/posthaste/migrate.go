@@ -10,7 +10,7 @@ import (
 )
 
 type migrateCmd struct {
-	Only string `enum:",outbox" default:"" placeholder:"outbox" help:"Only the outbox with its audit and the inbox: no tables of orders, payments and credits."`
+	Only string `enum:",outbox" default:"" placeholder:"outbox"`
 	JSON bool   `name:"json" help:"Print JSON."`
 }
 
@@ -25,18 +25,12 @@ func (c migrateCmd) Run(ctx context.Context, e *env) error {
 	if err != nil {
 		return cli.OneLine(err)
 	}
-	if c.JSON {
-		if applied == nil {
-			applied = []sql.Applied{}
-		}
-		return e.JSON(map[string]any{"applied": applied})
+	var said []string
+	for _, a := range applied {
+		said = append(said, fmt.Sprintf("applied migration %d of %s", a.Version, a.Line))
 	}
 	if len(applied) == 0 {
-		fmt.Fprintln(e.Stdout, "the schema is up to date")
-		return nil
+		said = []string{"the schema is up to date"}
 	}
-	for _, a := range applied {
-		fmt.Fprintf(e.Stdout, "applied migration %d of %s\n", a.Version, a.Line)
-	}
-	return nil
+	return e.Result(c.JSON, map[string]any{"applied": append([]sql.Applied{}, applied...)}, said...)
 }

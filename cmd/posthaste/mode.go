@@ -43,10 +43,7 @@ func (c modeCmd) Run(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
-		if c.JSON {
-			return e.JSON(map[string]any{"desired": st.Desired, "mode": st.Active})
-		}
-		_, err = fmt.Fprintf(e.Stdout, "desired %s, active %s\n", st.Desired, st.Active)
-		return err
+		return e.Result(c.JSON, map[string]any{"desired": st.Desired, "mode": st.Active},
+			fmt.Sprintf("desired %s, active %s", st.Desired, st.Active))
 	})
 }

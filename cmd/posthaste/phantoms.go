@@ -9,7 +9,6 @@ import (
 
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
-	"posthaste/internal/ops"
 	"posthaste/sql"
 )
 
@@ -29,28 +28,18 @@ func (c phantomsCmd) Run(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
-		if c.JSON {
-			return e.JSON(append([]sql.Phantom{}, list...))
-		}
-		if len(list) == 0 {
-			_, err := fmt.Fprintln(e.Stdout, "no phantoms: each event that was compared with its stream is in Postgres")
-			return err
-		}
-		return c.print(e, list)
+		return c.print(e, list, "no phantoms: each event that was compared with its stream is in Postgres")
 	})
 }
 
-func (c phantomsCmd) print(e *env, list []sql.Phantom) error {
-	t := cli.Table(e.Stdout)
-	fmt.Fprintln(t, "ID\tSTREAM\tENTRY\tNOTICED\tACKNOWLEDGED")
-	for _, p := range list {
+func (c phantomsCmd) print(e *env, list []sql.Phantom, none string) error {
+	return cli.List(e.IO, c.JSON, list, none, "ID\tSTREAM\tENTRY\tNOTICED\tACKNOWLEDGED", func(p sql.Phantom) []any {
 		acked := "no"
 		if p.Acked != nil {
 			acked = humanize.Time(*p.Acked)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.ID, ops.Printable(p.Stream), p.Entry, humanize.Time(p.Noticed), acked)
-	}
-	return t.Flush()
+		return []any{p.ID, p.Stream, p.Entry, humanize.Time(p.Noticed), acked}
+	})
 }
 
 // ack acknowledges all phantoms and prints them.
@@ -65,18 +54,15 @@ func (c phantomsCmd) ack(ctx context.Context, e *env, pool *pgxpool.Pool) error 
 		return err
 	}
 	if c.JSON {
-		return e.JSON(struct {
-			Phantoms []sql.Phantom `json:"phantoms"`
-			WentBack bool          `json:"went_back"`
-		}{append([]sql.Phantom{}, list...), back})
+		return e.JSON(map[string]any{"phantoms": append([]sql.Phantom{}, list...), "went_back": back})
 	}
 	if back {
 		fmt.Fprintln(e.Stdout, "acknowledged: Postgres has gone back in time")
 	}
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(e.Stdout, "no phantoms to acknowledge")
-		return err
+	none := "no phantoms to acknowledge"
+	if len(list) > 0 {
+		none = ""
+		fmt.Fprintf(e.Stdout, "acknowledged: %s phantoms\n", humanize.Comma(int64(len(list))))
 	}
-	fmt.Fprintf(e.Stdout, "acknowledged: %s phantoms\n", humanize.Comma(int64(len(list))))
-	return c.print(e, list[:min(len(list), max(c.Limit, 0))])
+	return c.print(e, list[:min(len(list), max(c.Limit, 0))], none)
 }

@@ -100,7 +100,7 @@ func TestProveNoticesABrokenPromise(t *testing.T) {
 }
 
 // A campaign on external servers does not start if they have data. Ctrl-C ends a campaign in order: it verifies and
-// reports the events written so far, and removes everything.
+// reports the events written so far, and removes everything. Addresses with passwords may be in files.
 func TestProveExternal(t *testing.T) {
 	t.Parallel()
 	server, rd := testenv.NewServer(t), testenv.Redis(t)
@@ -108,11 +108,10 @@ func TestProveExternal(t *testing.T) {
 	must(t, rd.Client.Set(t.Context(), "theirs", "1", 0).Err())
 	args := func(redisURL string) []string {
 		return []string{
-			"--duration=1h", "--faults=relay-*,mode-flap", "--external", "--yes", "--postgres-url=" + db.URL,
-			"--redis-url=" + redisURL,
+			"--duration=1h", "--faults=relay-*,mode-flap", "--external", "--yes", "--redis-url=" + redisURL,
 		}
 	}
-	r, _ := campaign(t, args(rd.URL())...)
+	r, _ := campaign(t, append(args(rd.URL()), "--postgres-url="+db.URL)...)
 	if r.code != exitFailure || !strings.Contains(r.errOut, "database 0 of Redis has 1 keys") {
 		t.Errorf("exit %d: %s", r.code, r.errOut)
 	}
@@ -120,7 +119,8 @@ func TestProveExternal(t *testing.T) {
 	must(t, err)
 	cmd := exec.CommandContext(t.Context(), exe, append([]string{"prove", "--seed=2"},
 		args("redis://"+rd.Addr()+"/7")...)...)
-	cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0",
+		"POSTHASTE_POSTGRES_URL_FILE="+testenv.WriteFile(t, t.TempDir(), "url", []byte(db.URL+"\n")))
 	p := &program{}
 	var out bytes.Buffer
 	cmd.Stderr, cmd.Stdout = p, &out

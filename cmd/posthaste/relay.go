@@ -8,7 +8,7 @@ import (
 )
 
 type relayCmd struct {
-	Migrate bool `help:"Apply the migrations of the outbox first, as posthaste migrate --only=outbox does." env:"POSTHASTE_MIGRATE"`
+	Migrate bool ` env:"POSTHASTE_MIGRATE"`
 }
 
 // Run relays until a signal.

@@ -16,7 +16,7 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// Of 64 streams one refuses everything, one is on a node that is down, and one on a node that answers only now and then.
+// Of 64 streams one refuses everything, one is on a node that is down, and one on a node that is frozen now and then.
 // The others are published under load, also while relays are killed and the mode is switched. In the end no stream has
 // lost, repeated or reordered an event. The log has how late the 61 others were.
 func TestFullSixtyFourStreams(t *testing.T) {
@@ -70,8 +70,8 @@ func TestFullSixtyFourStreams(t *testing.T) {
 		before := published()
 		testenv.Eventually(t, 60*time.Second, func() error {
 			now := published()
-			return testenv.FailIf(now < before+1500, "%d events of the others are published, and were %d: %s", now, before,
-				w.once("status").out)
+			return testenv.FailIf(now < before+1500, "%d events of the others are published, and were %d: %s", now,
+				before, w.once("status").out)
 		})
 	}
 	progress()

@@ -256,7 +256,7 @@ func TestManyDeadEvents(t *testing.T) {
 		config: app.Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."},
 		IO:     cli.IO{Stdout: &out, Stderr: &out},
 	}
-	err := e.onDead(ctx, audit.DeadDrop, nil, true, false, ops.DeadAction{
+	err := deadChosen{All: true}.each(ctx, e, audit.DeadDrop, false, ops.DeadAction{
 		Done: "is done",
 		Relay: func(ctx context.Context, _ *pgxpool.Pool, _ uuid.UUID) error {
 			d, _ := ctx.Deadline()

@@ -14,14 +14,9 @@ type versionCmd struct {
 
 // Run prints the version.
 func (c versionCmd) Run(e *env) error {
-	if c.JSON {
-		return e.JSON(map[string]string{
-			"version": version, "go": runtime.Version(), "os": runtime.GOOS,
-			"arch": runtime.GOARCH,
-		})
-	}
-	_, err := fmt.Fprintln(e.Stdout, versionLine())
-	return err
+	return e.Result(c.JSON, map[string]string{
+		"version": version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
+	}, versionLine())
 }
 
 // versionLine is the version for people.

@@ -1,8 +1,8 @@
 -- Reads dead events, a page at a time.
 -- KEYS dead stream. ARGV where to begin, how many at most (fewer if they are large), 'all' or '': without it, payloads
 -- are left out and the other fields are shortened
--- Answers {length, where to continue or '', {entry id, field, value, …}…}; a missing stream, or a key of another kind,
--- {0, ''}.
+-- Answers {length, where to continue or '', {entry id, field, value, …}…}; a missing stream, or a key of another
+-- kind, {0, ''}.
 local key, from, all = KEYS[1], ARGV[1], ARGV[3] == 'all'
 if redis.call('TYPE', key).ok ~= 'stream' then return {0, ''} end
 local answer = {redis.call('XLEN', key), ''}

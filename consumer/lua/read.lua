@@ -2,8 +2,8 @@
 -- is any. In ordered mode only the holder of the stream's lease gets entries, however late the script is carried out.
 -- KEYS streams, then in ordered mode the lease of the only one; ARGV group, consumer, the lease as the caller has it
 -- ('' without ordered mode), count, bytes.
--- Returns {{{stream, entries}, …}, full}: full is 1 if a bound has ended the read. In ordered mode without an entry, it
--- returns {{}, 0, id of the group's last entry: later ones are after it}; 'held' without the lease.
+-- Returns {{{stream, entries}, …}, full}: full is 1 if a bound has ended the read. In ordered mode without an entry,
+-- it returns {{}, 0, id of the group's last entry: later ones are after it}; 'held' without the lease.
 local group, consumer, lease, count, bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local streams = #KEYS
 if lease ~= '' then

@@ -3,8 +3,8 @@
 -- but at least one.
 -- KEYS[1] stream, in ordered mode KEYS[2] lease; ARGV group, consumer, 'own' or the least idle time in ms, cursor,
 -- count, the lease as the caller has it, bytes.
--- Returns {next cursor ('' at the end), {{id, deliveries, {field, value, …}}, …}, {ids whose entries were trimmed}};
--- 'held' without the lease.
+-- Returns {next cursor ('' at the end), {{id, deliveries, {field, value, …}}, …}, {ids of trimmed entries}}; 'held'
+-- without the lease.
 if KEYS[2] and redis.call('GET', KEYS[2]) ~= ARGV[6] then return 'held' end
 local k, g, c, cursor, count, bytes = KEYS[1], ARGV[1], ARGV[2], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[7])
 local out, gone = {}, {}

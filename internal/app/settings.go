@@ -49,70 +49,70 @@ type Settings struct {
 
 // ServerSettings are about Postgres and Redis.
 type ServerSettings struct {
-	PostgresURL     string `help:"Connection to Postgres. A relay needs a direct one, or in mode poll one through a pooler in session mode. libpq variables (PGHOST and so on) are honoured when it is not set." placeholder:"postgres://localhost:5432/postgres"`
-	RedisURL        string `help:"Redis: redis://, rediss:// or unix://; a cluster with addr=host:port, sentinels with master_name." default:"redis://localhost:6379/0"`
-	GuardRedisURL   string `help:"Redis of the idempotency guard, if it has one of its own." placeholder:"redis://localhost:6380/0"`
-	RedisDurability string `help:"Durability in Redis that events must reach before they are settled: none, replicas=N or aof." default:"none"`
-	RedisCA         string `name:"redis-ca" help:"PEM file with the CAs that the certificates of Redis have to be signed by; needs rediss://. Default: those of the system."`
+	PostgresURL     string `placeholder:"postgres://localhost:5432/postgres"`
+	RedisURL        string `default:"redis://localhost:6379/0"`
+	GuardRedisURL   string `placeholder:"redis://localhost:6380/0"`
+	RedisDurability string `default:"none"`
+	RedisCA         string `name:"redis-ca"`
 	RedisCert       string `help:"PEM file with the certificate to show to Redis; needs rediss://."`
 	RedisKey        string `help:"PEM file with its key."`
-	RedisSkipVerify string `help:"Do not verify the certificate of Redis: insecure. on or off; needs rediss://." default:"off"`
+	RedisSkipVerify string `default:"off"`
 }
 
 // NameSettings name what one outbox consists of.
 type NameSettings struct {
 	Schema        string `help:"Schema of posthaste's tables." default:"public"`
-	RelayName     string `help:"Name of the relay; its slot is posthaste_<name>. Default: the schema, and for public: default." placeholder:"default"`
+	RelayName     string `placeholder:"default"`
 	StreamPrefix  string `help:"The stream is this prefix and the aggregate type." default:"outbox."`
-	SharedStreams string `help:"Whether other databases publish to the same streams: on or off; the same for all of them. Each needs a relay name of its own." default:"off"`
+	SharedStreams string `default:"off"`
 }
 
 // RelaySettings are those of the relay.
 type RelaySettings struct {
-	Pubsub        string `help:"Also PUBLISH the payload on the channel named by the event type: on or off." default:"on"`
+	Pubsub        string `help:"Also PUBLISH payloads on the channel named by the event type: on or off." default:"on"`
 	ChannelPrefix string `help:"The channel is this prefix and the event type."`
 	History       string `help:"How long delivered events are kept; 0 keeps none." default:"72h"`
-	Restore       string `help:"How far back events that Redis has lost are published again: a duration, off, or all of what history has." default:"1h"`
-	WALBudget     string `name:"wal-budget" help:"WAL the slot may hold back; beyond it the slot is advanced and the table takes over." default:"1GiB"`
+	Restore       string `default:"1h"`
+	WALBudget     string `name:"wal-budget" default:"1GiB"`
 	Window        string `help:"Events published but not yet settled, at most." default:"10000"`
 	WindowBytes   string `help:"Bytes published but not yet settled, at most." default:"64MiB"`
 	SweepWorkers  string `help:"Connections that sweep at once." default:"2"`
-	Poison        string `help:"What happens behind a parked event of the same aggregate: skip or block-key." default:"skip"`
-	Trim          string `help:"Trimming never removes what a consumer group has not acknowledged (acked), or does (force)." default:"acked"`
+	Poison        string `default:"skip"`
+	Trim          string `default:"acked"`
 	StreamMaxlen  string `help:"Length that streams are trimmed to, approximately; 0 never trims." default:"1000000"`
 }
 
 // APISettings are those of the public API.
 type APISettings struct {
 	HTTPAddr         string `name:"http-addr" help:"Public API." default:"127.0.0.1:8080"`
-	HTTPTLSCert      string `name:"http-tls-cert" help:"PEM file with the certificate of the public API, which then speaks HTTPS; the files of TLS are read again when they change."`
+	HTTPTLSCert      string `name:"http-tls-cert"`
 	HTTPTLSKey       string `name:"http-tls-key" help:"PEM file with its key."`
-	HTTPClientCA     string `name:"http-client-ca" help:"PEM file with CAs: require client certificates signed by them."`
+	HTTPClientCA     string `name:"http-client-ca" help:"PEM file with CAs: require client certificates by them."`
 	RateLimit        string `help:"Requests per second and API key, or user of a token; 0 is off." default:"0"`
-	AddressRateLimit string `help:"Requests per second and client address (IPv6: /64), counted before authentication; 0 is off." default:"0"`
-	TrustedProxies   string `help:"Addresses or networks (CIDR), separated by commas, of the proxies whose X-Forwarded-For is believed."`
-	MaxConnections   string `help:"Connections to the public API at once; one client address has a quarter at most, unless it is a trusted proxy." default:"10000"`
-	KeyMaxAge        string `help:"Refuse UUIDv7 idempotency keys that are older and have no order; 0 is off." default:"0"`
+	AddressRateLimit string `default:"0"`
+	TrustedProxies   string
+	MaxConnections   string `default:"10000"`
+	KeyMaxAge        string `help:"Refuse older UUIDv7 idempotency keys that have no order; 0 is off." default:"0"`
 	Auth             string `help:"none (user_id comes from the body; a loud warning), keys or jwt." default:"none"`
-	AuthKeysFile     string `help:"With auth=keys: lines as posthaste keygen makes them; read again when it changes, and on SIGHUP."`
+	AuthKeysFile     string
 	JWTIssuer        string `name:"jwt-issuer" help:"With auth=jwt: the issuer (iss) of the tokens, exactly."`
 	JWTAudience      string `name:"jwt-audience" help:"With auth=jwt: the audience (aud) of the tokens."`
-	JWTJWKS          string `name:"jwt-jwks" help:"With auth=jwt: the issuer's public keys, an https:// URL (http:// on loopback) or a file."`
-	JWTUserClaim     string `name:"jwt-user-claim" help:"With auth=jwt: the claim with the user's id, a UUID." default:"sub"`
-	JWTScopeClaim    string `name:"jwt-scope-claim" help:"With auth=jwt: the claim with what the token may do, separated by spaces or as a list: read, order, credit, mint, any_user." default:"scope"`
+	JWTJWKS          string `name:"jwt-jwks"`
+	JWTUserClaim     string `name:"jwt-user-claim" default:"sub"`
+	JWTScopeClaim    string `name:"jwt-scope-claim" default:"scope"`
 }
 
 // AdminSettings are those of the admin listener.
 type AdminSettings struct {
-	AdminAddr      string `help:"Metrics, health, status and mode. Default: serve 127.0.0.1:9090, relay 127.0.0.1:9091, others none." placeholder:"127.0.0.1:9090"`
+	AdminAddr      string `placeholder:"127.0.0.1:9090"`
 	AdminToken     string `help:"Bearer token that everything on the admin listener requires but health and metrics."`
-	AdminReadToken string `help:"Bearer token that may read on the admin listener, and change nothing; needs an admin token."`
+	AdminReadToken string
 	AdminHosts     string `help:"Further names, separated by commas, that the admin listener answers to."`
-	AdminOpen      string `help:"Allow an admin listener beyond loopback without a token: any client can then read and change everything. on or off." default:"off"`
+	AdminOpen      string `default:"off"`
 	AdminPprof     string `help:"Whether the admin listener serves profiles: on or off." default:"off"`
-	AdminTLSCert   string `name:"admin-tls-cert" help:"PEM file with the certificate of the admin listener, which then speaks HTTPS."`
+	AdminTLSCert   string `name:"admin-tls-cert"`
 	AdminTLSKey    string `name:"admin-tls-key" help:"PEM file with its key."`
-	AdminClientCA  string `name:"admin-client-ca" help:"PEM file with CAs: require client certificates signed by them from operators, scrapes and probes."`
+	AdminClientCA  string `name:"admin-client-ca"`
 }
 
 // ProcessSettings apply to every process.

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pglogrepl"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -26,11 +25,12 @@ import (
 type Drain struct {
 	Options
 
-	// Events is how many events a measurement has, Size the bytes of a payload, Transaction how many events are
-	// written in a transaction. Streams is how many streams the events take turns in.
-	Events, Size, Transaction, Streams int
-	// Mode is cdc, poll or both; Load is backlog, stream or both.
-	Mode, Load string
+	Events      int    `help:"Events of one measurement." default:"20000"`
+	Size        int    `help:"Bytes of an event's payload." default:"300"`
+	Transaction int    `help:"Events of one transaction." default:"1"`
+	Streams     int    `help:"Streams that the events take turns in." default:"1"`
+	Mode        string `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
+	Load        string `enum:"backlog,stream,both" default:"both"`
 }
 
 // Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if
@@ -154,7 +154,7 @@ func (s *scene) readSlot(ctx context.Context, n int) error {
 	cfg.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
 		return pgproto3.NewFrontend(bufio.NewReaderSize(gulping{r}, 256<<10), w)
 	}
-	conn, err := pgconn.ConnectConfig(ctx, &cfg.Config)
+	conn, err := sql.ConnectReplication(ctx, cfg)
 	if err != nil {
 		return err
 	}

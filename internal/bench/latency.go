@@ -22,30 +22,24 @@ import (
 type Latency struct {
 	Options
 
-	// Rates are commits per second, each measured separately; 0 measures what a relay uses while nothing happens.
-	// Duration is the time of each measurement.
-	Rates    []float64
-	Duration time.Duration
-	// Size is the bytes of a payload.
-	Size int
-	// Mode is cdc, poll or both.
-	Mode string
-	// Hold is how long a transaction has been open when the measurement begins, which ends it; 0 opens none. Until
-	// then, events are written at the rate.
-	Hold time.Duration
+	Rate     []float64     `default:"200"`
+	Duration time.Duration `help:"How long each measurement lasts." default:"5s"`
+	Size     int           `help:"Bytes of an event's payload." default:"300"`
+	Mode     string        `help:"cdc, poll or both." enum:"cdc,poll,both" default:"both"`
+	Hold     time.Duration `default:"0"`
 }
 
 // Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if
 // the result is wrong.
 func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
-	if len(c.Rates) == 0 || slices.ContainsFunc(c.Rates, func(r float64) bool { return !(r >= 0 && r <= 1e6) }) ||
+	if len(c.Rate) == 0 || slices.ContainsFunc(c.Rate, func(r float64) bool { return !(r >= 0 && r <= 1e6) }) ||
 		c.Duration <= 0 || c.Hold < 0 || c.Size < 16 || c.Size > 1<<20 {
 		return cli.Usage("--rate must be from 0 to 1000000, --duration positive, --hold not " +
 			"negative, --size from 16 to 1048576")
 	}
 	r := &report{
 		Bench: "latency", Settings: map[string]any{
-			"rate": c.Rates, "duration": c.Duration.String(), "size": c.Size,
+			"rate": c.Rate, "duration": c.Duration.String(), "size": c.Size,
 			"writers": latencyWriters,
 		},
 		columns: append(slices.Clone(latencyColumns),
@@ -64,11 +58,11 @@ func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			column{"wal_bytes_per_second", "WAL bytes/s", 0},
 			column{"relay_rss_mib", "relay RSS MiB", 0}),
 	}
-	if len(c.Rates) == 1 {
-		r.Settings["rate"] = c.Rates[0]
+	if len(c.Rate) == 1 {
+		r.Settings["rate"] = c.Rate[0]
 	}
 	return benchmark(ctx, config, o, c.Options, r, func(b *session) (steps []step) {
-		for _, rate := range c.Rates {
+		for _, rate := range c.Rate {
 			steps = append(steps, (&latency{session: b, c: c, rate: rate}).steps()...)
 		}
 		return steps
@@ -111,7 +105,7 @@ func (l *latency) steps() []step {
 
 // named adds the rate to a name if there are several rates.
 func (l *latency) named(of string) string {
-	if len(l.c.Rates) > 1 {
+	if len(l.c.Rate) > 1 {
 		of += fmt.Sprintf(" %g/s", l.rate)
 	}
 	return of

@@ -18,6 +18,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/secretfile"
 	"posthaste/internal/testenv"
 	"posthaste/internal/testenv/commandline"
 )
@@ -179,7 +180,7 @@ func TestBenchDrainIntoStreams(t *testing.T) {
 func TestBenchIdle(t *testing.T) {
 	t.Parallel()
 	r, err := newWorld(t).measure(Latency{
-		Options: Options{Runs: 1}, Rates: []float64{0}, Duration: 100 * time.Millisecond, Size: 300, Mode: "both",
+		Options: Options{Runs: 1}, Rate: []float64{0}, Duration: 100 * time.Millisecond, Size: 300, Mode: "both",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -213,7 +214,7 @@ func TestBenchLatency(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r, err := newWorld(t).measure(Latency{
-				Options: Options{Runs: 1}, Rates: rates, Duration: 500 * time.Millisecond, Size: 300, Mode: "both",
+				Options: Options{Runs: 1}, Rate: rates, Duration: 500 * time.Millisecond, Size: 300, Mode: "both",
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -254,7 +255,7 @@ func TestBenchLatencyWithATransactionOpen(t *testing.T) {
 	t.Parallel()
 	const half = 500 * time.Millisecond
 	r, err := newWorld(t).measure(Latency{
-		Options: Options{Runs: 1}, Rates: []float64{100}, Duration: half, Size: 300, Mode: "both", Hold: half,
+		Options: Options{Runs: 1}, Rate: []float64{100}, Duration: half, Size: 300, Mode: "both", Hold: half,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -329,8 +330,8 @@ func TestRefusals(t *testing.T) {
 		Drain{}.Run, Drain{Options: Options{Runs: 1}, Events: 1, Transaction: 1, Streams: 1, Size: 1}.Run,
 		Drain{Events: 1, Transaction: 1, Streams: 1, Size: 16}.Run,                // no runs
 		Drain{Options: Options{Runs: 1}, Events: 1, Transaction: 1, Size: 16}.Run, // no streams
-		Latency{Rates: []float64{1}, Size: 300}.Run,
-		Latency{Rates: []float64{1}, Size: 300, Duration: 1, Hold: -1, Options: Options{Runs: 1}}.Run,
+		Latency{Rate: []float64{1}, Size: 300}.Run,
+		Latency{Rate: []float64{1}, Size: 300, Duration: 1, Hold: -1, Options: Options{Runs: 1}}.Run,
 		Orders{Concurrency: 1, Duration: time.Second, Repeat: 51}.Run,
 	} {
 		var usage *cli.UsageError
@@ -371,6 +372,9 @@ func TestBenchOnACluster(t *testing.T) {
 		}
 		settings := commandline.Config(t, "--postgres-url="+db.URL, "--redis-url="+c.URL(), "--relay-name="+db.Relay,
 			"--admin-addr=127.0.0.1:0", "--log-level=error")
+		settings.PostgresURL = secretfile.File{
+			Setting: "POSTHASTE_POSTGRES_URL_FILE", Path: testenv.WriteFile(t, t.TempDir(), "url", []byte(db.URL+"\n")),
+		}.Into(settings.PostgresURL)
 		if err := b.Run(t.Context(), settings, cli.IO{Stdout: &out, Stderr: &errOut}); err != nil {
 			t.Fatalf("%v: %s", err, errOut.String())
 		}

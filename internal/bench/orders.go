@@ -27,15 +27,10 @@ import (
 type Orders struct {
 	Options
 
-	// Concurrency is the number of clients.
-	Concurrency int
-	// Rate is the number of requests per second at fixed times; 0 lets each client post again as soon as it has an
-	// answer.
-	Rate float64
-	// Duration is how long each measurement lasts.
-	Duration time.Duration
-	// Repeat is the percentage of requests that repeat an earlier key.
-	Repeat int
+	Concurrency int           `help:"Clients, each of which posts again as soon as it is answered." default:"16"`
+	Rate        float64       `default:"0"`
+	Duration    time.Duration `help:"How long each measurement lasts." default:"5s"`
+	Repeat      int           `help:"Requests of a hundred that repeat an earlier key." default:"10"`
 }
 
 // Run measures and prints the report. It returns a usage error for options that cannot be measured, and ErrFound if

@@ -26,20 +26,13 @@ import (
 
 // Options are those of every benchmark.
 type Options struct {
-	// JSON prints the report as JSON instead of tables.
-	JSON bool
-	// Runs is the number of repetitions; in each, limits and results take turns.
-	Runs int
-	// External measures the servers of the settings, in databases and streams that are removed afterwards. Otherwise
-	// the benchmark starts servers.
-	External bool
-	// Dir is the data folder of started servers, on the disk to be measured; empty is the temporary folder.
-	Dir string
-	// PGBin is the folder of the Postgres programs, RedisBin the program redis-server; if empty, they are searched
-	// for.
-	PGBin, RedisBin string
-	// Cluster starts a Redis cluster of three masters with a replica each.
-	Cluster bool
+	JSON     bool   `name:"json" help:"Print JSON instead of tables."`
+	Runs     int    `help:"Repetitions; in each, limits and results take turns." default:"3"`
+	External bool   // see help.txt
+	Dir      string // see help.txt
+	PGBin    string `name:"pg-bin" help:"Folder of the Postgres server's programs." env:"POSTHASTE_PG_BIN"`
+	RedisBin string `help:"The redis-server program." env:"POSTHASTE_REDIS_BIN"`
+	Cluster  bool   `help:"Start a Redis Cluster, of three masters and three replicas, instead of one Redis."`
 }
 
 // session is one benchmark. Everything it makes contains its name and is removed before it ends.

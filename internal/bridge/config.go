@@ -12,17 +12,18 @@ import (
 	"posthaste/outbox"
 )
 
-// Config is a table and the columns of its events. Names are as in the catalog, without quotes.
+// Config is a table and the columns of its events, and the flags of posthaste bridge create. Names are as in the
+// catalog, without quotes.
 type Config struct {
 	Table         string `json:"table" required:"" placeholder:"SCHEMA.NAME" help:"The table whose rows are events."`
-	ID            string `json:"id" name:"id" required:"" placeholder:"COL" help:"Column of the event's id; see the docs if it is no uuid."`
-	AggregateType string `json:"aggregate_type" required:"" placeholder:"COL|=literal" help:"Column of the aggregate's type, which selects the stream; or, after a second =, the type of all events."`
+	ID            string `json:"id" name:"id" required:"" placeholder:"COL"`
+	AggregateType string `json:"aggregate_type" required:"" placeholder:"COL|=literal"`
 	AggregateID   string `json:"aggregate_id" required:"" placeholder:"COL" help:"Column of the aggregate's id."`
-	EventType     string `json:"event_type" required:"" placeholder:"COL|=literal" help:"Column of the event's type; or, after a second =, the type of all events."`
-	Payload       string `json:"payload" required:"" placeholder:"COL" help:"Column of the payload: jsonb, json, or text that is JSON."`
-	Headers       string `json:"headers,omitempty" placeholder:"COL" help:"Column of the headers, in one of the payload's types."`
-	Pending       string `json:"pending,omitempty" placeholder:"CONDITION" help:"Also copy the rows that wait now: those that meet this condition, for example 'published_at IS NULL'."`
-	OrderBy       string `json:"order_by,omitempty" placeholder:"COL" help:"Column that gives the order of the waiting rows."`
+	EventType     string `json:"event_type" required:"" placeholder:"COL|=literal"`
+	Payload       string `json:"payload" required:"" placeholder:"COL"`
+	Headers       string `json:"headers,omitempty" placeholder:"COL" help:"Column of the headers, as the payload's."`
+	Pending       string `json:"pending,omitempty" placeholder:"CONDITION"`
+	OrderBy       string `json:"order_by,omitempty" placeholder:"COL" help:"Column of the order of the waiting rows."`
 }
 
 // Check returns an error for values that are wrong in every database.

@@ -2,10 +2,8 @@ package cli
 
 import (
 	"fmt"
-	"io"
 	"regexp"
 	"strconv"
-	"text/tabwriter"
 	"time"
 
 	"posthaste/internal/ops"
@@ -19,9 +17,6 @@ func Short(s string, n int) string {
 	}
 	return string(r)
 }
-
-// Table returns a writer that aligns the cells of lines, which are separated by tabs. The caller calls Flush.
-func Table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 4, 2, ' ', 0) }
 
 // daysPattern finds the days and weeks of a duration.
 var daysPattern = regexp.MustCompile(`([0-9.]+)([dw])`)

@@ -18,21 +18,17 @@ import (
 
 // Options of a demo.
 type Options struct {
-	// Once ends after the summary, instead of staying until ctx ends.
-	Once bool
-	// Rate is how many orders are posted per second under load, and Duration how long that lasts.
-	Rate     int
-	Duration time.Duration
-	// PGBin is the folder of the Postgres programs, RedisBin the program redis-server; if empty, they are searched
-	// for.
-	PGBin, RedisBin string
-	// Cluster starts a Redis cluster of three masters with a replica each.
-	Cluster bool
+	Once     bool          `help:"Print a summary and exit instead of staying until Ctrl-C."`
+	Rate     int           `help:"Orders per second under load." default:"200"`
+	Duration time.Duration `help:"How long the load lasts." default:"9s"`
+	PGBin    string        `name:"pg-bin" help:"Folder of the Postgres server's programs." env:"POSTHASTE_PG_BIN"`
+	RedisBin string        `help:"The redis-server program." env:"POSTHASTE_REDIS_BIN"`
+	Cluster  bool          `help:"Start a Redis Cluster, of three masters and three replicas, instead of one Redis."`
 }
 
 // Run starts servers, the API, the relay and consumers, and shows events arriving. It stops and removes all of them
 // before it returns. It fails if events were lost or duplicated.
-func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err error) {
+func (options Options) Run(ctx context.Context, config app.Config, o cli.IO) (err error) {
 	if options.Rate < 1 || options.Rate > 5000 || options.Duration < 3*time.Second {
 		return cli.Usage("--rate must be 1 to 5000, --duration at least 3s")
 	}

@@ -46,7 +46,7 @@ func tellsItsStory(t *testing.T, cluster bool, at string) {
 	var out, errOut bytes.Buffer
 	o := options()
 	o.Once, o.Cluster = true, cluster
-	if err := demo.Run(t.Context(), commandline.Config(t), cli.IO{Stdout: &out, Stderr: &errOut}, o); err != nil {
+	if err := o.Run(t.Context(), commandline.Config(t), cli.IO{Stdout: &out, Stderr: &errOut}); err != nil {
 		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
 	}
 	for _, want := range []string{
@@ -84,7 +84,7 @@ func TestRefusals(t *testing.T) {
 		o := options()
 		spoil(&o)
 		var usage *cli.UsageError
-		if err := demo.Run(t.Context(), app.Config{}, cli.IO{}, o); !errors.As(err, &usage) {
+		if err := o.Run(t.Context(), app.Config{}, cli.IO{}); !errors.As(err, &usage) {
 			t.Errorf("%+v: %v is no usage error", o, err)
 		}
 	}
@@ -98,7 +98,7 @@ func TestDemoStartsRedisAgain(t *testing.T) {
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		done <- demo.Run(ctx, commandline.Config(t), cli.IO{Stdout: w, Stderr: io.Discard}, options())
+		done <- options().Run(ctx, commandline.Config(t), cli.IO{Stdout: w, Stderr: io.Discard})
 		w.Close()
 	}()
 	killed := false
@@ -124,7 +124,7 @@ func TestDemoIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out bytes.Buffer
-	err := demo.Run(ctx, commandline.Config(t), cli.IO{Stdout: &out, Stderr: &out}, options())
+	err := options().Run(ctx, commandline.Config(t), cli.IO{Stdout: &out, Stderr: &out})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("it ends with %v: %s", err, out.String())
 	}

@@ -48,7 +48,7 @@ func (a *assessment) waiting() string {
 	if !a.s.Asked.Postgres.known() || b.Rows == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s events wait, the oldest for %s", b.size(), Rough(seconds(b.OldestSeconds)))
+	return fmt.Sprintf("%s events wait, the oldest for %s", b.Size(), Rough(seconds(b.OldestSeconds)))
 }
 
 // servers checks whether both servers answer.
@@ -79,7 +79,7 @@ func (a *assessment) servers() {
 	if rd.Error != "" {
 		why := "Events are late, none is lost: they wait in Postgres"
 		if pg.known() {
-			why += fmt.Sprintf(" (%s now)", a.s.Postgres.Backlog.size())
+			why += fmt.Sprintf(" (%s now)", a.s.Postgres.Backlog.Size())
 		}
 		a.add(Problem{
 			Level: a.blocked(), Part: partRedis, Title: "Redis does not take events", Action: actionDoctor,
@@ -161,7 +161,7 @@ func (a *assessment) flow() {
 	if oldest >= veryLateAfter {
 		level = Broken
 	}
-	why := fmt.Sprintf("%s events wait in the outbox, none is lost.", p.Backlog.size())
+	why := fmt.Sprintf("%s events wait in the outbox, none is lost.", p.Backlog.Size())
 	if p.Degraded != "" {
 		why += " " + sentence(p.Degraded)
 	}
@@ -211,9 +211,9 @@ func (a *assessment) slot() {
 	if muchWAL(p.Slot.RetainedBytes, a.s.WALBudget) {
 		a.add(Problem{
 			Level: Degraded, Part: partPath, Title: "The slot holds back much WAL",
-			Why:    size(p.Slot.RetainedBytes) + " of the budget of " + size(a.s.WALBudget) + ".",
+			Why:    Size(p.Slot.RetainedBytes) + " of the budget of " + Size(a.s.WALBudget) + ".",
 			Remedy: "The relay acts on it automatically. If no relay is running, start one.",
-			line:   "the slot holds " + size(p.Slot.RetainedBytes) + " of WAL; the budget is " + size(a.s.WALBudget),
+			line:   "the slot holds " + Size(p.Slot.RetainedBytes) + " of WAL; the budget is " + Size(a.s.WALBudget),
 		})
 	}
 }
@@ -464,7 +464,7 @@ func (a *assessment) memory() {
 	if m.MaxBytes > 0 && float64(m.UsedBytes) > fullAt*float64(m.MaxBytes) {
 		a.add(Problem{
 			Level: Degraded, Part: partRedis, Title: "Redis is nearly full", Action: actionGroups,
-			Why: size(m.UsedBytes) + " of " + size(m.MaxBytes) + ". " +
+			Why: Size(m.UsedBytes) + " of " + Size(m.MaxBytes) + ". " +
 				"At the limit publishing stops, and events wait in Postgres.",
 			Remedy: "Raise maxmemory, or shorten the streams. A group without consumers holds trimming.",
 		})

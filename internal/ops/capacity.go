@@ -36,7 +36,7 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 		return
 	}
 	d.wal(ctx, conn, f)
-	d.add(SeverityOK, "capacity outbox", "", "the log takes %s, with what was delivered", size(logBytes))
+	d.add(SeverityOK, "capacity outbox", "", "the log takes %s, with what was delivered", Size(logBytes))
 	d.history(logBytes, oldest, time.Now())
 	if names, err := sql.Streams(ctx, conn); err == nil {
 		d.names = names
@@ -50,15 +50,15 @@ func (d *doctor) wal(ctx context.Context, conn *pgx.Conn, f facts) {
 	if conn.QueryRow(ctx, query("doctor_wal")).Scan(&walBytes, &walSeconds) != nil {
 		return // see refusals
 	}
-	budget := size(d.config.WALBudget)
+	budget := Size(d.config.WALBudget)
 	rate := float64(walBytes) / max(walSeconds, 1)
 	if time.Duration(walSeconds)*time.Second < minSpan {
 		d.add(SeverityOK, "capacity wal", "", "the slot may hold %s; too early to say how fast WAL is written", budget)
 	} else {
 		detail := fmt.Sprintf("WAL is written at %s/h on average; the budget of %s lasts %s while Redis is down",
-			size(int64(rate*3600)), budget, lasts(float64(d.config.WALBudget), rate))
+			Size(int64(rate*3600)), budget, lasts(float64(d.config.WALBudget), rate))
 		if f.keepMB > 0 {
-			detail += fmt.Sprintf(", max_slot_wal_keep_size of %s lasts %s while no relay runs", size(f.keepMB<<20),
+			detail += fmt.Sprintf(", max_slot_wal_keep_size of %s lasts %s while no relay runs", Size(f.keepMB<<20),
 				lasts(float64(f.keepMB<<20), rate))
 		}
 		d.add(SeverityOK, "capacity wal", "", "%s", detail)
@@ -74,13 +74,13 @@ func (d *doctor) history(bytes int64, oldest *time.Time, now time.Time) {
 	}
 	if oldest == nil || now.Sub(*oldest) < minSpan {
 		d.add(SeverityOK, "capacity history", "",
-			"%s, kept for %v; too early to say how fast it grows", size(bytes), keep)
+			"%s, kept for %v; too early to say how fast it grows", Size(bytes), keep)
 		return
 	}
 	perDay := float64(bytes) / min(now.Sub(*oldest), keep).Hours() * 24
 	d.add(SeverityOK, "capacity history", "",
-		"%s now, about %s a day; kept for %v it takes up to %s", size(bytes), size(int64(perDay)), keep,
-		size(int64(perDay*keep.Hours()/24)))
+		"%s now, about %s a day; kept for %v it takes up to %s", Size(bytes), Size(int64(perDay)), keep,
+		Size(int64(perDay*keep.Hours()/24)))
 }
 
 // retentionSlack is how late deletion may be.
@@ -221,17 +221,17 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 	if memory == nil {
 		return
 	}
-	detail := fmt.Sprintf("%s used", size(used))
+	detail := fmt.Sprintf("%s used", Size(used))
 	if limit > 0 {
-		detail += " of " + size(limit)
+		detail += " of " + Size(limit)
 	} else {
 		detail += ", no maxmemory"
 	}
 	if length > 0 {
-		detail += fmt.Sprintf("; %s entries in %d streams take %s, %d bytes each", humanize.Comma(length), len(d.names),
-			size(bytes), bytes/length)
+		detail += fmt.Sprintf("; %s entries in %s take %s, %d bytes each", humanize.Comma(length),
+			count(int64(len(d.names)), "stream"), Size(bytes), bytes/length)
 		if most := d.config.StreamMaxlen * int64(len(d.names)); most > 0 {
-			detail += fmt.Sprintf("; at --stream-maxlen they take %s", size(most*bytes/length))
+			detail += fmt.Sprintf("; at --stream-maxlen they take %s", Size(most*bytes/length))
 		}
 	}
 	if limit > used && rate > 0 {

@@ -108,6 +108,8 @@ type DeadIn struct {
 	Client redis.UniversalClient
 	// Groups are the dead events of consumer groups, as they were read.
 	Groups []consumer.DeadEntry
+	// Limit bounds the action on each event; 0 does not.
+	Limit time.Duration
 }
 
 // DeadName describes a dead event in messages.
@@ -142,18 +144,29 @@ func (d *DeadIn) Each(
 		id := strings.ToLower(g.EventID)
 		if all || wanted[id] {
 			handled[id] = true
-			said(g.EventID, g.Group, a.Group(ctx, d.Client, g))
+			err := d.limited(ctx, func(ctx context.Context) error { return a.Group(ctx, d.Client, g) })
+			said(g.EventID, g.Group, err)
 		}
 	}
 	for _, id := range ids {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		err := a.Relay(ctx, d.Pool, id)
+		err := d.limited(ctx, func(ctx context.Context) error { return a.Relay(ctx, d.Pool, id) })
 		if errors.Is(err, sql.ErrNotParked) && (handled[id.String()] || all) {
 			continue // only a group had it, or it was removed since it was listed
 		}
 		said(id.String(), sourceRelay, err)
 	}
 	return nil
+}
+
+// limited acts within Limit.
+func (d *DeadIn) limited(ctx context.Context, act func(ctx context.Context) error) error {
+	if d.Limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, d.Limit)
+		defer cancel()
+	}
+	return act(ctx)
 }

@@ -421,10 +421,10 @@ func (d *doctor) retention(f facts) {
 			"unlimited: while no relay runs, nothing keeps the slot from filling the disk")
 	case keep < 2*d.config.WALBudget:
 		d.add(SeverityWarn, "max_slot_wal_keep_size", remedy,
-			"%s is not well above the WAL budget of %s", size(keep), size(d.config.WALBudget))
+			"%s is not well above the WAL budget of %s", Size(keep), Size(d.config.WALBudget))
 	default:
 		d.add(SeverityOK, "max_slot_wal_keep_size", "",
-			"%s, above the WAL budget of %s", size(keep), size(d.config.WALBudget))
+			"%s, above the WAL budget of %s", Size(keep), Size(d.config.WALBudget))
 	}
 }
 
@@ -448,9 +448,9 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 			"%s belongs to something else (plugin %s)", d.config.Slot, plugin)
 	case muchWAL(retained, d.config.WALBudget):
 		d.add(SeverityWarn, "slot", "start the relay: it acts on its budget", "%s holds %s of WAL; the budget is %s",
-			d.config.Slot, size(retained), size(d.config.WALBudget))
+			d.config.Slot, Size(retained), Size(d.config.WALBudget))
 	default:
-		d.add(SeverityOK, "slot", "", "%s holds %s of WAL", d.config.Slot, size(retained))
+		d.add(SeverityOK, "slot", "", "%s holds %s of WAL", d.config.Slot, Size(retained))
 	}
 }
 
@@ -624,11 +624,11 @@ func (d *doctor) redisMemory(memory map[string]string) {
 	case limit < need:
 		d.add(SeverityWarn, "redis memory", "raise maxmemory, or lower --stream-maxlen",
 			"maxmemory %s is less than one stream of %s entries with 200-byte payloads takes (%s)",
-			size(limit), humanize.Comma(d.config.StreamMaxlen), size(need))
+			Size(limit), humanize.Comma(d.config.StreamMaxlen), Size(need))
 	case limit/4*3 < need && d.config.Guard == nil: // see idem.Guard.Short
 		d.add(SeverityWarn, "redis memory", "raise maxmemory, or give the guard a Redis of its own (--guard-redis-url)",
 			"a stream of %s entries with 200-byte payloads takes %s, more than three quarters of maxmemory %s: "+
 				"idempotency records will stay for seconds only, and replays come from the database",
-			humanize.Comma(d.config.StreamMaxlen), size(need), size(limit))
+			humanize.Comma(d.config.StreamMaxlen), Size(need), Size(limit))
 	}
 }

@@ -54,7 +54,7 @@ type Backlog struct {
 	OldestSeconds float64 `json:"oldest_seconds"`
 }
 
-func (b Backlog) size() string {
+func (b Backlog) Size() string {
 	if b.AtLeast {
 		return "at least " + humanize.Comma(b.Rows)
 	}

@@ -44,7 +44,8 @@ func span(d time.Duration) string {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+// Size formats a number of bytes.
+func Size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
 func count(n int64, what string) string {
 	if n == 1 {

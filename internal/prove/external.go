@@ -12,11 +12,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/pause"
+	"posthaste/internal/secretfile"
 )
 
 // warning describes the effects of a campaign on servers that it did not start.
@@ -44,6 +46,10 @@ func (s *stage) borrow(ctx context.Context, c *app.Config) error {
 	if err != nil || u.Host == "" || strings.Contains(u.Host, ",") {
 		return cli.Usage("--external needs a --postgres-url of the form postgres://user@host:port/database")
 	}
+	if err := withSecret(u); err != nil {
+		return err
+	}
+	c.PostgresURL = u.String()
 	if mode := u.Query().Get("sslmode"); mode == "verify-full" {
 		return cli.Usage("--external puts links on loopback between posthaste and Postgres, which have no " +
 			"certificate for its name: use sslmode=verify-ca")
@@ -71,7 +77,11 @@ func (s *stage) borrow(ctx context.Context, c *app.Config) error {
 	}
 	s.redis = &redis.Options{
 		Addr: o.Addr, DB: o.DB, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig,
-		CredentialsProviderContext: o.CredentialsProviderContext,
+	}
+	if from := o.CredentialsProviderContext; from != nil { // a file
+		if s.redis.Username, s.redis.Password, err = from(ctx); err != nil {
+			return err
+		}
 	}
 	switch n, err := client.DBSize(ctx).Result(); {
 	case err != nil:
@@ -81,6 +91,36 @@ func (s *stage) borrow(ctx context.Context, c *app.Config) error {
 			"redis://host:port/9")
 	}
 	return s.createDatabase(ctx, c, *u)
+}
+
+// withSecret replaces the file of the password that an address of Postgres names, if it does, by the password: a
+// campaign reads it once.
+func withSecret(u *url.URL) error {
+	q := u.Query()
+	if !q.Has(secretfile.Parameter) {
+		return nil
+	}
+	file := secretfile.Parse(q.Get(secretfile.Parameter))
+	secret, err := file.Read()
+	if err != nil {
+		return err
+	}
+	q.Del(secretfile.Parameter)
+	u.RawQuery = q.Encode()
+	if !file.HasURL() {
+		cfg, err := pgx.ParseConfig(u.String()) // libpq's variables may have the user
+		if err != nil {
+			return errors.New("--postgres-url cannot be parsed") // the error may quote it
+		}
+		u.User = url.UserPassword(cfg.User, secret)
+		return nil
+	}
+	from, err := url.Parse(secret)
+	if err != nil {
+		return fmt.Errorf("%s: want a URL", file.Setting)
+	}
+	u.User = from.User
+	return nil
 }
 
 // createDatabase creates the database and changes the settings to use it.

@@ -21,31 +21,18 @@ import (
 
 // Options configure a campaign.
 type Options struct {
-	// Seed determines the plan; 0 chooses a random seed.
-	Seed uint64
-	// Duration is how long faults are injected. The start and the verification add to it.
-	Duration time.Duration
-	// Faults is a comma-separated list of names of faults, or all.
-	Faults string
-	// Relays is how many relays run.
-	Relays int
-	// Rate is events per second, in addition to the orders and credits.
-	Rate int
-	// JSON prints the report as JSON instead of tables.
-	JSON bool
-	// Report is a folder for the report as JSON and Markdown, its chart, and the logs of the processes. If it is empty,
-	// none of them is kept.
-	Report string
-	// External uses the configured servers: a new database in Postgres, which is dropped afterwards, and an empty
-	// database of Redis, which is emptied afterwards. It injects only faults that need no control of the servers. Yes
-	// skips the confirmation.
-	External bool
-	Yes      bool
-	// Dir is the folder for the servers' data. If it is empty, the folder for temporary files is used.
-	Dir string
-	// PGBin is the folder of the Postgres programs, RedisBin the path of redis-server. If one is empty, the campaign
-	// searches for it.
-	PGBin, RedisBin string
+	Seed     uint64        `help:"Repeats the plan of a campaign; 0 chooses one." default:"0"`
+	Duration time.Duration `help:"How long faults are injected; start and verification come on top." default:"10m"`
+	Faults   string        `default:"all"`
+	Relays   int           `help:"How many relays run." default:"2"`
+	Rate     int           `help:"Events per second." default:"300"`
+	JSON     bool          `name:"json" help:"Print JSON instead of tables."`
+	Report   string        `help:"Folder for the report as JSON and Markdown, its chart, and the processes' logs."`
+	External bool          // see help.txt
+	Yes      bool          `help:"Do not ask before playing on these servers."`
+	Dir      string        // see help.txt
+	PGBin    string        `name:"pg-bin" help:"Folder of the Postgres server's programs." env:"POSTHASTE_PG_BIN"`
+	RedisBin string        `help:"The redis-server program." env:"POSTHASTE_REDIS_BIN"`
 }
 
 const (
@@ -98,7 +85,7 @@ type campaign struct {
 }
 
 // Run runs a campaign and reports the result. It fails if a promise was broken.
-func Run(ctx context.Context, config app.Config, o cli.IO, options Options) (err error) {
+func (options Options) Run(ctx context.Context, config app.Config, o cli.IO) (err error) {
 	faults, err := chooseFaults(options.Faults, options.External)
 	switch {
 	case err != nil:

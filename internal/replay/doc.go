@@ -5,5 +5,5 @@
 // each page in a statement of its own, so that it holds no transaction open. It first waits until events that are
 // being published are in history, so that it misses none. If a server is unreachable it waits, and reports that.
 //
-// cmd/posthaste calls Run, once per process.
+// Options are those of the command, whose Run cmd/posthaste calls, once per process.
 package replay

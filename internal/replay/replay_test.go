@@ -74,7 +74,7 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 		"--to dead.outbox.order:":  {Rate: "0", All: true, To: "dead.outbox.order"},
 	} {
 		var usage *cli.UsageError
-		err := Run(t.Context(), app.Config{}, cli.IO{Stdout: io.Discard, Stderr: io.Discard}, o)
+		err := o.Run(t.Context(), app.Config{}, cli.IO{Stdout: io.Discard, Stderr: io.Discard})
 		if !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", o, err, want)
 		}

@@ -22,24 +22,40 @@ import (
 	"posthaste/sql"
 )
 
+// Options are the flags of a replay.
 type Options struct {
-	// Since and Until bound when events were published: RFC 3339, or how long ago. The default of Until is the start
-	// of the replay.
-	Since, Until string
-	// ID selects one event, Subject those of one aggregate id. All confirms that neither was meant.
-	ID      string
-	Subject *string
-	// Type and Stream narrow the selection.
-	Type, Stream string
-	All          bool
-	// To names a stream other than the events' own.
-	To string
-	// Rate is the largest number of events per second: 500, 500/s, or 0 for no limit.
-	Rate string
-	// DryRun only counts. Restart begins again instead of resuming.
-	DryRun, Restart bool
-	// JSON prints the result as JSON.
-	JSON bool
+	Since   string  `placeholder:"T" help:"Events published at or after T: RFC 3339, or how long ago (90m, 24h)."`
+	Until   string  `placeholder:"T" help:"Events published at or before T. Default: when the replay was begun."`
+	ID      string  `placeholder:"ID" help:"The event with this id."`
+	Subject *string `placeholder:"KEY" help:"Events of this aggregate id."`
+	Type    string  `help:"Only events of this type."`
+	Stream  string  `help:"Only events that were published to this stream, or to one of those of its type."`
+	All     bool    `help:"Everything in history."`
+	To      string  `placeholder:"STREAM" help:"Publish to this stream instead of the events' own."`
+	Rate    string  `default:"1000/s" help:"Events per second at most; 0 for as fast as it goes."`
+	DryRun  bool    `help:"Only say what would be published."`
+	Restart bool    `help:"Start over instead of continuing where the same command stopped."`
+	JSON    bool    `name:"json" help:"Print the result as JSON."`
+}
+
+// Run publishes history again, reports the progress on the standard error of o, and prints the result. It resumes a
+// replay with the same options. It returns a usage error if the options contradict each other, and cli.ErrSaid if it
+// has already reported its failure.
+func (options Options) Run(ctx context.Context, c app.Config, o cli.IO) error {
+	r := &replaying{options: options, config: c, io: o}
+	if err := r.parse(); err != nil {
+		return cli.Usage(err.Error())
+	}
+	defer r.close()
+	err := r.open(ctx)
+	switch {
+	case err != nil:
+	case options.DryRun:
+		err = r.dryRun(ctx)
+	default:
+		err = r.run(ctx)
+	}
+	return cli.OneLine(err)
 }
 
 // Bounds of a page of history. A page is one call per stream, which blocks Redis.
@@ -167,9 +183,8 @@ func (r *replaying) open(ctx context.Context) error {
 		return err
 	}
 	r.replay = sink.NewReplay(sink.ReplayOptions{
-		Client: r.client, Name: r.name(st.Owner.Source), Source: config.EntrySource(),
-		Database: st.Owner.Source,
-		Side:     r.options.To != "",
+		Client: r.client, Name: r.name(st.Owner.Source), Source: config.EntrySource(), Database: st.Owner.Source,
+		Side: r.options.To != "",
 	})
 	return nil
 }
@@ -197,8 +212,7 @@ func (r *replaying) history(ctx context.Context) error {
 		return cli.Usage(fmt.Sprintf("--until (%s) is before --since (%s)", stamp(r.sel.Until), stamp(r.sel.Since)))
 	}
 	if r.options.Since != "" && r.sel.Since.Before(r.oldest) {
-		fmt.Fprintf(r.io.Stderr, "history begins at %s; earlier events are no longer kept\n",
-			stamp(r.oldest))
+		fmt.Fprintf(r.io.Stderr, "history begins at %s; earlier events are no longer kept\n", stamp(r.oldest))
 	}
 	return nil
 }

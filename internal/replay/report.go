@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dustin/go-humanize"
-
 	"posthaste/sink"
 )
 
@@ -50,21 +48,10 @@ func (r *replaying) result(res replayResult, words string) error {
 func (r *replaying) nothing() error {
 	if r.sel.ID != nil {
 		return fmt.Errorf("event %s is not in history: still in the outbox, parked, older than POSTHASTE_HISTORY, or "+
-			"none "+
-			"of this database (posthaste trace %s)", r.sel.ID, r.sel.ID)
+			"none of this database (posthaste trace %s)", r.sel.ID, r.sel.ID)
 	}
-	zero := int64(0)
-	return r.result(replayResult{
-		ReplayNote: sink.ReplayNote{Since: r.sel.Since, Until: r.sel.Until, Total: zero},
-		Finished:   true,
-	}, "nothing in history matches")
-}
-
-func (r *replaying) alreadyOut(note *sink.ReplayNote) string {
-	if note == nil {
-		return ""
-	}
-	return fmt.Sprintf(", %s of the same command are already published", humanize.Comma(note.Count))
+	note := sink.ReplayNote{Since: r.sel.Since, Until: r.sel.Until}
+	return r.result(replayResult{ReplayNote: note, Finished: true}, "nothing in history matches")
 }
 
 // stamp formats a time.

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +33,7 @@ func (r *replaying) run(ctx context.Context) error {
 	if resumed && !note.Done.IsZero() {
 		return r.result(replayResult{ReplayNote: *note, Finished: true, Resumed: true}, fmt.Sprintf(
 			"this replay finished at %s (%s events, published until %s); with --restart it runs again, up to now",
-			stamp(note.Done),
-			humanize.Comma(note.Count), stamp(note.Until)))
+			stamp(note.Done), humanize.Comma(note.Count), stamp(note.Until)))
 	}
 	if !resumed {
 		if note, err = r.begin(ctx); err != nil {
@@ -104,9 +104,7 @@ func (r *replaying) rest(
 	if note.Total > note.Count {
 		_ = r.result(res, "")
 		err = fmt.Errorf("%s of %s events left history before they were replayed: POSTHASTE_HISTORY is too short "+
-			"for this "+
-			"rate",
-			humanize.Comma(note.Total-note.Count), humanize.Comma(note.Total))
+			"for this rate", humanize.Comma(note.Total-note.Count), humanize.Comma(note.Total))
 		return note, err, err
 	}
 	said := fmt.Sprintf("replayed %s events in %s", humanize.Comma(res.Replayed), ops.Rough(res.Took))
@@ -190,18 +188,20 @@ func (r *replaying) upToNow(ctx context.Context) error {
 func (r *replaying) count(ctx context.Context) ([]sql.Selected, int64, error) {
 	actx, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
-	list, err := sql.CountHistory(actx, r.pool, r.sel)
-	if err != nil {
-		if actx.Err() != nil && ctx.Err() == nil {
-			return nil, -1, nil
-		}
-		return nil, 0, err
+	list, total, err := r.selected(actx)
+	if err != nil && actx.Err() != nil && ctx.Err() == nil {
+		return nil, -1, nil
 	}
-	total := int64(0)
+	return list, total, err
+}
+
+// selected counts the selected events, by stream and in all.
+func (r *replaying) selected(ctx context.Context) (list []sql.Selected, total int64, err error) {
+	list, err = sql.CountHistory(ctx, r.pool, r.sel)
 	for _, s := range list {
 		total += s.Events
 	}
-	return list, total, nil
+	return list, total, err
 }
 
 // untilDone replays page by page until everything is published, and returns the progress.
@@ -288,8 +288,7 @@ func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
 
 func (r *replaying) note(ctx context.Context, n *sink.ReplayNote) error {
 	return r.patiently(ctx, redisRemedy, func(ctx context.Context) error {
-		return r.replay.Note(ctx, n.At, n.Count,
-			n.Done)
+		return r.replay.Note(ctx, n.At, n.Count, n.Done)
 	})
 }
 
@@ -298,10 +297,7 @@ func (r *replaying) publish(ctx context.Context, page []sql.Replayed) error {
 	var names []string
 	entries := map[string][]sink.ReplayEntry{}
 	for i := range page {
-		name := page[i].Stream
-		if r.options.To != "" {
-			name = r.options.To
-		}
+		name := cmp.Or(r.options.To, page[i].Stream)
 		if _, ok := entries[name]; !ok {
 			names = append(names, name)
 		}
@@ -321,8 +317,7 @@ func (r *replaying) publish(ctx context.Context, page []sql.Replayed) error {
 			return err
 		}
 		err = r.patiently(ctx, redisRemedy, func(ctx context.Context) error {
-			return r.replay.Publish(ctx, name,
-				rest)
+			return r.replay.Publish(ctx, name, rest)
 		})
 		if err != nil {
 			return err
@@ -443,20 +438,17 @@ func (r *replaying) dryRun(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	list, err := sql.CountHistory(ctx, r.pool, r.sel)
+	list, total, err := r.selected(ctx)
 	if err != nil {
 		return err
-	}
-	total := int64(0)
-	for i := range list {
-		total += list[i].Events
 	}
 	if total == 0 {
 		return r.nothing()
 	}
-	out := int64(0)
+	out, already := int64(0), ""
 	if note != nil {
 		out = note.Count
+		already = fmt.Sprintf(", %s of the same command are already published", humanize.Comma(out))
 	}
 	if r.options.JSON {
 		return r.io.JSON(struct {
@@ -469,19 +461,11 @@ func (r *replaying) dryRun(ctx context.Context) error {
 			Streams []sql.Selected `json:"streams"`
 		}{true, total, out, r.options.To, r.sel.Since, r.sel.Until, list})
 	}
-	t := cli.Table(r.io.Stdout)
-	fmt.Fprintln(t, "STREAM\tEVENTS\tFIRST\tLAST\tTO")
-	for _, s := range list {
-		to := s.Stream
-		if r.options.To != "" {
-			to = r.options.To
+	err = cli.List(r.io, false, list, "", "STREAM\tEVENTS\tFIRST\tLAST\tTO", func(s sql.Selected) []any {
+		return []any{
+			s.Stream, humanize.Comma(s.Events), stamp(s.First), stamp(s.Last), cmp.Or(r.options.To, s.Stream),
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Stream, humanize.Comma(s.Events), stamp(s.First), stamp(s.Last), to)
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(r.io.Stdout, "%s events would be replayed%s; nothing was done\n", humanize.Comma(total-out),
-		r.alreadyOut(note))
+	})
+	fmt.Fprintf(r.io.Stdout, "%s events would be replayed%s; nothing was done\n", humanize.Comma(total-out), already)
 	return err
 }

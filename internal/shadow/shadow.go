@@ -17,23 +17,27 @@ import (
 	"posthaste/sql"
 )
 
-// Options describe what is compared.
+// Options describe what is compared. Those that are no flags are set by their Run.
 type Options struct {
 	// URL and Schema are those of the connection to Postgres.
-	URL, Schema string
-	Redis       redis.UniversalClient
-	// Table is SCHEMA.NAME. ID, Key and OrderBy are columns; without Key the order is not compared.
-	Table, ID, Key, OrderBy string
-	Streams                 []string
-	// Field is the field of an entry that holds the id, or FIELD.MEMBER of the JSON object in it.
-	Field string
-	// Poll reads the table again and again instead of the WAL.
-	Poll bool
-	// For is how long rows are read, 0 until the context ends; Grace how long a relay may take for an event.
-	For, Grace time.Duration
+	URL    string                `kong:"-"`
+	Schema string                `kong:"-"`
+	Redis  redis.UniversalClient `kong:"-"`
+	// ID, Key and OrderBy are columns of Table; without Key the order is not compared. Field is that of an entry.
+	Table   string   `required:"" placeholder:"SCHEMA.NAME" help:"The outbox table, as in the catalog."`
+	Streams []string `name:"stream" required:"" sep:"none" help:"A stream of the other relay; may be repeated."`
+	ID      string   `name:"id" default:"id" placeholder:"COL" help:"Column of the event's id."`
+	Key     string   `name:"aggregate-id" placeholder:"COL" help:"Column whose events keep their order; or none."`
+	Field   string   `name:"entry-id" default:"id" placeholder:"FIELD"` // see help.txt
+	Poll    bool     `help:"Read the table again and again instead of the WAL."`
+	OrderBy string   `placeholder:"COL" help:"With --poll: a column that grows with each row."`
+	// For is how long rows are read; Grace how long a relay may take for an event.
+	For   time.Duration `default:"0" help:"How long; 0 until it is interrupted."`
+	Grace time.Duration `default:"30s" help:"An event in no stream for so long is lost."`
+	JSON  bool          `name:"json" help:"Print JSON."`
 	// Progress is called now and then with the counts so far; Say with what went wrong and is repeated.
-	Progress func(r Report)
-	Say      func(format string, args ...any)
+	Progress func(r Report)                   `kong:"-"`
+	Say      func(format string, args ...any) `kong:"-"`
 }
 
 // Check returns an error for options that are wrong in every database.

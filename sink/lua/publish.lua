@@ -5,9 +5,9 @@
 --      id's text, 27 of time), the entries' source field, pubsub ("" publishes none on its channel, "1" all, else a
 --      digit per event), extended ("1"), what channels begin with, then per event type, subject, data and, if
 --      extended, traceparent and headers ("" for none)
--- Answers {OK, done, suppressed, lost pubs, n, last}, {XADD, the same, error} when it stopped after the first events of
--- the batch, {GAP}, {FENCED, epoch} or {KEYS, key…}. done is how many events of the batch are accounted for, n how many
--- the gate has let through, last the entry of the last of them.
+-- Answers {OK, done, suppressed, lost pubs, n, last}, {XADD, the same, error} when it stopped after the first events
+-- of the batch, {GAP}, {FENCED, epoch} or {KEYS, key…}. done is how many events of the batch are accounted for, n how
+-- many the gate has let through, last the entry of the last of them.
 local ID, HEAD, FIRST = 16, 63, 15
 local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]
 local epoch, lane, claim, lnonce = ARGV[1], ARGV[3], tonumber(ARGV[4]), ARGV[5]

@@ -1,4 +1,4 @@
-package main
+package shadow
 
 import (
 	"context"
@@ -8,51 +8,34 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
-	"posthaste/internal/shadow"
 )
 
-type shadowCmd struct {
-	Table       string        `required:"" placeholder:"SCHEMA.NAME" help:"The outbox table, as in the catalog."`
-	Stream      []string      `required:"" sep:"none" help:"A stream of the other relay; may be repeated."`
-	ID          string        `name:"id" default:"id" placeholder:"COL" help:"Column of the event's id."`
-	AggregateID string        `placeholder:"COL" help:"Column whose events keep their order; or none."`
-	EntryID     string        `default:"id" placeholder:"FIELD" help:"An entry's field with the id; FIELD.MEMBER in JSON."`
-	Poll        bool          `help:"Read the table again and again instead of the WAL."`
-	OrderBy     string        `placeholder:"COL" help:"With --poll: a column that grows with each row."`
-	For         time.Duration `default:"0" help:"How long; 0 until it is interrupted."`
-	Grace       time.Duration `default:"30s" help:"An event in no stream for so long is lost."`
-	JSON        bool          `name:"json" help:"Print JSON."`
-}
-
-// Run compares until it is interrupted, and fails if the other relay has broken a promise.
-func (c shadowCmd) Run(ctx context.Context, e *env) error {
-	o := shadow.Options{
-		URL: e.config.PostgresURL, Schema: e.config.Schema, Table: c.Table, ID: c.ID, Key: c.AggregateID,
-		OrderBy: c.OrderBy, Streams: c.Stream, Field: c.EntryID, Poll: c.Poll, For: c.For, Grace: c.Grace,
-		Progress: func(r shadow.Report) { fmt.Fprintln(e.Stderr, summary(r)) },
-		Say:      func(format string, args ...any) { fmt.Fprintf(e.Stderr, "posthaste: "+format+"\n", args...) },
-	}
+// Run compares until it is interrupted, and prints the report. It fails if the other relay has broken a promise.
+func (o Options) Run(ctx context.Context, c app.Config, out cli.IO) error {
 	if err := o.Check(); err != nil {
 		return cli.Usage(err.Error())
 	}
-	client, err := e.config.RedisClient(ctx)
+	client, err := c.RedisClient(ctx)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	o.Redis = client
-	report, err := shadow.Run(ctx, o)
+	o.URL, o.Schema, o.Redis = c.PostgresURL, c.Schema, client
+	o.Progress = func(r Report) { fmt.Fprintln(out.Stderr, r.summary()) }
+	o.Say = func(format string, args ...any) { fmt.Fprintf(out.Stderr, "posthaste: "+format+"\n", args...) }
+	report, err := Run(ctx, o)
 	if report.Table == "" {
 		return cli.OneLine(err)
 	}
-	if c.JSON {
-		if jerr := e.JSON(report); jerr != nil {
+	if o.JSON {
+		if jerr := out.JSON(report); jerr != nil {
 			return jerr
 		}
 	} else {
-		fmt.Fprint(e.Stdout, page(report))
+		fmt.Fprint(out.Stdout, report.page())
 	}
 	if err == nil && report.Broken() {
 		err = cli.ErrSaid
@@ -61,7 +44,7 @@ func (c shadowCmd) Run(ctx context.Context, e *env) error {
 }
 
 // summary is a report in one line.
-func summary(r shadow.Report) string {
+func (r Report) summary() string {
 	s := fmt.Sprintf("%v: %s committed, %s published, %d waiting, %d lost, %d repeated, %d reordered",
 		r.Lasted.Round(time.Second), humanize.Comma(int64(r.Committed)), humanize.Comma(int64(r.Published)), r.Waiting,
 		r.Lost, r.Repeated, r.Reordered)
@@ -72,7 +55,7 @@ func summary(r shadow.Report) string {
 }
 
 // page is a report on a page.
-func page(r shadow.Report) string {
+func (r Report) page() string {
 	var b strings.Builder
 	t := cli.Table(&b)
 	fmt.Fprintf(t, "table\t%s\nstreams\t%s\nbegan\t%s, for %v\n", r.Table, strings.Join(r.Streams, ", "),

@@ -1,4 +1,4 @@
-package main
+package gendocs
 
 import (
 	"fmt"
@@ -9,21 +9,39 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-type completionCmd struct {
-	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish."`
+// usualSettings are the groups of settings of a command whose tag "settings" names no others; allSettings are those of
+// "all".
+const (
+	usualSettings = "Servers,Names"
+	allSettings   = "Servers,Names,Relay,API,Admin listener,Process"
+)
+
+// SettingGroups returns the groups of settings that a command uses; nil for no command.
+func SettingGroups(n *kong.Node) []string {
+	shown := ""
+	for ; n != nil && n.Tag != nil && shown == ""; n = n.Parent {
+		shown = n.Tag.Get("settings")
+		if n.Parent != nil && n.Parent.Type == kong.ApplicationNode && shown == "" {
+			shown = usualSettings
+		}
+	}
+	if shown == "all" {
+		shown = allSettings
+	}
+	return strings.Split(shown, ",")
 }
 
-// Run prints a script for the shell. Each shell walks along the words of the line to the command, whose words it then
-// offers.
-func (c completionCmd) Run(e *env) error {
+// Completion writes a script for a shell (bash, zsh or fish), which walks along the words of the line to the command,
+// whose words it then offers.
+func Completion(w io.Writer, shell string, m *kong.Application) error {
 	var commands, words []string
-	eachCommand(e.model.Node, "", func(path string, n *kong.Node) {
+	eachCommand(m.Node, "", func(path string, n *kong.Node) {
 		commands = append(commands, path)
-		words = append(words, strings.Join(wordsOf(e.model, n), " "))
+		words = append(words, strings.Join(wordsOf(m, n), " "))
 	})
 	return map[string]func(w io.Writer, commands, words []string) error{
 		"bash": bash, "zsh": zsh, "fish": fish,
-	}[c.Shell](e.Stdout, commands, words)
+	}[shell](w, commands, words)
 }
 
 // eachCommand visits a command and all below it, each with its path: /dead/list. That of the program is "".
@@ -48,7 +66,7 @@ func wordsOf(m *kong.Application, n *kong.Node) (words []string) {
 			words = append(words, strings.Split(p.Enum, ",")...)
 		}
 	}
-	flags, groups := slices.Clone(m.Flags), settingGroups(n)
+	flags, groups := slices.Clone(m.Flags), SettingGroups(n)
 	if n != m.Node {
 		flags = append(flags, n.Flags...)
 	}
