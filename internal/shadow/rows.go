@@ -42,7 +42,7 @@ func (r *rows) table() string {
 func (r *rows) check(ctx context.Context, conn *pgx.Conn) error {
 	sent := time.Now()
 	var now time.Time
-	if err := conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now); err != nil {
+	if err := conn.QueryRow(ctx, "SELECT pg_catalog.clock_timestamp()").Scan(&now); err != nil {
 		return fmt.Errorf("ask Postgres for its time: %w", err)
 	}
 	r.ahead = now.Sub(sent.Add(time.Since(sent) / 2))
@@ -113,7 +113,7 @@ func (r *rows) slot(ctx context.Context, conn *pgx.Conn, started func()) (err er
 	rest, cancel := context.WithTimeout(every, lastWithin)
 	defer cancel()
 	var end pglogrepl.LSN
-	if err := conn.QueryRow(rest, "SELECT pg_current_wal_lsn()").Scan(&end); err != nil {
+	if err := conn.QueryRow(rest, "SELECT pg_catalog.pg_current_wal_lsn()").Scan(&end); err != nil {
 		return fmt.Errorf("find the end of the WAL: %w", err)
 	}
 	for w.reached < end {
@@ -224,14 +224,15 @@ func (r *rows) poll(ctx context.Context, conn *pgx.Conn, started func()) error {
 		key = "coalesce(o." + pgx.Identifier{r.o.Key}.Sanitize() + "::text, '')"
 	}
 	var typ, from string
-	err := conn.QueryRow(ctx, "SELECT format_type(a.atttypid, a.atttypmod), coalesce((SELECT max("+order+")::text "+
-		"FROM "+r.table()+" o), '') FROM pg_attribute a WHERE a.attrelid = $1::text::regclass AND a.attname = $2",
-		r.table(), r.o.OrderBy).Scan(&typ, &from)
+	err := conn.QueryRow(ctx, "SELECT pg_catalog.format_type(a.atttypid, a.atttypmod), coalesce((SELECT "+
+		"pg_catalog.max("+order+")::text FROM "+r.table()+" o), '') FROM pg_catalog.pg_attribute a "+
+		"WHERE a.attrelid = $1::text::regclass AND a.attname = $2", r.table(), r.o.OrderBy).Scan(&typ, &from)
 	if err != nil {
 		return fmt.Errorf("read table %s: %w", r.o.Table, err)
 	}
-	read := fmt.Sprintf("SELECT lower(o.%s::text), %s, %s::text FROM %s o WHERE $1 = '' OR %s > nullif($1, '')::%s "+
-		"ORDER BY %s", pgx.Identifier{r.o.ID}.Sanitize(), key, order, r.table(), order, typ, order)
+	read := fmt.Sprintf("SELECT pg_catalog.lower(o.%s::text), %s, %s::text FROM %s o "+
+		"WHERE $1 = '' OR %s > nullif($1, '')::%s ORDER BY %s", pgx.Identifier{r.o.ID}.Sanitize(), key, order,
+		r.table(), order, typ, order)
 	type past struct {
 		at   time.Time
 		from string
