@@ -48,7 +48,7 @@ func (r Report) summary() string {
 	s := fmt.Sprintf("%v: %s committed, %s published, %d waiting, %d lost, %d repeated, %d reordered",
 		r.Lasted.Round(time.Second), humanize.Comma(int64(r.Committed)), humanize.Comma(int64(r.Published)), r.Waiting,
 		r.Lost, r.Repeated, r.Reordered)
-	if r.P99 > 0 {
+	if r.Measured() {
 		s += fmt.Sprintf(", p99 %.4g ms", r.P99)
 	}
 	return s
@@ -78,7 +78,7 @@ func (r Report) page() string {
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\n", row.name, humanize.Comma(int64(row.n)), row.note)
 	}
-	if r.P99 > 0 {
+	if r.Measured() {
 		fmt.Fprintf(t, "commit to entry\tp50 %.4g ms, p99 %.4g ms, longest %.4g ms\n", r.P50, r.P99, r.Longest)
 	}
 	if r.Gone {

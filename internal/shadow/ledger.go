@@ -200,12 +200,12 @@ func (h *histogram) percentile(q float64) (time.Duration, bool) {
 	return 0, false
 }
 
-// entryTime returns the time in the id of an entry, and whether its writer let Redis choose the id at about now.
+// entryTime returns the middle of the millisecond in the id of an entry, and whether Redis chose the id at about now.
 func entryTime(id string, now time.Time) (time.Time, bool) {
 	for i := range len(id) {
 		if id[i] == '-' {
 			ms, err := strconv.ParseInt(id[:i], 10, 64)
-			at := time.UnixMilli(ms)
+			at := time.UnixMilli(ms).Add(time.Millisecond / 2)
 			return at, err == nil && now.Sub(at).Abs() < time.Hour
 		}
 	}

@@ -69,6 +69,9 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 }
 
+// Measured reports whether there is a latency.
+func (r Report) Measured() bool { return !r.Poll && r.Published > 0 }
+
 // Broken reports whether events were lost, repeated or reordered.
 func (r Report) Broken() bool { return r.Lost+r.Repeated+r.Reordered > 0 }
 
@@ -173,7 +176,7 @@ func (r *run) report() Report {
 	for _, s := range r.streams {
 		p.Gone = p.Gone || s.gone.Load()
 	}
-	if !r.o.Poll {
+	if p.Measured() {
 		for q, to := range map[float64]*float64{0.5: &p.P50, 0.99: &p.P99, 1: &p.Longest} {
 			if d, ok := r.ledger.percentile(q); ok {
 				*to = float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
