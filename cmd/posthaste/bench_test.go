@@ -109,8 +109,7 @@ func TestBenchRefusesWhatItCannotMeasure(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{
 		"drain --events=0", "drain --size=1", "drain --transaction=0", "drain --runs=0", "drain --mode=auto",
-		"growth --max=0", "growth --events=0",
-		"idle --duration=0s", "latency --rate=0", "latency --rate=100,0", "latency --duration=0s",
+		"drain --streams=0", "latency --rate=-1", "latency --rate=100,-1", "latency --duration=0s",
 		"orders --concurrency=0", "orders --repeat=51",
 	} {
 		if res := runToEnd(t, append([]string{"bench"}, strings.Fields(args)...)...); res.code != exitBadUsage ||
