@@ -82,16 +82,14 @@ func (c *Connections) onConnect(ctx context.Context, cn *redis.Conn) error {
 
 // identify reads the identity and role of the server. The role is empty for a sentinel, and if INFO is refused.
 func identify(ctx context.Context, cn *redis.Conn) (s server, role string, err error) {
-	info := cn.InfoMap(ctx, "server", "replication")
-	switch err := info.Err(); {
+	info, err := redisurl.Info(ctx, cn, "server", "replication")
+	switch {
 	case redisurl.Refused(err):
 		return server{}, "", nil
 	case err != nil:
 		return server{}, "", fmt.Errorf("identify the server: %w", err)
 	}
-	const replication = "Replication"
-	return server{info.Item("Server", "run_id"), info.Item(replication, "master_replid")},
-		info.Item(replication, "role"), nil
+	return server{info["run_id"], info["master_replid"]}, info["role"], nil
 }
 
 // any reports whether the comparison with at least one server has succeeded.

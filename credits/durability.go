@@ -81,17 +81,17 @@ func (d Durability) reached(cmd *redis.Cmd) error {
 
 // unsafeReason returns why the server must not hold balances, or "" if it may.
 func (d Durability) unsafeReason(ctx context.Context, c *redis.Client) (string, error) {
-	info := c.InfoMap(ctx, "memory", "persistence")
-	switch err := info.Err(); {
+	info, err := redisurl.Info(ctx, c, "memory", "persistence")
+	switch {
 	case redisurl.Refused(err):
 		return "", nil // an operator must see to it
 	case err != nil:
 		return "", fmt.Errorf("read the eviction policy: %w", err)
-	case info.Item("Memory", "maxmemory_policy") != "noeviction":
+	case info["maxmemory_policy"] != "noeviction":
 		return "the eviction policy must be noeviction", nil
 	case !d.AOF:
 		return "", nil
-	case info.Item("Persistence", "aof_enabled") != "1":
+	case info["aof_enabled"] != "1":
 		return "durability aof needs appendonly yes", nil
 	}
 	// COMMAND INFO has a nil reply for a command that the server does not have.

@@ -37,11 +37,11 @@ const safePolicy = "noeviction"
 type askNode func(ctx context.Context, n redisurl.Node) (map[string]string, error)
 
 func askInfo(ctx context.Context, n redisurl.Node) (map[string]string, error) {
-	info, err := n.InfoMap(ctx, "memory").Result()
-	if redisurl.Refused(err) || err == nil && info["Memory"] == nil {
-		return map[string]string{}, nil
+	info, err := redisurl.Info(ctx, n, "memory")
+	if redisurl.Refused(err) {
+		err = nil
 	}
-	return info["Memory"], err
+	return info, err
 }
 
 // memoryOf reads the memory section of every primary. It is nil for one that does not answer, and the error is set.

@@ -133,22 +133,26 @@ func (w *worker) publish(sp span, portions []*portion) error {
 	d := &delivery{
 		portions: portions, events: make([]*outbox.Record, 0, events), parked: map[*outbox.Record]bool{},
 	}
-	var given []outbox.Refused
 	for _, p := range portions {
 		for i := range p.rows {
 			e := &p.rows[i].Record
-			if blocker := w.blocks.blocker(e); blocker != "" {
-				given = append(given, stream.Waits(e, blocker))
-			} else {
+			blocker := w.blocks.blocker(e)
+			if blocker == "" {
 				d.events = append(d.events, e)
+				continue
 			}
+			// At once: later events of the aggregate wait for this one.
+			if err := w.park(sp.intake, &p.rows[i], stream.Waits(e, blocker)); err != nil {
+				return err
+			}
+			d.parked[e] = true
 		}
 	}
 	if taken != nil {
-		given, d.events = append(given, stream.Taken(d.events, taken)...), nil
-	}
-	if err := w.giveUp(sp.intake, d, given); err != nil {
-		return err
+		if err := w.giveUp(sp.intake, d, stream.Taken(d.events, taken)); err != nil {
+			return err
+		}
+		d.events = nil
 	}
 	var receipt outbox.Receipt
 	if len(d.events) > 0 {
@@ -172,14 +176,15 @@ func (w *worker) ready(intake context.Context) error {
 		actx, cancel := context.WithTimeout(intake, publishTimeout)
 		err := w.gates.Ensure(actx, w.stream)
 		cancel()
-		if err == nil && bo.Waited() {
+		isTaken := errors.As(err, new(*outbox.TakenError))
+		if (err == nil || isTaken) && bo.Waited() {
 			w.blocked.note(w.reporter, w.stream, began, nil)
 		}
 		if err == nil {
 			w.lane = w.sink.Lane(w.stream, w.gates.owner, w.gates.streamLane())
 			return nil
 		}
-		if finished(err) || errors.Is(err, outbox.ErrSuperseded) || errors.As(err, new(*outbox.TakenError)) {
+		if finished(err) || errors.Is(err, outbox.ErrSuperseded) || isTaken {
 			return err
 		}
 		w.blocked.note(w.reporter, w.stream, began, err)

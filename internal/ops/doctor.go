@@ -551,7 +551,7 @@ func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
 }
 
 func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n redisurl.Node) {
-	info, err := n.InfoMap(ctx, "server", "memory", "persistence").Result()
+	info, err := redisurl.Info(ctx, n, "server", "memory", "persistence")
 	known := !redisurl.Refused(err)
 	if err != nil && known {
 		severity := SeverityFail
@@ -566,19 +566,19 @@ func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n red
 		can = "a replica, reachable"
 	}
 	d.add(SeverityOK, "redis", "", "version %s, %s, durability %s",
-		cmp.Or(info["Server"]["redis_version"], "unknown"), can, d.config.Durability)
+		cmp.Or(info["redis_version"], "unknown"), can, d.config.Durability)
 	if known {
-		d.redisMemory(info["Memory"])
+		d.redisMemory(info)
 	}
 	d.functions(ctx, n.Client)
 	if !n.Replica {
 		d.names = on(ctx, client, n, d.names)
-		d.streams(ctx, n.Client, info["Memory"])
+		d.streams(ctx, n.Client, info)
 	}
 	if !known {
 		return
 	}
-	if info["Persistence"]["aof_enabled"] != "1" {
+	if info["aof_enabled"] != "1" {
 		d.add(SeverityWarn, "redis persistence", "set appendonly yes",
 			"no append-only file: a restart of Redis loses what was published since its last snapshot")
 	} else {

@@ -16,6 +16,7 @@ import (
 
 	"posthaste/consumer"
 	"posthaste/internal/ops"
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -356,8 +357,7 @@ func (w *watch) readRedis(ctx context.Context) (ops.Memory, error) {
 	if err := w.sink.Ready(ctx); err != nil {
 		return ops.Memory{}, err
 	}
-	info, err := w.c.o.Redis.InfoMap(ctx, "memory").Result()
-	memory := info["Memory"]
+	memory, err := redisurl.Info(ctx, w.c.o.Redis, "memory")
 	used, _ := strconv.ParseInt(memory["used_memory"], 10, 64)
 	limit, _ := strconv.ParseInt(memory["maxmemory"], 10, 64)
 	return ops.Memory{UsedBytes: used, MaxBytes: limit, Policy: memory["maxmemory_policy"]}, err
