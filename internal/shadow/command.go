@@ -67,6 +67,7 @@ func (r Report) page() string {
 	}{
 		{"committed", r.Committed, ""},
 		{"published", r.Published, ""},
+		{"waiting", r.Waiting, "in no stream yet, or the streams could not be read"},
 		{"lost", r.Lost, ""},
 		{"repeated", r.Repeated, ""},
 		{"reordered", r.Reordered, ""},

@@ -31,9 +31,9 @@ type Counts struct {
 	// Committed are the rows seen in the table; Published are those of them that are in a stream.
 	Committed int `json:"committed"`
 	Published int `json:"published"`
-	// Waiting are not in a stream yet, and were committed less than the grace ago.
+	// Waiting are not in a stream yet, and were committed less than the grace before the streams were last read.
 	Waiting int `json:"waiting"`
-	// Lost are not in a stream although they were committed longer ago.
+	// Lost are not in a stream although they were committed earlier.
 	Lost int `json:"lost"`
 	// Repeated counts the entries of events that a stream had already.
 	Repeated int `json:"repeated"`
@@ -109,6 +109,8 @@ func (l *ledger) entry(id, stream, entry string, at time.Time) {
 	case e == nil:
 		e = &event{}
 		l.events[id] = e
+	case e.stream != "" && e.stream != stream: // the relay publishes to several streams
+		return
 	case e.stream != "":
 		l.counts.Repeated++
 		l.find("repeated", id, &event{key: e.key, stream: stream, entry: entry, published: at})
@@ -116,7 +118,11 @@ func (l *ledger) entry(id, stream, entry string, at time.Time) {
 	}
 	e.stream, e.entry, e.place, e.published = stream, entry, l.places[stream], at
 	if l.done = append(l.done, id); len(l.done) > keepPublished {
+		old := l.events[l.done[0]]
 		delete(l.events, l.done[0])
+		if k := [2]string{old.stream, old.key}; l.newest[k] == old {
+			delete(l.newest, k)
+		}
 		l.done = l.done[1:]
 	}
 	if e.row == 0 {
@@ -130,6 +136,9 @@ func (l *ledger) entry(id, stream, entry string, at time.Time) {
 func (l *ledger) match(id string, e *event) {
 	l.counts.Published++
 	l.latency.add(e.published.Sub(e.committed))
+	if e.key == "" {
+		return
+	}
 	k := [2]string{e.stream, e.key}
 	last := l.newest[k]
 	if last != nil && (e.row < last.row) != (e.place < last.place) {
@@ -147,8 +156,8 @@ func (l *ledger) find(what, id string, e *event) {
 	}
 }
 
-// result returns the counts at now, and the first findings. Lost events come last.
-func (l *ledger) result(now time.Time, grace time.Duration) (Counts, []Finding) {
+// result returns the counts, and the first findings; lost events come last. At read, every stream was read to its end.
+func (l *ledger) result(read time.Time, grace time.Duration) (Counts, []Finding) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c, findings := l.counts, l.findings[:len(l.findings):len(l.findings)]
@@ -156,7 +165,7 @@ func (l *ledger) result(now time.Time, grace time.Duration) (Counts, []Finding) 
 		for id, e := range l.events {
 			switch {
 			case e.row == 0 || e.stream != "":
-			case now.Sub(e.committed) < grace:
+			case read.Sub(e.committed) < grace:
 				c.Waiting++
 			default:
 				c.Lost++

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +24,9 @@ const statusEvery = 500 * time.Millisecond
 
 // lastWithin bounds the reading of what is left when the comparison ends.
 const lastWithin = 30 * time.Second
+
+// dropWithin bounds the attempts to drop the publication.
+const dropWithin = 10 * time.Second
 
 // rows sees the rows of a table.
 type rows struct {
@@ -68,19 +72,13 @@ func (r *rows) slot(ctx context.Context, conn *pgx.Conn, started func()) (err er
 	random := [4]byte{}
 	_, _ = rand.Read(random[:]) // never fails
 	name := "posthaste_shadow_" + hex.EncodeToString(random[:])
+	defer func() { err = errors.Join(err, r.drop(ctx, conn, name)) }()
 	_, err = conn.Exec(ctx, "CREATE PUBLICATION "+name+" FOR TABLE "+r.table()+
 		" WITH (publish = 'insert', publish_via_partition_root = true)")
 	if err != nil {
 		return fmt.Errorf("publish the inserts of %s (its owner may, with CREATE on the database; or use --poll): %w",
 			r.o.Table, err)
 	}
-	defer func() {
-		dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		if _, derr := conn.Exec(dctx, "DROP PUBLICATION "+name); derr != nil {
-			err = errors.Join(err, fmt.Errorf("run DROP PUBLICATION %s: %w", name, derr))
-		}
-	}()
 	cfg, err := sql.ConnConfig(r.o.URL, r.o.Schema, "shadow")
 	if err != nil {
 		return err
@@ -90,7 +88,10 @@ func (r *rows) slot(ctx context.Context, conn *pgx.Conn, started func()) (err er
 	if err != nil {
 		return fmt.Errorf("read the WAL (or use --poll): %w", err)
 	}
-	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }() // which drops the slot
+	defer func() { // which drops the slot
+		_ = c.Close(context.WithoutCancel(ctx))
+		ended(c)
+	}()
 	_, err = pglogrepl.CreateReplicationSlot(ctx, c, name, "pgoutput",
 		pglogrepl.CreateReplicationSlotOptions{Temporary: true, SnapshotAction: "NOEXPORT_SNAPSHOT"})
 	if err != nil {
@@ -122,6 +123,36 @@ func (r *rows) slot(ctx context.Context, conn *pgx.Conn, started func()) (err er
 		}
 	}
 	return nil
+}
+
+// ended waits until the server knows that a call of a closed connection was cancelled.
+func ended(c *pgconn.PgConn) {
+	select {
+	case <-c.CleanupDone():
+	case <-time.After(dropWithin):
+	}
+}
+
+// drop drops the publication by another connection, because conn may be closed, and the server may be restarting.
+func (r *rows) drop(ctx context.Context, conn *pgx.Conn, name string) error {
+	if conn.IsClosed() {
+		ended(conn.PgConn())
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropWithin)
+	defer cancel()
+	for {
+		c, err := connect(ctx, r.o)
+		if err == nil {
+			_, err = c.Exec(ctx, "DROP PUBLICATION IF EXISTS "+name)
+			_ = c.Close(ctx)
+		}
+		if err == nil {
+			return nil
+		}
+		if pause.For(ctx, statusEvery) != nil {
+			return fmt.Errorf("run DROP PUBLICATION IF EXISTS %s: %w", name, err)
+		}
+	}
 }
 
 // wal reads transactions.
@@ -182,6 +213,12 @@ func (w *wal) message(msg pgproto3.BackendMessage) error {
 	switch m := m.(type) {
 	case *pglogrepl.RelationMessage:
 		w.relations[m.RelationID] = m
+		for _, name := range []string{w.o.ID, w.o.Key} {
+			has := func(c *pglogrepl.RelationMessageColumn) bool { return c.Name == name }
+			if name != "" && !slices.ContainsFunc(m.Columns, has) {
+				return fmt.Errorf("it lacks column %q, as it lacks generated ones: use --poll", name)
+			}
+		}
 	case *pglogrepl.BeginMessage:
 		w.inserted = w.inserted[:0]
 	case *pglogrepl.InsertMessage:

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -94,6 +95,8 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	if err := r.rows.check(ctx, conn); err != nil {
 		return Report{}, err
 	}
+	o.Streams = slices.Compact(slices.Sorted(slices.Values(o.Streams)))
+	r.o.Streams = o.Streams
 	for _, name := range o.Streams {
 		s := &stream{name: name, field: o.Field, client: o.Redis, ledger: r.ledger}
 		if err := s.open(ctx); err != nil {
@@ -152,11 +155,12 @@ func (r *run) tick(ctx context.Context) {
 	}
 }
 
-// wait waits until every event is published or lost.
+// wait waits until every event is published or lost. If a stream cannot be read, events are left that are neither.
 func (r *run) wait() {
+	end := time.Now().Add(r.o.Grace + lastWithin)
 	for said := false; ; said = true {
-		c, _ := r.ledger.result(time.Now(), r.o.Grace)
-		if c.Waiting == 0 {
+		c, _ := r.ledger.result(r.read(), r.o.Grace)
+		if c.Waiting == 0 || time.Now().After(end) {
 			return
 		}
 		if !said {
@@ -166,13 +170,22 @@ func (r *run) wait() {
 	}
 }
 
+// read is when every stream had been read up to its end.
+func (r *run) read() time.Time {
+	read := time.Now().UnixNano()
+	for _, s := range r.streams {
+		read = min(read, s.read.Load())
+	}
+	return time.Unix(0, read)
+}
+
 func (r *run) report() Report {
 	now := time.Now()
 	p := Report{
 		Table: r.o.Table, Streams: r.o.Streams, Poll: r.o.Poll, Began: r.began.UTC(),
 		Lasted: now.Sub(r.began).Round(time.Millisecond),
 	}
-	p.Counts, p.Findings = r.ledger.result(now, r.o.Grace)
+	p.Counts, p.Findings = r.ledger.result(r.read(), r.o.Grace)
 	for _, s := range r.streams {
 		p.Gone = p.Gone || s.gone.Load()
 	}

@@ -28,7 +28,8 @@ type observed struct {
 func observe(t *testing.T) *observed {
 	t.Helper()
 	w := &observed{t: t, db: testenv.Empty(t), redis: testenv.Redis(t).Client}
-	w.db.Exec(t, "CREATE TABLE outboxevent (id uuid PRIMARY KEY, aggregateid text, n bigserial)")
+	w.db.Exec(t, "CREATE TABLE outboxevent (id uuid PRIMARY KEY, aggregateid text, n bigserial, "+
+		"computed text GENERATED ALWAYS AS (upper(aggregateid)) STORED)")
 	w.o = Options{
 		URL: w.db.URL, Schema: "public", Redis: w.redis, Table: "public.outboxevent", ID: "id", Key: "aggregateid",
 		OrderBy: "n", Streams: []string{"events"}, Field: "payload.event.id", Grace: time.Second,
@@ -166,19 +167,75 @@ func TestWhatIsWrongWithTheOptions(t *testing.T) {
 		change func(o *Options)
 		want   string
 	}{
-		"schema": {func(o *Options) { o.Table = "outboxevent" }, "want SCHEMA.NAME"},
-		"table":  {func(o *Options) { o.Table = "public.none" }, "does not exist"},
-		"column": {func(o *Options) { o.Key = "none" }, "does not exist"},
-		"order":  {func(o *Options) { o.Poll, o.OrderBy = true, "" }, "--order-by"},
+		"schema":    {func(o *Options) { o.Table = "outboxevent" }, "want SCHEMA.NAME"},
+		"table":     {func(o *Options) { o.Table = "public.none" }, "does not exist"},
+		"column":    {func(o *Options) { o.Key = "none" }, "does not exist"},
+		"order":     {func(o *Options) { o.Poll, o.OrderBy = true, "" }, "--order-by"},
+		"generated": {func(o *Options) { o.Key = "computed" }, "generated"},
 		"no Redis": {func(o *Options) {
 			o.Redis = redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 		}, "Redis"},
 	} {
 		w := observe(t)
 		c.change(&w.o)
+		w.o.Say = func(string, ...any) { w.insert("a", 1) }
 		if _, err := Run(t.Context(), w.o); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// Without a key nothing is reordered, and an event may be in several streams.
+func TestLedgerWithoutKeys(t *testing.T) {
+	t.Parallel()
+	l, at := newLedger(), time.Now()
+	for _, id := range []string{"1", "2"} {
+		l.row(id, "", at)
+	}
+	for _, id := range []string{"2", "1"} {
+		l.entry(id, "s", "1-1", at)
+		l.entry(id, "other", "1-1", at)
+	}
+	if got, _ := l.result(at, 0); got != (Counts{Committed: 2, Published: 2}) {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Its connections are cut: the comparison ends with an error, and leaves nothing in the database.
+func TestConnectionsAreCut(t *testing.T) {
+	t.Parallel()
+	w := observe(t)
+	cut := func(string, ...any) {
+		w.db.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "+
+			"AND datname = current_database() AND application_name LIKE 'posthaste%shadow%'")
+	}
+	w.o.Say = cut
+	if r, err := Run(t.Context(), w.o); err == nil || r.Table == "" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	n := testenv.Value[int](t, w.db, "SELECT (SELECT count(*) FROM pg_publication) + (SELECT count(*) "+
+		"FROM pg_replication_slots WHERE database = current_database())")
+	if n != 0 {
+		t.Errorf("%d publications and slots are left", n)
+	}
+}
+
+// If a stream cannot be read, its events are not lost: they are not known.
+func TestAStreamThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	w := observe(t)
+	l := newLedger()
+	s := &stream{name: "events", field: "id", client: w.redis, ledger: l}
+	r := &run{o: w.o, ledger: l, streams: []*stream{s}}
+	l.row("a", "", time.Now().Add(-time.Hour))
+	if got := r.report(); got.Lost != 0 || got.Waiting != 1 {
+		t.Errorf("before it was read: %+v", got)
+	}
+	if _, err := s.next(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.report(); got.Lost != 1 || got.Waiting != 0 {
+		t.Errorf("after it was read: %+v", got)
 	}
 }
 

@@ -25,6 +25,8 @@ type stream struct {
 	last string
 	// gone is set when it is not: entries after it may have left the stream, too.
 	gone atomic.Bool
+	// read is when the stream was last read up to its end, in nanoseconds.
+	read atomic.Int64
 }
 
 // readAtOnce is small because entries may be large.
@@ -52,7 +54,7 @@ func (s *stream) open(ctx context.Context) error {
 func (s *stream) run(ctx context.Context, say func(format string, args ...any)) {
 	backoff := pause.Backoff{First: 100 * time.Millisecond, Most: 2 * time.Second}
 	for ctx.Err() == nil {
-		n, err := s.read(ctx)
+		n, err := s.next(ctx)
 		switch {
 		case err != nil && ctx.Err() == nil:
 			say("read stream %s: %v", s.name, err)
@@ -64,8 +66,9 @@ func (s *stream) run(ctx context.Context, say func(format string, args ...any)) 
 	}
 }
 
-// read reads the next entries and returns their number.
-func (s *stream) read(ctx context.Context) (int, error) {
+// next reads the next entries and returns their number.
+func (s *stream) next(ctx context.Context) (int, error) {
+	asked := time.Now()
 	from := "-"
 	if s.last != "" {
 		from = s.last
@@ -89,6 +92,9 @@ func (s *stream) read(ctx context.Context) (int, error) {
 		}
 		s.ledger.entry(eventID(m.Values, s.field), s.name, m.ID, at)
 		s.last = m.ID
+	}
+	if len(list) == 0 {
+		s.read.Store(asked.UnixNano())
 	}
 	return len(list), nil
 }
