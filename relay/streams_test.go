@@ -105,6 +105,34 @@ func TestABlockedStreamWhoseRowsAreParkedIsNotBlocked(t *testing.T) {
 	})
 }
 
+// A dead event is retried behind an event that waits for it, and before another. With block-key, the other waits, too:
+// it must not pass the first.
+func TestARetriedEventIsNotPassed(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{Poison: PoisonBlockKey}, func(r *rig) {
+		r.met("order")
+		dead := &outbox.Record{ID: [16]byte{1}, AggregateType: "order", AggregateID: "p"}
+		r.s.router.blocks.add(dead)
+		tx := r.begin()
+		waits := tx.insert("order", "p", "done")
+		retried := tx.insert("order", "p", "done")
+		retried.ID = dead.ID
+		later := tx.insert("order", "p", "done")
+		tx.commitNow()
+		r.s.chunks <- chunk(tx.delivered()...)
+		pass(10 * time.Second)
+		var parked []int64
+		for _, d := range r.pg.dead {
+			parked = append(parked, d.Seq)
+		}
+		if got := r.published("outbox.order"); !slices.Contains(got, retried.Seq) || slices.Contains(got, later.Seq) ||
+			!slices.Equal(parked, []int64{waits.Seq, later.Seq}) {
+			t.Errorf("published %v, dead %v; want %d published, %d and %d dead", got, parked, retried.Seq, waits.Seq,
+				later.Seq)
+		}
+	})
+}
+
 // The auditor notices a slot that is silent while a stream is blocked.
 func TestASilentSlotBesideABlockedStreamIsNoticed(t *testing.T) {
 	t.Parallel()
