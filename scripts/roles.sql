@@ -22,6 +22,8 @@ GRANT CONNECT ON DATABASE posthaste TO posthaste_api, posthaste_emit, posthaste_
 \connect posthaste
 -- Nobody else puts functions where the relay looks for tables. Before 15 everybody may, and after an upgrade still.
 REVOKE CREATE ON SCHEMA public FROM PUBLIC;
+-- From 15 on it is the database's owner's.
+GRANT CREATE ON SCHEMA public TO posthaste;
 -- Only members of this role can see what holds the WAL back (the oldest open transaction, in any database).
 GRANT pg_read_all_stats TO posthaste, posthaste_operator;
 -- Frees WAL immediately instead of at the next background record (from 16 on).
