@@ -62,6 +62,7 @@ func databaseCopied(ctx context.Context, c *campaign, _ *rand.Rand) (string, hea
 		if err != nil {
 			return err
 		}
+		c.stage.pool.Reset() // its sessions were ended with the others
 		// The slot of the relay's name belongs to the original.
 		err = onServer(ctx, server.URL(copyDatabase), "UPDATE relay_state SET desired_mode = 'poll'",
 			"INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('cart', 'copy', 'x', '{}')")
