@@ -49,7 +49,7 @@ func (r *rows) check(ctx context.Context, conn *pgx.Conn) error {
 	if err := conn.QueryRow(ctx, "SELECT pg_catalog.clock_timestamp()").Scan(&now); err != nil {
 		return fmt.Errorf("ask Postgres for its time: %w", err)
 	}
-	r.ahead = now.Sub(sent.Add(time.Since(sent) / 2))
+	r.ahead = ahead(sent, now)
 	columns := []string{r.o.ID}
 	for _, c := range []string{r.o.Key, r.o.OrderBy} {
 		if c != "" {
@@ -252,7 +252,7 @@ const (
 	pollBack  = 10 * time.Second
 )
 
-// poll reads new rows again and again until ctx ends. It cannot see when they were committed.
+// poll reads new rows again and again until ctx ends, and once more then. It cannot see when they were committed.
 func (r *rows) poll(ctx context.Context, conn *pgx.Conn, started func()) error {
 	// Qualified, a name in ORDER BY is the column's, not that of its text.
 	order := "o." + pgx.Identifier{r.o.OrderBy}.Sanitize()
@@ -276,11 +276,12 @@ func (r *rows) poll(ctx context.Context, conn *pgx.Conn, started func()) error {
 	}
 	seen := []past{{time.Now(), from}}
 	started()
-	for ctx.Err() == nil {
+	reading := context.WithoutCancel(ctx)
+	for last := false; ; {
 		for len(seen) > 1 && time.Since(seen[1].at) > pollBack {
 			seen = seen[1:]
 		}
-		found, err := conn.Query(ctx, read, seen[0].from)
+		found, err := conn.Query(reading, read, seen[0].from)
 		if err == nil {
 			var row [3]string
 			_, err = pgx.ForEachRow(found, []any{&row[0], &row[1], &row[2]}, func() error {
@@ -289,13 +290,15 @@ func (r *rows) poll(ctx context.Context, conn *pgx.Conn, started func()) error {
 				return nil
 			})
 		}
-		if err != nil && ctx.Err() == nil {
+		if err != nil {
 			return fmt.Errorf("read table %s: %w", r.o.Table, err)
 		}
 		if seen[len(seen)-1].from != from {
 			seen = append(seen, past{time.Now(), from})
 		}
-		pause.For(ctx, pollEvery)
+		if last {
+			return nil
+		}
+		last = pause.For(ctx, pollEvery) != nil
 	}
-	return nil
 }

@@ -133,6 +133,9 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	return r.report(), err
 }
 
+// ahead returns how far the clock of a server is ahead of this process's. It was asked at sent, and told is its answer.
+func ahead(sent, told time.Time) time.Duration { return told.Sub(sent.Add(time.Since(sent) / 2)) }
+
 func connect(ctx context.Context, o Options) (*pgx.Conn, error) {
 	cfg, err := sql.ConnConfig(o.URL, o.Schema, "shadow")
 	if err != nil {

@@ -60,9 +60,6 @@ func (w *observed) run(do func()) Report {
 		w.t.Fatal(r.err)
 	}
 	do()
-	if w.o.Poll {
-		time.Sleep(2 * pollEvery)
-	}
 	end()
 	r := <-done
 	testenv.Must(w.t, r.err)

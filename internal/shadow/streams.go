@@ -39,7 +39,7 @@ func (s *stream) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("ask Redis for its time: %w", err)
 	}
-	s.ahead = now.Sub(sent.Add(time.Since(sent) / 2))
+	s.ahead = ahead(sent, now)
 	list, err := s.client.XRevRangeN(ctx, s.name, "+", "-", 1).Result()
 	if err != nil {
 		return fmt.Errorf("read stream %s: %w", s.name, err)
