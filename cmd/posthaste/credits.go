@@ -139,8 +139,11 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 			settle := credits.Settlement(c.Settle)
 			err := a.Releasable(settle)
 			if err == nil {
+				if err := e.Confirm(ctx, c.Yes, "Release it?"); err != nil {
+					return err
+				}
 				args := audit.Detail{"user": a.UserID.String(), "settle": c.Settle}
-				err = e.confirmed(ctx, c.Yes, "Release it?", pool, audit.Unfreeze, args,
+				err = e.confirmed(ctx, true, "", pool, audit.Unfreeze, args,
 					func(ctx context.Context) (audit.Detail, error) {
 						_, err := bank.Unfreeze(ctx, a.UserID, settle)
 						return nil, err
