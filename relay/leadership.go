@@ -160,12 +160,15 @@ func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool,
 // during runs fn, and cancels it when the leadership is superseded or another mode is desired. poll is whether polling
 // is desired.
 func (l *leadership) during(ctx context.Context, poll bool, fn func(ctx context.Context) error) error {
-	return l.whileOwned(ctx, func(st outbox.State) error {
-		if (st.Desired == outbox.ModePoll) != poll {
-			return errToggled
-		}
-		return nil
-	}, fn)
+	return l.whileOwned(ctx, func(st outbox.State) error { return toggled(st, poll) }, fn)
+}
+
+// toggled returns errToggled if another mode is desired. poll is whether polling was.
+func toggled(st outbox.State, poll bool) error {
+	if (st.Desired == outbox.ModePoll) != poll {
+		return errToggled
+	}
+	return nil
 }
 
 // whileOwned runs fn. It cancels fn when the leadership is superseded or right rejects the state, and returns the
@@ -212,13 +215,11 @@ func (l *leadership) whileOwned(ctx context.Context, right func(st outbox.State)
 func (l *leadership) drain(ctx context.Context, poll bool) (pass outbox.Pass, err error) {
 	began := time.Now()
 	err = l.whileOwned(ctx, func(st outbox.State) error {
-		switch {
-		case (st.Desired == outbox.ModePoll) != poll:
-			return errToggled
-		case !poll && time.Since(began) > blockedWait && l.health.lasting(conditionStreams):
-			return errBlocked
+		err := toggled(st, poll)
+		if err == nil && !poll && time.Since(began) > blockedWait && l.health.lasting(conditionStreams) {
+			err = errBlocked
 		}
-		return nil
+		return err
 	}, func(ctx context.Context) (err error) {
 		if pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {
 			return err
