@@ -3,10 +3,11 @@ package consumer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/redisurl"
 )
 
 // readConn is the only connection on which a reader requests new entries.
@@ -86,15 +87,10 @@ func (r *readConn) read(ctx context.Context, cmd redis.Cmder) error {
 
 // nodeOf returns the server that holds a key.
 func nodeOf(ctx context.Context, client redis.UniversalClient, key string) (*redis.Client, error) {
-	switch c := client.(type) {
-	case *redis.Client:
-		return c, nil
-	case *redis.ClusterClient:
-		return c.MasterForKey(ctx, key)
-	case *redis.Ring:
-		return c.GetShardClientForKey(key)
+	if ring, ok := client.(*redis.Ring); ok {
+		return ring.GetShardClientForKey(key)
 	}
-	return nil, fmt.Errorf("a client of type %T lends no connection", client)
+	return redisurl.Holder(ctx, client, key)
 }
 
 // isReply reports that the server has answered, if only by an error.

@@ -80,17 +80,9 @@ func eachPrimary(ctx context.Context, c redis.UniversalClient, f func(context.Co
 	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error { return f(ctx, n.Client) })
 }
 
-// primary returns the node that has key. WAIT has no key by which a cluster client could route it. After an error,
-// which is an errNotSent, nothing was sent.
-func primary(ctx context.Context, c redis.UniversalClient, key string) (node *redis.Client, err error) {
-	switch c := c.(type) {
-	case *redis.Client:
-		return c, nil
-	case *redis.ClusterClient:
-		node, err = c.MasterForKey(ctx, key)
-	default:
-		err = fmt.Errorf("credits: a client of type %T cannot be used", c)
-	}
+// primary returns the node that has key. After an error, which is an errNotSent, nothing was sent.
+func primary(ctx context.Context, c redis.UniversalClient, key string) (*redis.Client, error) {
+	node, err := redisurl.Holder(ctx, c, key)
 	if err != nil {
 		return nil, fmt.Errorf("%w: find the node: %w", errNotSent, err)
 	}

@@ -11,8 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 )
 
@@ -64,7 +63,11 @@ func (c *call) encode(number, of, settled, let int64, events []*outbox.Record) [
 		extended = extended || t != "" || h != nil
 		c.traces, c.headers = append(c.traces, t), append(c.headers, h)
 	}
-	args := slices.Grow(c.args[:argEvents], width(events)*len(events))
+	each := 3
+	if extended {
+		each = 5
+	}
+	args := slices.Grow(c.args[:argEvents], each*len(events))
 	args[argPubSub] = c.announced(events)
 	args[argNumber], args[argOf], args[argSettled], args[argLet] = number, of, settled, let
 	args[argIDs], args[argHeads], args[argExtended] = c.ids, c.heads, "0"
@@ -219,7 +222,7 @@ func (l serverLimits) exceeded(size int64, length int) string {
 
 // limits reads the limits of the server that holds stream.
 func (s *Sink) limits(ctx context.Context, stream string) (serverLimits, error) {
-	c, err := s.node(ctx, stream)
+	c, err := redisurl.Holder(ctx, s.client, stream)
 	if err != nil {
 		return serverLimits{}, err
 	}
@@ -234,15 +237,4 @@ func (s *Sink) limits(ctx context.Context, stream string) (serverLimits, error) 
 		}
 	}
 	return l, nil
-}
-
-// node returns the server that holds key.
-func (s *Sink) node(ctx context.Context, key string) (*redis.Client, error) {
-	switch c := s.client.(type) {
-	case *redis.Client:
-		return c, nil
-	case *redis.ClusterClient:
-		return c.MasterForKey(ctx, key)
-	}
-	return nil, fmt.Errorf("a client of type %T has no node for a key", s.client)
 }

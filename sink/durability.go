@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 )
 
@@ -91,7 +92,7 @@ const redirects = 5
 func (s *Sink) barriers(ctx context.Context, calls []streamCall) error {
 	places := make(map[place][]streamCall)
 	for _, c := range calls {
-		node, err := s.node(ctx, c.stream)
+		node, err := redisurl.Holder(ctx, s.client, c.stream)
 		if err != nil {
 			return s.failed("confirm", c.stream, err)
 		}
@@ -192,7 +193,7 @@ func ask(ctx context.Context, conn *redis.Conn, sc *script, call streamCall) *re
 
 // nodeAt returns the node at addr and a function that releases it. stream is a stream of the call.
 func (s *Sink) nodeAt(ctx context.Context, addr, stream string) (node *redis.Client, done func(), err error) {
-	some, err := s.node(ctx, stream)
+	some, err := redisurl.Holder(ctx, s.client, stream)
 	if err != nil || some.Options().Addr == addr {
 		return some, func() {}, err
 	}

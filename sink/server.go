@@ -203,7 +203,7 @@ func wellConnected(ctx context.Context, process redis.ProcessHook) error {
 	if reply := redis.Error(nil); errors.As(err, &reply) {
 		return nil // the user lacks the right, or a proxy does not support it
 	}
-	if err == nil && infoField(cmd.Val(), "cluster_state") == "fail" {
+	if err == nil && redisurl.Fields(cmd.Val())["cluster_state"] == "fail" {
 		err = errCutOff
 	}
 	return err
@@ -247,24 +247,15 @@ func identify(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }) (i
 			return instance{}, err
 		}
 	}
-	p := instance{run: infoField(server.Val(), "run_id"), history: infoField(replication.Val(), "master_replid")}
+	of := redisurl.Fields(replication.Val())
+	p := instance{run: redisurl.Fields(server.Val())["run_id"], history: of["master_replid"]}
 	if p.run == "" && p.history == "" {
 		return instance{}, nil
 	}
-	role := infoField(replication.Val(), "role")
+	role := of["role"]
 	p.replica = role != "master" && role != ""
-	p.fresh = role == "master" && strings.Trim(infoField(replication.Val(), "master_replid2"), "0") == ""
+	p.fresh = role == "master" && strings.Trim(of["master_replid2"], "0") == ""
 	return p, nil
-}
-
-// infoField returns a field of INFO's answer.
-func infoField(info, name string) string {
-	for line := range strings.Lines(info) {
-		if v, ok := strings.CutPrefix(line, name+":"); ok {
-			return strings.TrimSpace(v)
-		}
-	}
-	return ""
 }
 
 // NewBoundClient returns the client that redis.NewUniversalClient makes of o, with the options of Configure, and the

@@ -14,11 +14,16 @@ func Info(ctx context.Context, c interface {
 }, sections ...string,
 ) (map[string]string, error) {
 	text, err := c.Info(ctx, sections...).Result()
+	return Fields(text), err
+}
+
+// Fields returns the fields in an answer of INFO or CLUSTER INFO.
+func Fields(text string) map[string]string {
 	fields := map[string]string{}
 	for line := range strings.Lines(text) {
 		if name, value, ok := strings.Cut(line, ":"); ok {
 			fields[name] = strings.TrimSpace(value)
 		}
 	}
-	return fields, err
+	return fields
 }

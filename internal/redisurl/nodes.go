@@ -39,6 +39,17 @@ func Nodes(ctx context.Context, client redis.UniversalClient) ([]Node, error) {
 	return nodes(ctx, client, true)
 }
 
+// Holder returns the server that holds key. WAIT, CONFIG and the like have no key by which a client could route them.
+func Holder(ctx context.Context, client redis.UniversalClient, key string) (*redis.Client, error) {
+	switch c := client.(type) {
+	case *redis.Client:
+		return c, nil
+	case *redis.ClusterClient:
+		return c.MasterForKey(ctx, key)
+	}
+	return nil, fmt.Errorf("a client of type %T has no node for a key", client)
+}
+
 func nodes(ctx context.Context, client redis.UniversalClient, replicas bool) ([]Node, error) {
 	switch c := client.(type) {
 	case *redis.Client:
