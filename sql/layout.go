@@ -17,7 +17,9 @@ import (
 // treats differently, and some outside ASCII.
 var layoutProbes = func() []string {
 	const text = "0123456789abcdef-ghijklmnopqrstuvwxyz"
-	probes := strings.Split("é,straße,größer als zwölf Zeichen,Œuvre,ёлка,日本語,🚀🚀🚀🚀", ",")
+	probes := []string{
+		"é", "straße", "größer als zwölf Zeichen", "Œuvre", "ёлка", "日本語", "🚀🚀🚀🚀",
+	}
 	for n := range text {
 		probes = append(probes, text[:n])
 	}
