@@ -89,21 +89,9 @@ type quarantined struct {
 	Entry string
 }
 
-// rowsOf returns the rows of a statement as structs with a field for each column. what names the rows in errors.
-func rowsOf[T any](ctx context.Context, db sql.DB, what, name string, args ...any) ([]T, error) {
-	rows, err := db.Query(ctx, query(name), args...)
-	if err == nil {
-		var list []T
-		if list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[T]); err == nil {
-			return list, nil
-		}
-	}
-	return nil, fmt.Errorf("read %s: %w", what, err)
-}
-
 // readBucket returns the row of a bucket. Errors: errBucketUnused.
 func readBucket(ctx context.Context, db sql.DB, bucket int16) (LedgerBucket, error) {
-	list, err := rowsOf[LedgerBucket](ctx, db, "a credit bucket", "epoch_get", bucket)
+	list, err := statement.Structs[LedgerBucket](ctx, db, "read a credit bucket", query("epoch_get"), bucket)
 	if err == nil && len(list) == 0 {
 		err = fmt.Errorf("read credit bucket %d: %w", bucket, errBucketUnused)
 	}
@@ -136,12 +124,12 @@ func ledgerOwner(ctx context.Context, db sql.DB) (string, error) {
 
 // LedgerBuckets returns every bucket that was ever used, ordered by number.
 func LedgerBuckets(ctx context.Context, db sql.DB) ([]LedgerBucket, error) {
-	return rowsOf[LedgerBucket](ctx, db, "the credit buckets", "epoch_list")
+	return statement.Structs[LedgerBucket](ctx, db, "read the credit buckets", query("epoch_list"))
 }
 
 // lockBuckets locks and returns the rows of buckets until tx ends. It skips rows that another transaction has locked.
 func lockBuckets(ctx context.Context, tx pgx.Tx, buckets []int16) ([]LedgerBucket, error) {
-	return rowsOf[LedgerBucket](ctx, tx, "the credit buckets", "epoch_lock", buckets)
+	return statement.Structs[LedgerBucket](ctx, tx, "read the credit buckets", query("epoch_lock"), buckets)
 }
 
 // settledBuckets returns the buckets, like LedgerBuckets, after it has waited for every sync transaction that may
@@ -197,17 +185,17 @@ func accountAt(ctx context.Context, db sql.DB, user uuid.UUID) (*LedgerAccount, 
 
 // lockAccounts locks the users' existing accounts until tx ends, and returns them.
 func lockAccounts(ctx context.Context, tx pgx.Tx, users []uuid.UUID) ([]LedgerAccount, error) {
-	return rowsOf[LedgerAccount](ctx, tx, "credit accounts", "accounts_lock", users)
+	return statement.Structs[LedgerAccount](ctx, tx, "read credit accounts", query("accounts_lock"), users)
 }
 
 // FrozenAccounts returns every frozen account.
 func FrozenAccounts(ctx context.Context, db sql.DB) ([]LedgerAccount, error) {
-	return rowsOf[LedgerAccount](ctx, db, "the frozen credit accounts", "accounts_frozen")
+	return statement.Structs[LedgerAccount](ctx, db, "read the frozen credit accounts", query("accounts_frozen"))
 }
 
 // EntryByOp returns the user's entry with an operation's id. Errors: ErrEntryNotFound.
 func EntryByOp(ctx context.Context, db sql.DB, user, op uuid.UUID) (*LedgerEntry, error) {
-	list, err := rowsOf[LedgerEntry](ctx, db, "a credit entry", "entry_get", user, op)
+	list, err := statement.Structs[LedgerEntry](ctx, db, "read a credit entry", query("entry_get"), user, op)
 	if err == nil && len(list) == 0 {
 		err = fmt.Errorf("look up a credit entry: %w", ErrEntryNotFound)
 	}
@@ -227,7 +215,7 @@ type knownEntry struct {
 
 // knownEntries returns the entries that the ledger already has, by number or by operation.
 func knownEntries(ctx context.Context, tx pgx.Tx, entries []knownEntry) ([]knownEntry, error) {
-	return rowsOf[knownEntry](ctx, tx, "credit entries", "entries_known", columns(entries)...)
+	return statement.Structs[knownEntry](ctx, tx, "read credit entries", query("entries_known"), columns(entries)...)
 }
 
 // ledgerEvent is an event of type credits.
@@ -313,12 +301,13 @@ type ledgerBalance struct {
 func ledgerBalances(
 	ctx context.Context, db sql.DB, after uuid.UUID, limit int, users []uuid.UUID,
 ) ([]ledgerBalance, error) {
-	return rowsOf[ledgerBalance](ctx, db, "the sums of the ledger", "reconcile", after, limit, users)
+	return statement.Structs[ledgerBalance](ctx, db, "read the sums of the ledger", query("reconcile"), after, limit,
+		users)
 }
 
 // unbalancedBuckets returns the buckets whose counter-account and accounts differ. It reads every account.
 func unbalancedBuckets(ctx context.Context, db sql.DB) ([]Unbalanced, error) {
-	return rowsOf[Unbalanced](ctx, db, "the sums of the buckets", "reconcile_buckets")
+	return statement.Structs[Unbalanced](ctx, db, "read the sums of the buckets", query("reconcile_buckets"))
 }
 
 // countAccounts returns the approximate number of accounts, from the planner's statistics.
@@ -343,7 +332,7 @@ type QuarantinedEntry struct {
 
 // quarantinedEntries returns up to limit entries of a user, oldest first.
 func quarantinedEntries(ctx context.Context, db sql.DB, user uuid.UUID, limit int) ([]QuarantinedEntry, error) {
-	return rowsOf[QuarantinedEntry](ctx, db, "the quarantine", "quarantine_list", user, limit)
+	return statement.Structs[QuarantinedEntry](ctx, db, "read the quarantine", query("quarantine_list"), user, limit)
 }
 
 // thawAccount clears the frozen state of an account.

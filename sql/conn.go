@@ -48,22 +48,14 @@ func exec(ctx context.Context, db DB, what, name string, args ...any) (rows int6
 	return tag.RowsAffected(), nil
 }
 
-// collect returns the rows of a statement, each as convert makes it. what says in its error what it is for.
+// collect is statement.Rows by name, and structs is statement.Structs.
 func collect[T any](ctx context.Context, db DB, what string, convert pgx.RowToFunc[T], name string, args ...any,
 ) ([]T, error) {
-	rows, err := db.Query(ctx, query(name), args...)
-	if err == nil {
-		var list []T
-		if list, err = pgx.CollectRows(rows, convert); err == nil {
-			return list, nil
-		}
-	}
-	return nil, fmt.Errorf("%s: %w", what, err)
+	return statement.Rows(ctx, db, what, convert, query(name), args...)
 }
 
-// structs is collect for structs with a field for each column.
 func structs[T any](ctx context.Context, db DB, what, name string, args ...any) ([]T, error) {
-	return collect(ctx, db, what, pgx.RowToStructByPos[T], name, args...)
+	return statement.Structs[T](ctx, db, what, query(name), args...)
 }
 
 // ConnConfig parses url (libpq variables supply what it omits) and adds the settings of every connection of posthaste:

@@ -72,13 +72,5 @@ func NoteTaken(ctx context.Context, db DB, streams []outbox.Stream, epoch int64)
 
 // KnownStreams lists every stream that was published to or has unsettled events.
 func KnownStreams(ctx context.Context, db DB) ([]string, error) {
-	rows, err := db.Query(ctx, query("stream_known"))
-	if err != nil {
-		return nil, fmt.Errorf("list streams: %w", err)
-	}
-	streams, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("list streams: %w", err)
-	}
-	return streams, nil
+	return collect(ctx, db, "list streams", pgx.RowTo[string], "stream_known")
 }

@@ -36,7 +36,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/time/rate"
 
@@ -336,12 +335,5 @@ type Entry struct {
 
 // List returns the newest attempts since a time, the newest first, at most limit. Without an outcome it is 'begun'.
 func List(ctx context.Context, db sql.DB, since time.Time, limit int) ([]Entry, error) {
-	rows, err := db.Query(ctx, query("list"), since, limit)
-	if err == nil {
-		var list []Entry
-		if list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Entry]); err == nil {
-			return list, nil
-		}
-	}
-	return nil, fmt.Errorf("list posthaste_audit: %w", err)
+	return statement.Structs[Entry](ctx, db, "list posthaste_audit", query("list"), since, limit)
 }

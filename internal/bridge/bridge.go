@@ -171,13 +171,9 @@ type found struct {
 
 // List returns the bridges of posthaste's schema, and checks each of them.
 func List(ctx context.Context, db sql.DB) ([]Bridge, error) {
-	rows, err := db.Query(ctx, query("list"))
+	all, err := statement.Structs[found](ctx, db, "list bridges", query("list"))
 	if err != nil {
-		return nil, fmt.Errorf("list bridges: %w", err)
-	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[found])
-	if err != nil {
-		return nil, fmt.Errorf("list bridges: %w", err)
+		return nil, err
 	}
 	list := make([]Bridge, len(all))
 	for i, f := range all {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/statement"
 	"posthaste/sql"
@@ -44,19 +43,12 @@ func traceRowsOf(ctx context.Context, db sql.DB, id string, limit int) ([]traceR
 	if parsed, err := uuid.Parse(id); err == nil {
 		event = &parsed
 	}
-	rows, err := db.Query(ctx, query("trace"), id, event, limit)
+	found, err := statement.Structs[traceRow](ctx, db, "trace", query("trace"), id, event, limit)
 	if err != nil {
-		return nil, fmt.Errorf("trace: %w", err)
-	}
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[traceRow])
-	if err != nil {
-		return nil, fmt.Errorf("trace: %w", err)
+		return nil, err
 	}
 	order, err := traceOrder(ctx, db, event)
-	if err != nil {
-		return nil, fmt.Errorf("trace: %w", err)
-	}
-	return append(order, found...), nil
+	return append(order, found...), err
 }
 
 // traceOrder finds the order with an id, in a database that has orders.
@@ -64,12 +56,12 @@ func traceOrder(ctx context.Context, db sql.DB, id *uuid.UUID) ([]traceRow, erro
 	if id == nil {
 		return nil, nil
 	}
-	if shop, err := sql.HasLine(ctx, db, sql.LineShop); err != nil || !shop {
-		return nil, err
-	}
-	rows, err := db.Query(ctx, query("trace_order"), id)
+	shop, err := sql.HasLine(ctx, db, sql.LineShop)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("trace: %w", err)
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[traceRow])
+	if !shop {
+		return nil, nil
+	}
+	return statement.Structs[traceRow](ctx, db, "trace", query("trace_order"), id)
 }
