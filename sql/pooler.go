@@ -43,26 +43,32 @@ func PoolingOf(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig) (Poolin
 		return TransactionPooling, err
 	}
 	// The pooler gave the transactions of conn the same session, perhaps because it was free. A transaction of another
-	// connection takes that session now, unless it is reserved for conn.
+	// connection takes that session now, unless it is reserved for conn, or others have just freed another one.
 	other, err := Connect(ctx, cfg)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = other.Close(context.WithoutCancel(ctx)) }()
-	err = pgx.BeginFunc(ctx, other, func(tx pgx.Tx) error {
-		taken, err := backend(ctx, tx)
-		if err != nil || taken == first {
-			again = 0
+	for range poolingRounds {
+		err := pgx.BeginFunc(ctx, other, func(tx pgx.Tx) error {
+			taken, err := backend(ctx, tx)
+			if err != nil || taken == first {
+				again = 0
+				return err
+			}
+			again, err = backend(ctx, conn)
 			return err
+		})
+		if err != nil || again != first {
+			return TransactionPooling, err
 		}
-		again, err = backend(ctx, conn)
-		return err
-	})
-	if again != first {
-		return TransactionPooling, err
 	}
-	return SessionPooling, err
+	return SessionPooling, nil
 }
+
+// poolingRounds is how often a session has to look reserved. It looks so by chance in a third of the rounds if others
+// use the pooler all the time.
+const poolingRounds = 20
 
 // backend returns the process id of the server's process that executes a statement of db.
 func backend(ctx context.Context, db DB) (pid uint32, err error) {

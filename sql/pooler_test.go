@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -159,4 +160,35 @@ func TestPoolingOf(t *testing.T) {
 			t.Errorf("%s: %q, %v; want %q", name, got, err, c.want)
 		}
 	}
+}
+
+// A pooler in transaction mode is never taken for one in session mode, however busy others keep it: a relay would leave
+// its locks behind, and wait for them.
+func TestPoolingOfABusyPooler(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	cfg, err := sql.ConnConfig(testenv.PgBouncer(t, d.URL, "transaction"), "public", "test")
+	must(t, err)
+	busy, stop := context.WithCancel(t.Context())
+	var others sync.WaitGroup
+	for range 4 {
+		c, err := sql.Connect(t.Context(), cfg)
+		must(t, err)
+		others.Go(func() {
+			defer c.Close(t.Context())
+			for busy.Err() == nil {
+				_, _ = c.Exec(t.Context(), "SELECT pg_catalog.pg_sleep(0.0005)")
+			}
+		})
+	}
+	conn, err := sql.Connect(t.Context(), cfg)
+	must(t, err)
+	defer conn.Close(t.Context())
+	for range 200 {
+		if got, err := sql.PoolingOf(t.Context(), conn, cfg); err != nil || got != sql.TransactionPooling {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	stop()
+	others.Wait()
 }
