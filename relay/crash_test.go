@@ -279,14 +279,20 @@ var scenarios = map[string]scenario{
 	"prefix": {standby: true, story: func(w *world) {
 		for _, prefix := range []string{"events.", "outbox."} {
 			elapse(900 * time.Millisecond)
-			var old []*instance
 			w.do(func() {
-				w.prefix, old = prefix, slices.Clone(w.instances)
+				w.prefix = prefix
 				w.replace()
 				w.replace()
 			})
-			for _, i := range old {
-				i.stop()
+			for range 2 { // a fault may have begun to start another one with the old prefix
+				var all []*instance
+				w.do(func() { all = slices.Clone(w.instances) })
+				for _, i := range all {
+					if i.relay.o.Prefix != prefix {
+						i.stop()
+					}
+				}
+				elapse(100 * time.Millisecond)
 			}
 			w.eventually("the prefix is another one", 5*time.Minute, func() bool { return w.pg.state.Prefix == prefix })
 			elapse(700 * time.Millisecond)
