@@ -90,9 +90,10 @@ var scenarios = map[string]scenario{
 		}
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
 	}},
-	// The server of one stream is down and the others are up. It returns as it was, or restarted.
+	// The server of one stream is down and the others are up. It returns as it was, or restarted, or all have lost
+	// everything. An event follows one of a transaction that also has an event for the server that is down.
 	"apart": {o: Options{}, story: func(w *world) {
-		for round := range 3 {
+		for round := range 4 {
 			elapse(1300 * time.Millisecond)
 			w.do(func() { w.rd.away["outbox.order"] = true })
 			elapse(700 * time.Millisecond)
@@ -101,11 +102,18 @@ var scenarios = map[string]scenario{
 			tx.insert("order", "p", "done")
 			tx.insert("user", "q", "done")
 			tx.commitNow()
-			elapse(800 * time.Millisecond)
+			elapse(100 * time.Millisecond)
+			tx = w.begin()
+			tx.insert("user", "q", "done")
+			tx.commitNow()
+			elapse(700 * time.Millisecond)
 			w.do(func() {
 				w.rd.away["outbox.order"] = false
-				if round == 1 {
+				switch round {
+				case 1:
 					w.rd.restart()
+				case 3:
+					w.rd.flush()
 				}
 			})
 		}

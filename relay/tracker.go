@@ -1,6 +1,9 @@
 package relay
 
 import (
+	"cmp"
+	"hash/maphash"
+	"maps"
 	"slices"
 	"sync"
 
@@ -29,11 +32,17 @@ type portion struct {
 	xids      []uint64
 }
 
-// rowID is a row as the WAL names it.
+// rowID is a row as the WAL names it, with its aggregate.
 type rowID struct {
-	xid uint32
-	seq int64
+	xid       uint32
+	seq       int64
+	aggregate aggregate
 }
+
+// aggregate is a hash of a stream and an aggregate id.
+type aggregate uint64
+
+var aggregateSeed = maphash.MakeSeed()
 
 // tracker records which transactions are published as a whole, and decides from that how far the mark, the slot and the
 // gates may be moved. It makes no calls. The router adds portions, the workers complete them, and the settler settles
@@ -52,7 +61,7 @@ type tracker struct {
 	snapshot outbox.Snapshot
 	// rows are the confirmed and parked rows that the mark does not see, by transaction. highest is the highest such
 	// transaction there ever was.
-	rows    map[uint64][]int64
+	rows    map[uint64][]rowID
 	highest uint64
 	entries outbox.Entries
 }
@@ -60,15 +69,17 @@ type tracker struct {
 // begin sets the mark that the stream starts from. It is called before the first portion.
 func (t *tracker) begin(at outbox.Pass) {
 	t.mark, t.snapshot, t.highest = at.Settled, at.Snapshot, at.Snapshot.Max()
-	t.rows, t.entries = map[uint64][]int64{}, outbox.Entries{}
+	t.rows, t.entries = map[uint64][]rowID{}, outbox.Entries{}
 }
 
 // route adds a piece: its portions, and its last end of a transaction.
 func (t *tracker) route(portions []*portion, end outbox.LSN) {
 	for _, p := range portions {
 		p.ids = make([]rowID, len(p.rows))
+		stream := maphash.String(aggregateSeed, p.stream)
 		for i := range p.rows {
-			p.ids[i] = rowID{p.rows[i].XID, p.rows[i].Seq}
+			id := maphash.String(aggregateSeed, p.rows[i].AggregateID)
+			p.ids[i] = rowID{p.rows[i].XID, p.rows[i].Seq, aggregate(stream ^ id)}
 		}
 	}
 	t.mu.Lock()
@@ -163,7 +174,7 @@ func (t *tracker) count(p *portion) {
 		if t.mark.Snapshot.Sees(xid) {
 			continue // it was deleted before it was published
 		}
-		t.rows[xid] = append(t.rows[xid], r.seq)
+		t.rows[xid] = append(t.rows[xid], r)
 		t.highest = max(t.highest, xid)
 		if n := len(p.xids); n == 0 || p.xids[n-1] != xid {
 			p.xids = append(p.xids, xid)
@@ -179,13 +190,44 @@ func (t *tracker) whole(o outbox.Owed) bool {
 	if len(rows) < len(o.Seqs) {
 		return false
 	}
-	slices.Sort(rows)
+	slices.SortFunc(rows, func(a, b rowID) int { return cmp.Compare(a.seq, b.seq) })
 	for _, seq := range o.Seqs {
-		if _, there := slices.BinarySearch(rows, seq); !there {
+		_, there := slices.BinarySearchFunc(rows, seq, func(r rowID, seq int64) int { return cmp.Compare(r.seq, seq) })
+		if !there {
 			return false
 		}
 	}
 	return true
+}
+
+// hide adds to hidden every transaction of rows with an event that follows, in its aggregate, one of a hidden
+// transaction. If it were settled alone, and the sink then lost both events, it would be restored before the other one
+// is published again.
+func hide(hidden map[uint64]bool, rows map[uint64][]rowID) {
+	first := map[aggregate]int64{} // by aggregate: the first event of a hidden transaction
+	note := func(xid uint64) {
+		for _, r := range rows[xid] {
+			if seq, known := first[r.aggregate]; !known || r.seq < seq {
+				first[r.aggregate] = r.seq
+			}
+		}
+	}
+	for xid := range hidden {
+		note(xid)
+	}
+	for before := -1; before != len(hidden) && len(first) > 0; {
+		before = len(hidden)
+		for xid, list := range rows {
+			follows := func(r rowID) bool {
+				seq, known := first[r.aggregate]
+				return known && r.seq > seq
+			}
+			if !hidden[xid] && slices.ContainsFunc(list, follows) {
+				hidden[xid] = true
+				note(xid)
+			}
+		}
+	}
 }
 
 // underway returns the transactions of a portion that is not confirmed.
@@ -228,21 +270,24 @@ func (t *tracker) abandon(xid uint32) {
 }
 
 // open reports whether something is published and not settled. A transaction with rows that were not published does not
-// count: when the workers have ended, no one publishes them.
+// count, nor does one that follows it: when the workers have ended, no one publishes these rows.
 func (t *tracker) open() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	unpublished := map[uint64]bool{}
+	unpublished, published := map[uint64]bool{}, maps.Clone(t.rows)
 	if t.abandoned != nil {
 		unpublished[t.snapshot.Widen(*t.abandoned)] = true
 	}
 	for _, p := range t.portions {
-		if !p.done {
-			for _, xid := range t.underway(p) {
+		for _, r := range p.ids {
+			if xid := t.snapshot.Widen(r.xid); p.done {
+				published[xid] = append(slices.Clip(published[xid]), r)
+			} else {
 				unpublished[xid] = true
 			}
 		}
 	}
+	hide(unpublished, published)
 	return slices.ContainsFunc(t.portions, func(p *portion) bool {
 		return p.done && slices.ContainsFunc(append(t.underway(p), p.xids...), func(xid uint64) bool {
 			return !unpublished[xid] && !t.mark.Snapshot.Sees(xid)
@@ -252,16 +297,19 @@ func (t *tracker) open() bool {
 
 // reach returns how far the mark may be moved after a scan of what is below a transaction id, whether that settles
 // something, and the transactions that the scan has found and that are not whole. The mark may see what it saw before,
-// nothing that the scan does not see, and no transaction that is not whole. least is what an earlier attempt reached.
+// nothing that the scan does not see, and no transaction that is not whole or follows one that is not. least is what an
+// earlier attempt reached.
 func (t *tracker) reach(look outbox.Look, below, least uint64) (to outbox.Settled, news bool, undone []outbox.Owed) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.snapshot = look.Snapshot
 	undone = slices.DeleteFunc(look.Owed, t.whole)
-	hidden := slices.Clone(look.Snapshot.Running())
+	unsettled := make(map[uint64]bool, len(undone))
 	for _, o := range undone {
-		hidden = append(hidden, o.XID)
+		unsettled[o.XID] = true
 	}
+	hide(unsettled, t.rows)
+	hidden := slices.AppendSeq(slices.Clone(look.Snapshot.Running()), maps.Keys(unsettled))
 	seen := outbox.NewSnapshot(min(look.Snapshot.Max(), below), hidden)
 	top := least
 	for xid := range t.rows {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"testing"
@@ -90,6 +91,7 @@ func (w *tracked) piece() (events, bytes int) {
 			stream := rapid.SampledFrom(trackedStreams).Draw(w.T, "stream")
 			r := &row{xid: w.xid, stream: stream}
 			r.XID, r.Seq, r.Commit = uint32(w.xid), int64(len(w.rows)+1), commit
+			r.AggregateID = rapid.SampledFrom([]string{"x", "y"}).Draw(w.T, "aggregate")
 			if i == n-1 {
 				w.wal++
 				r.End, end = w.wal, w.wal
@@ -185,9 +187,17 @@ func (w *tracked) settle() {
 		w.moved(to)
 		w.least = max(w.least, to.Snapshot.Max())
 	}
+	unsettled := map[string]int64{} // by stream and aggregate: the first row that is not settled
 	for _, r := range w.rows {
-		if w.mark.Snapshot.Sees(r.xid) && !r.confirmed {
+		name := r.stream + " " + r.AggregateID
+		switch before := unsettled[name]; {
+		case !w.mark.Snapshot.Sees(r.xid):
+			unsettled[name] = cmp.Or(before, r.Seq)
+		case !r.confirmed:
 			w.Fatalf("the mark sees transaction %d, whose row %d is not confirmed", r.xid, r.Seq)
+		case before != 0:
+			w.Fatalf("the mark sees transaction %d with row %d, and not row %d of the same aggregate", r.xid, r.Seq,
+				before)
 		}
 	}
 }

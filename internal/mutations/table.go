@@ -505,4 +505,8 @@ var mutations = []mutation{
 		file: "credits/lua/credits_v1.lua", old: "local prev = redis.call('GET', idem)",
 		replacement: "local prev = nil", pkg: "./credits", test: "TestExactlyTheBalanceCanBeSpent",
 	},
+	{
+		safeguard: "an event is settled after those before it in its aggregate", about: "it may be settled alone",
+		file: "relay/tracker.go", old: "	hide(unsettled, t.rows)\n", replacement: "", pkg: "./relay", test: "TestTracker",
+	},
 }
