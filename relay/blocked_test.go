@@ -429,7 +429,7 @@ func TestAStopLeavesWhatIsLate(t *testing.T) {
 	})
 }
 
-// A stop also abandons events that share a transaction with late ones, and those that follow them in their aggregate. It
+// A stop also abandons events that share a transaction with late ones, and those that follow them in an aggregate. It
 // does not wait for events that will not be published.
 func TestAStopLeavesWhatSharesATransactionWithWhatIsLate(t *testing.T) {
 	t.Parallel()

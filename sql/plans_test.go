@@ -147,7 +147,7 @@ func TestMarkPlansUseTheIndex(t *testing.T) {
 			"log_held":       {[]any{uuid.New(), 0, id}, 400},
 			"log_count":      {[]any{id - 1, id, -1, nil, "", "", false}, 600_000},
 			"log_list":       {[]any{[]int64{id}, []int16{3}, 0, nil, "", "", 10, false}, 30_000},
-			"park":           {[]any{"test", o.Epoch, o.Nonce[:], "a", 1, uuid.New(), "", "", 1}, 100}, // the first statement of a session reads the catalog, too
+			"park":           {[]any{"test", o.Epoch, o.Nonce[:], "a", 1, uuid.New(), "", "", 1}, 100},
 			"dead_published": {nil, 50},
 			"history_marks":  {[]any{time.Now().Add(-time.Hour)}, 40_000},
 			"history_delete": {[]any{3, id, 1 << 40, 1000}, 100},

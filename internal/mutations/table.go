@@ -507,6 +507,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "an event is settled after those before it in its aggregate", about: "it may be settled alone",
-		file: "relay/tracker.go", old: "	hide(unsettled, t.rows)\n", replacement: "", pkg: "./relay", test: "TestTracker",
+		file: "relay/tracker.go", old: "	hide(unsettled, t.rows)\n", replacement: "",
+		pkg: "./relay", test: "TestTracker",
 	},
 }
