@@ -72,13 +72,17 @@ func databaseCopied(ctx context.Context, c *campaign, _ *rand.Rand) (string, hea
 		if err = p.start(); err != nil {
 			return err
 		}
-		for !p.ready(ctx).foreign() {
+		// The relays of the original have lost their sessions, too, and each of them may adopt once for that.
+		for since := time.Now(); !p.ready(ctx).foreign() || time.Since(since) < time.Second; {
+			epoch, err := c.epoch(ctx)
+			if err == nil && epoch != before {
+				before, since = epoch, time.Now()
+			}
 			if err := pause.For(ctx, 100*time.Millisecond); err != nil {
 				return errors.Join(errors.New("the relay of the copy is not refused"), err)
 			}
 		}
-		before, err = c.epoch(ctx)
-		return err
+		return nil
 	}()
 	injected := err == nil
 	return "", func(ctx context.Context) error {
