@@ -239,7 +239,8 @@ var ErrGap = errors.New("the gate has lost its place: adopt again")
 // an ErrGap.
 var ErrMoved = fmt.Errorf("the sink was restarted, or is another one: %w", ErrGap)
 
-// StreamError means that the sink answers and the failure concerns one stream; publishing to others continues.
+// StreamError means that the failure concerns one stream, or those of one node of a cluster; publishing to others
+// continues.
 type StreamError struct {
 	Stream string
 	// Unknown is set if the reply is of an unknown kind: repeating the delivery halves the batch.

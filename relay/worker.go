@@ -367,8 +367,11 @@ func (b *blockedStreams) show(r *reporter) {
 		return
 	}
 	others := "the others go on"
-	if b.full {
+	switch {
+	case b.full:
 		others = "the others wait, because the window is full of what waits for them"
+	case !b.published.After(b.since):
+		others = "and nothing was published since"
 	}
 	r.health.clear(conditionPublish)
 	r.health.fail(conditionStreams, fmt.Sprintf("%s stand still, %s: %v", strings.Join(names, ", "), others, first))

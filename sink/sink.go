@@ -308,8 +308,10 @@ func (s *Sink) failed(step, stream string, err error) error {
 		}
 	}
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
-	if reply := redis.Error(nil); oneStream[class] && errors.As(err, &reply) {
-		return &outbox.StreamError{Stream: stream, Unknown: class == classOther, Err: wrapped}
+	reply := redis.Error(nil)
+	answered := errors.As(err, &reply)
+	if cluster && !errors.Is(err, context.Canceled) || answered && oneStream[class] {
+		return &outbox.StreamError{Stream: stream, Unknown: answered && class == classOther, Err: wrapped}
 	}
 	return wrapped
 }

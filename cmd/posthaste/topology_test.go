@@ -252,6 +252,38 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	}
 }
 
+// The same in a sweep, which settles the events of the other streams when the node is back.
+func TestOthersFlowInASweepWhileANodeIsDown(t *testing.T) {
+	t.Parallel()
+	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
+	r := w.relayIn("poll", "--stream-maxlen=0")
+	load := w.load(300)
+	w.flows(load, 200)
+	must(t, w.cluster.Nodes[0].Kill())
+	others := func() (n int64) {
+		for _, typ := range w.types[1:] {
+			n += w.cluster.Client.XLen(t.Context(), "outbox."+typ).Val()
+		}
+		return n
+	}
+	before := others()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		now := others()
+		return testenv.FailIf(now < before+1000, "%d events of others are published, and were %d", now, before)
+	})
+	testenv.Eventually(t, 20*time.Second, func() error {
+		var h struct{ Reasons []string }
+		status, err := r.get("/readyz", &h)
+		text := strings.Join(h.Reasons, " ")
+		return testenv.FailIf(err != nil || status != 503 || !strings.Contains(text, "outbox."+w.types[0]+" stand") ||
+			!strings.Contains(text, w.cluster.Nodes[0].Addr()), "readyz: %d %v %w", status, h.Reasons, err)
+	})
+	must(t, w.cluster.Nodes[0].Start(t.Context()))
+	w.flows(load, 200)
+	w.ended(load)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
 // giveUp makes a group of each stream give up an event.
 func (w *clustered) giveUp() {
 	w.t.Helper()
