@@ -3,6 +3,7 @@ package sink_test
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,8 +29,8 @@ func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
 		d.Skip(nil)
 	}
 	_, err := d.Publish(t.Context())
-	if sink.Class(err) != "wrongtype" {
-		t.Fatalf("got %v, want wrongtype", err)
+	if sink.Class(err) != "wrongtype" || !strings.Contains(err.Error(), "the key "+stream+" holds a string") {
+		t.Fatalf("got %v, want wrongtype, and the key", err)
 	}
 	f.do("DEL", stream)
 	r, err := d.Publish(t.Context()) // no Skip: a retry

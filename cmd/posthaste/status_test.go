@@ -26,7 +26,7 @@ func TestStatusWatchSurvivesPostgres(t *testing.T) {
 			return testenv.FailIf(n < least, "%q %d times, want %d: %s", text, n, least, human.text())
 		})
 	}
-	lines(" ok: events are streamed; mode=cdc", 2)
+	lines(" ok: events flow in mode cdc; mode=cdc", 2)
 	script.waitText(t, `"mode":"cdc"`)
 	p.Down()
 	lines(" broken: Postgres does not answer: ", 2)

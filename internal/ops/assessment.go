@@ -48,7 +48,7 @@ func (a *assessment) waiting() string {
 	if !a.s.Asked.Postgres.known() || b.Rows == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s events wait, the oldest for %s", b.Size(), Rough(seconds(b.OldestSeconds)))
+	return b.wait() + ", the oldest for " + Rough(seconds(b.OldestSeconds))
 }
 
 // servers checks whether both servers answer.
@@ -66,14 +66,16 @@ func (a *assessment) servers() {
 	case pg.Error != "" && pg.Refused:
 		a.add(Problem{
 			Level: Broken, Part: partOutbox, Title: "Postgres refuses", line: line, Action: actionDoctor,
-			Why:    "Committed events are safe. " + sentence(pg.Error),
-			Remedy: "Fix what it reports; posthaste doctor names the command.",
+			Why: "Committed events are safe. " + sentence(pg.Error), Runbook: "OutboxNoLeader",
+			Remedy: "Fix what it reports: posthaste doctor names the command.",
 		})
 	case pg.Error != "":
 		a.add(Problem{
 			Level: Broken, Part: partOutbox, Title: "Postgres does not answer", line: line, Action: actionDoctor,
-			Why:    "Nothing can be ordered and nothing moves; committed events are safe. " + sentence(pg.Error),
-			Remedy: "Start Postgres, or fix the network to it. Everything continues automatically.",
+			Why: "Nothing can be ordered and nothing moves; committed events are safe. " + sentence(pg.Error),
+			Remedy: "Start Postgres, or fix what keeps posthaste doctor from reaching it. Everything continues " +
+				"automatically.",
+			Runbook: "OutboxNoLeader",
 		})
 	}
 	if rd.Error != "" {
@@ -83,9 +85,10 @@ func (a *assessment) servers() {
 		}
 		a.add(Problem{
 			Level: a.blocked(), Part: partRedis, Title: "Redis does not take events", Action: actionDoctor,
-			Why:    why + ". " + sentence(rd.Error),
-			Remedy: "Start Redis, or fix what it reports. Everything continues automatically.",
-			line:   join(rd.Error, a.waiting()),
+			Why: why + ". " + sentence(rd.Error), Runbook: "OutboxPublishFailing",
+			Remedy: "Start Redis, or fix what it reports: posthaste doctor names the setting. Everything continues " +
+				"automatically.",
+			line: join(rd.Error, a.waiting()),
 		})
 	}
 	if pg.Slow {
@@ -94,7 +97,9 @@ func (a *assessment) servers() {
 			Level: Broken, Part: partOutbox, Title: "Postgres is too slow to answer", line: line,
 			Action: actionDoctor,
 			Why:    "Committed events are safe; the number of waiting ones is unknown. " + sentence(pg.Error),
-			Remedy: "Check that a relay is running, its log, locks on outbox, and the load of Postgres.",
+			Remedy: "Check the relay's log, locks on the table outbox, and the load of Postgres; posthaste status " +
+				"counts without a limit of time.",
+			Runbook: "OutboxSlotScrapeFailing",
 		})
 	}
 }
@@ -118,14 +123,17 @@ func (a *assessment) held() {
 	}
 	add(layoutCondition, Problem{
 		Part: partPath, Title: "The number of streams per type is being changed", Action: actionGroups,
+		Runbook: "OutboxRelayNotPublishing",
 		Remedy: "It continues when every consumer group has read everything. Drop the groups that have no consumers, " +
 			"or end posthaste streams spread and start the relays.",
 	})
 	add(foreignCondition, Problem{
 		Part: partRedis, Title: "A stream belongs to another database", Action: actionDoctor,
+		Runbook: "OutboxPublishFailing",
 	})
 	add(copyCondition, Problem{
 		Part: partRedis, Title: "A copy of this database is at work, or its original", Action: actionDoctor,
+		Runbook: "OutboxRelayNotPublishing",
 	})
 }
 
@@ -139,8 +147,8 @@ func (a *assessment) flow() {
 			why += "; " + p.Owner + " led last"
 		}
 		problem := Problem{
-			Level: Broken, Part: partPath, Title: "No relay publishes", Why: why + ".",
-			Remedy: "Start posthaste relay. If it is running, its log says why it does not lead.",
+			Level: Broken, Part: partPath, Title: "No relay publishes", Why: why + ".", Runbook: "OutboxNoLeader",
+			Remedy: "Start one: posthaste relay. If it is running, its log says why it does not lead.",
 			line:   join("no relay runs", a.waiting()),
 		}
 		if p.Relays > 0 {
@@ -148,8 +156,8 @@ func (a *assessment) flow() {
 		}
 		if p.Relays > 0 && oldest < veryLateAfter {
 			problem.Level = Degraded
-			problem.Remedy = "Wait a few seconds: a relay is connected and takes over. If it does not, its log says " +
-				"why."
+			problem.Remedy = "Wait a few seconds: a relay is connected and takes over. If it does not, its log and " +
+				"posthaste doctor say why."
 		}
 		a.add(problem)
 		return
@@ -161,14 +169,12 @@ func (a *assessment) flow() {
 	if oldest >= veryLateAfter {
 		level = Broken
 	}
-	why := fmt.Sprintf("%s events wait in the outbox, none is lost.", p.Backlog.Size())
-	if p.Degraded != "" {
-		why += " " + sentence(p.Degraded)
-	}
 	a.add(Problem{
-		Level: level, Part: partOutbox, Title: "Events are late: the oldest waits " + span(oldest), Why: why,
-		Remedy: "If the backlog shrinks, wait. Otherwise check the doctor's findings and the relay's log.",
-		Action: actionDoctor, Follows: !a.reachable || a.heldTold != "", line: join(a.waiting(), p.Degraded),
+		Level: level, Part: partOutbox, Title: "Events are late: the oldest waits " + span(oldest),
+		Why:     p.Backlog.wait() + " in the outbox, none is lost.",
+		Remedy:  "If the backlog shrinks, wait. Otherwise run posthaste doctor, and check the relay's log.",
+		Runbook: "OutboxOldestPendingTooOld", Action: actionDoctor,
+		Follows: !a.reachable || a.heldTold != "", line: join(a.waiting(), p.Degraded),
 	})
 }
 
@@ -185,35 +191,38 @@ func (a *assessment) slot() {
 	case p.Mode == outbox.ModeCDC:
 		a.slotTold = unusable
 		a.add(Problem{
-			Level: unusable, Part: partPath, Title: "Events are streamed again, for a moment only so far",
-			Why:    "Before: " + sentence(p.Degraded),
-			Remedy: "Wait some seconds: this is taken back when the stream lasts.",
-			line:   "events are streamed again, but only since a moment ago; before: " + p.Degraded,
+			Level: unusable, Part: partPath, Title: "Events flow in mode cdc again, since a moment ago",
+			Why: "Before: " + sentence(p.Degraded), Runbook: "OutboxRelayFallbackActive",
+			Remedy: "Wait some seconds: this notice ends when the stream lasts. posthaste status shows it, too.",
+			line:   "events flow in mode cdc again, but only since a moment ago; before: " + p.Degraded,
 		})
 	case wanted:
 		a.slotTold = unusable
 		a.add(Problem{
-			Level: unusable, Part: partPath, Title: "Events flow by sweeping, not by the WAL",
-			Why: sentence(p.Degraded), Action: actionMode,
-			Remedy: "Nothing is lost, and the relay retries automatically. To stop that for now, choose poll.",
-			line:   "events are swept although the stream is wanted: " + p.Degraded,
+			Level: unusable, Part: partPath, Title: "Events flow in mode poll, not cdc",
+			Why: sentence(p.Degraded), Action: actionMode, Runbook: "OutboxRelayFallbackActive",
+			Remedy: "Nothing is lost, and the relay retries automatically. posthaste doctor names the remedy; " +
+				"posthaste mode poll stops the retries.",
+			line: "events flow in mode poll although cdc is desired: " + p.Degraded,
 		})
 	}
 	if p.Slot.Lost && wanted { // otherwise the slot is unused, and it holds nothing back
 		reason := because(p.Slot.Reason)
 		a.add(Problem{
 			Level: Degraded, Part: partPath, Title: "The replication slot is lost", Action: actionDoctor,
-			Why:    "Postgres has invalidated it" + reason + "; the table is swept meanwhile.",
-			Remedy: "The relay creates a new one automatically. If it does not, check the doctor's findings.",
-			line:   "the slot is lost" + reason,
+			Why:     "Postgres has invalidated it" + reason + "; until there is another one, events flow in mode poll.",
+			Remedy:  "The relay creates a new one automatically. If it does not, posthaste doctor says why.",
+			Runbook: "OutboxRelayFallbackActive",
+			line:    "the slot is lost" + reason,
 		})
 	}
 	if muchWAL(p.Slot.RetainedBytes, a.s.WALBudget) {
 		a.add(Problem{
 			Level: Degraded, Part: partPath, Title: "The slot holds back much WAL",
-			Why:    Size(p.Slot.RetainedBytes) + " of the budget of " + Size(a.s.WALBudget) + ".",
-			Remedy: "The relay acts on it automatically. If no relay is running, start one.",
-			line:   "the slot holds " + Size(p.Slot.RetainedBytes) + " of WAL; the budget is " + Size(a.s.WALBudget),
+			Why:     Size(p.Slot.RetainedBytes) + " of the budget of " + Size(a.s.WALBudget) + ".",
+			Remedy:  "The relay acts on it automatically. If no relay is running, start one: posthaste relay.",
+			Runbook: "OutboxSlotRetainedWALCritical",
+			line:    "the slot holds " + Size(p.Slot.RetainedBytes) + " of WAL; the budget is " + Size(a.s.WALBudget),
 		})
 	}
 }
@@ -235,7 +244,7 @@ func (a *assessment) relay() {
 	add := func(level Level, title, condition string) {
 		a.add(Problem{
 			Level: level, Part: partPath, Title: title, Why: sentence(condition),
-			Remedy: "The doctor names the remedy.",
+			Remedy: "posthaste doctor names the remedy.", Runbook: "OutboxRelayNotPublishing",
 			Action: actionDoctor, line: "this relay: " + condition, condition: condition,
 			Follows: !a.reachable || told(level, condition),
 		})
@@ -264,6 +273,7 @@ func (a *assessment) old() {
 			Why:   "It takes long to answer, or this process was suspended.",
 			Remedy: "Wait a few seconds. If it persists, check the load of both servers; posthaste status queries " +
 				"them again.",
+			Runbook: "OutboxSlotScrapeFailing",
 		})
 	}
 }
@@ -289,29 +299,42 @@ func (a *assessment) unknown() {
 		}
 		a.add(Problem{
 			Level: Degraded, Part: l.part, Title: l.title, Action: actionDoctor,
-			Why:    "Problems with them would not show here. " + sentence(l.Error),
-			Remedy: "Check that this process may read them, and that the server is not slow.",
+			Why:     "Problems with them would not show here. " + sentence(l.Error),
+			Remedy:  "Check that this process may read them (posthaste doctor), and that the server is not slow.",
+			Runbook: "OutboxSlotScrapeFailing",
 		})
 	}
 }
 
 func (a *assessment) dead() {
 	d := a.s.Dead
+	const press = ", then press Retry all, or run posthaste dead retry --all."
 	if d.Relay > 0 {
+		cure := "Remove the cause"
+		if d.Class == "wrongtype" {
+			cure = "Rename or delete that key, as in redis-cli RENAME KEY OTHER"
+		}
 		a.add(Problem{
-			Level: Failing, Part: partPath, Title: are(d.Relay) + " parked, not published",
-			Why: "Redis rejected it: " + sentence(d.First), Remedy: "Fix the cause, then press Retry.",
-			Action: actionDead,
-			line:   are(d.Relay) + " parked (posthaste dead list)",
+			Level: Failing, Part: partPath, Title: are(d.Relay) + " dead: Redis refuses " + them(d.Relay),
+			Why: "The oldest: " + sentence(d.First), Remedy: cure + press, Runbook: "OutboxDeadEvents",
+			Action: actionDead, line: are(d.Relay) + " dead (posthaste dead list): " + d.First,
 		})
 	}
 	if d.Groups > 0 {
 		a.add(Problem{
-			Level: Degraded, Part: partGroups, Title: are(d.Groups) + " given up by a consumer group",
-			Why: "Its consumers failed repeatedly.", Remedy: "Fix the consumer, then press Retry.",
-			Action: actionDead,
+			Level: Degraded, Part: partGroups, Title: are(d.Groups) + " dead: a consumer group gave " +
+				them(d.Groups) + " up",
+			Why: "Its consumers failed repeatedly.", Remedy: "Fix the consumer" + press,
+			Runbook: "OutboxConsumerDead", Action: actionDead,
 		})
 	}
+}
+
+func them(n int) string {
+	if n == 1 {
+		return "it"
+	}
+	return "them"
 }
 
 // are counts events, with the verb.
@@ -322,43 +345,87 @@ func are(events int) string {
 	return humanize.Comma(int64(events)) + " events are"
 }
 
-// owed describes what is pending for a group. After a deletion in the stream, Redis cannot count unread entries.
-func owed(g sink.Group) string {
-	unread := humanize.Comma(g.Lag)
-	if g.Lag < 0 {
-		unread = "An unknown number"
-	}
-	return fmt.Sprintf("%s unread, %s not acknowledged", unread, humanize.Comma(g.Pending))
-}
-
+// groups reports the groups that have a problem. A group that has the same one on several streams is one problem.
 func (a *assessment) groups() {
+	type cause struct {
+		name string
+		GroupState
+		lost bool
+	}
+	var causes []cause
+	on := map[cause][]sink.Group{}
+	note := func(c cause, g sink.Group) {
+		if on[c] == nil {
+			causes = append(causes, c)
+		}
+		on[c] = append(on[c], g)
+	}
 	for _, g := range a.s.Groups {
-		on := g.Name + " on " + g.Stream
-		switch StateOf(g) {
-		case Abandoned:
-			a.add(Problem{
-				Level: Degraded, Part: partGroups, Title: "No consumer reads for group " + on, Action: actionGroups,
-				Why: fmt.Sprintf("%s, waiting for %s. The stream is not trimmed beyond them and fills Redis.",
-					owed(g), span(g.Idle)),
-				Remedy: "Start its consumers, or, if it is no longer needed: " + DropGroupCommand(g.Stream, g.Name),
-			})
-		case Slow:
-			a.add(Problem{
-				Level: Degraded, Part: partGroups, Title: "Group " + on + " does not keep up", Action: actionGroups,
-				Why:    fmt.Sprintf("%s, waiting for %s.", owed(g), span(max(g.Idle, g.Waits))),
-				Remedy: "Check that its consumers are running, and their logs.",
-			})
-		case UpToDate, Behind:
+		if state := StateOf(g); state >= Slow {
+			note(cause{g.Name, state, false}, g)
 		}
 		if g.Lost > 0 {
-			a.add(Problem{
-				Level: Broken, Part: partGroups,
-				Title:  "Lost to group " + on + ": " + humanize.Comma(g.Lost) + " entries",
-				Why:    "They were trimmed from the stream before the group had read them.",
-				Remedy: "posthaste replay publishes them again from the history.", Action: actionGroups,
-			})
+			note(cause{g.Name, UpToDate, true}, g)
 		}
 	}
+	for _, c := range causes {
+		groups := on[c]
+		place, which := onStreams(groups)
+		p := Problem{Level: Degraded, Part: partGroups, Action: actionGroups, Runbook: "OutboxConsumerStuck"}
+		switch {
+		case c.lost:
+			var lost int64
+			for _, g := range groups {
+				lost += g.Lost
+			}
+			p.Level, p.Runbook = Broken, "OutboxStreamTrimLoss"
+			p.Title = "Lost to group " + c.name + " on " + place + ": " + count(lost, "event")
+			p.Why = "They were trimmed from the stream before the group had read them." + which
+			p.Remedy = "posthaste replay --stream=" + quoted(groups[0].Stream) +
+				" --since=… publishes them again from the history."
+		case c.GroupState == Abandoned:
+			p.Title = "No consumer reads for group " + c.name + " on " + place
+			p.Why = pending(groups) + " The stream is not trimmed beyond them and fills Redis." + which
+			p.Remedy = "Start its consumers, or, if it is no longer needed: " +
+				DropGroupCommand(groups[0].Stream, c.name)
+		default:
+			p.Title = "Group " + c.name + " on " + place + " does not keep up"
+			p.Why = pending(groups) + which
+			p.Remedy = "Check that its consumers are running, and their logs; posthaste groups list shows the progress."
+		}
+		a.add(p)
+	}
+}
+
+// onStreams names the stream of groups, or counts their streams and lists the first of them in a sentence.
+func onStreams(groups []sink.Group) (place, list string) {
+	if len(groups) == 1 {
+		return groups[0].Stream, ""
+	}
+	const most = 5
+	var names []string
+	for _, g := range groups[:min(len(groups), most)] {
+		names = append(names, g.Stream)
+	}
+	if more := len(groups) - most; more > 0 {
+		names = append(names, humanize.Comma(int64(more))+" more")
+	}
+	return count(int64(len(groups)), "stream"), " Streams: " + strings.Join(names, ", ") + "."
+}
+
+// pending describes what groups have not read or not acknowledged. After a deletion in the stream, Redis cannot count
+// unread entries.
+func pending(groups []sink.Group) string {
+	var lag, acks int64
+	var waits time.Duration
+	for _, g := range groups {
+		lag, acks, waits = lag+g.Lag, acks+g.Pending, max(waits, g.Idle, g.Waits)
+	}
+	unread := humanize.Comma(lag)
+	if slices.ContainsFunc(groups, func(g sink.Group) bool { return g.Lag < 0 }) {
+		unread = "An unknown number"
+	}
+	return fmt.Sprintf("%s unread, %s not acknowledged, waiting for %s.", unread, humanize.Comma(acks), span(waits))
 }
 
 // repairs reports the repairs under way, and those that failed.
@@ -383,9 +450,10 @@ func (a *assessment) repairs() {
 			Level: a.blocked(), Part: partRedis, Title: title, Follows: !a.reachable || a.heldTold != "",
 			Why: "Redis or Postgres may have lost data. Nothing newer is published until the streams are complete. " +
 				far,
-			Remedy: "Wait: the relay publishes the missing events again, and continues. docs/recovery.md has the " +
-				"duration.",
-			line: join(title+", for "+Rough(a.s.Now.Sub(oldest)), progress, a.waiting()),
+			Remedy: "Wait: the relay publishes the missing events again, and continues. posthaste status shows the " +
+				"progress.",
+			Runbook: "OutboxRedisLostData",
+			line:    join(title+", for "+Rough(a.s.Now.Sub(oldest)), progress, a.waiting()),
 		})
 	}
 	if p.Phantoms > 0 {
@@ -397,9 +465,10 @@ func (a *assessment) repairs() {
 			Level: Failing, Part: partOutbox, Title: what,
 			Why: "Postgres has gone back in time, by a failover or a restore. Either it has lost their commits, and " +
 				"consumers may have acted on them; or their rows were deleted before.",
-			Remedy: "posthaste phantoms names them; docs/recovery.md says what to do. posthaste phantoms --ack ends " +
+			Remedy: "posthaste phantoms names them; the runbook says what to do. posthaste phantoms --ack ends " +
 				"this notice.",
-			line: what + " (posthaste phantoms)",
+			Runbook: "OutboxPhantomEvents",
+			line:    what + " (posthaste phantoms)",
 		})
 	}
 }
@@ -407,27 +476,38 @@ func (a *assessment) repairs() {
 // losses reports what Redis or Postgres has lost.
 func (a *assessment) losses() {
 	noticed := func(at time.Time) string { return "Noticed " + span(a.s.Now.Sub(at)) + " ago" }
-	var lost bool
+	var lost []Compared
 	for _, l := range a.s.Postgres.Compared {
-		if l.Missing == 0 {
-			continue
+		switch {
+		case l.Missing == 0:
+		case l.Stream != "":
+			lost = append(lost, l)
+		default:
+			a.add(Problem{
+				Level: Degraded, Part: partOutbox, Title: l.Lost(), Remedy: l.Remedy, Runbook: "OutboxPhantomEvents",
+				Why: noticed(l.Noticed) + ". The new server lacks what it had not received. Events in the streams " +
+					"are not published again; commits may be missing.",
+				line: l.Lost() + "; " + l.Remedy,
+			})
 		}
-		lost = true
-		p := Problem{
-			Level: Broken, Part: partRedis, Title: l.Lost(), Remedy: l.Remedy,
-			Why: noticed(l.Noticed) + ". They had been acknowledged, and were not restored: they were settled longer " +
-				"ago than --restore reaches, or there is no history of them.",
-			line: l.Lost() + "; to restore them: " + l.Remedy,
-		}
-		if l.Stream == "" {
-			p.Level, p.Part = Degraded, partOutbox
-			p.Why = noticed(l.Noticed) + ". The new server lacks what it had not received. Events in the streams are " +
-				"not published again; commits may be missing."
-			p.line = l.Lost() + "; " + l.Remedy
-		}
-		a.add(p)
 	}
-	if at := a.s.Lost; at != nil && !lost {
+	if len(lost) > 0 {
+		title, remedy, which := lost[0].Lost(), lost[0].Remedy, ""
+		if n := len(lost); n > 1 {
+			title = fmt.Sprintf("Redis lost settled events of %d streams", n)
+			remedy += " (posthaste status has the commands of all streams)"
+			for _, l := range lost[:min(n, 5)] {
+				which += " " + sentence(l.Lost())
+			}
+		}
+		a.add(Problem{
+			Level: Broken, Part: partRedis, Title: title, Remedy: remedy, Runbook: "OutboxRedisLostData",
+			Why: noticed(lost[0].Noticed) + ". They had been acknowledged, and were not restored: they were settled " +
+				"longer ago than --restore reaches, or there is no history of them." + which,
+			line: title + "; to restore them: " + remedy,
+		})
+	}
+	if at := a.s.Lost; at != nil && len(lost) == 0 {
 		a.add(a.seen(*at, noticed(*at)))
 	}
 }
@@ -439,16 +519,18 @@ func (a *assessment) seen(lost time.Time, noticed string) Problem {
 			Level: Degraded, Part: partRedis, Title: "Redis had lost data, and has it again", Action: actionGroups,
 			Why: noticed + ": streams or gates had disappeared. The relay has published the missing settled events " +
 				"again, as far back as --restore reaches.",
-			Remedy: "Find out why it was flushed, restarted without its data, or failed over. This stays for 15 " +
-				"minutes.",
+			Remedy: "Find out why it was flushed, restarted without its data, or failed over: redis-cli INFO server. " +
+				"This stays for 15 minutes.",
+			Runbook: "OutboxRedisLostData",
 		}
 	}
 	return Problem{
 		Level: Broken, Part: partRedis, Title: "Redis has lost data", Action: actionGroups,
 		Why: noticed + ": streams or gates have disappeared. The relay publishes the waiting events, and the " +
 			"missing settled events as far back as --restore reaches.",
-		Remedy: "Check that a relay runs. Find out why it was flushed, restarted without its data, or failed over. " +
-			"This stays for 15 minutes.",
+		Remedy: "Check that a relay runs: posthaste status. Find out why Redis was flushed, restarted without its " +
+			"data, or failed over. This stays for 15 minutes.",
+		Runbook: "OutboxRedisLostData",
 	}
 }
 
@@ -458,7 +540,7 @@ func (a *assessment) memory() {
 		a.add(Problem{
 			Level: Degraded, Part: partRedis, Title: "Redis may delete events", Action: actionDoctor,
 			Why:    "Its maxmemory-policy is " + m.Policy + ": when memory is short, streams and gates go.",
-			Remedy: "CONFIG SET maxmemory-policy noeviction",
+			Remedy: "redis-cli CONFIG SET maxmemory-policy noeviction", Runbook: "PosthasteRedisMemoryHigh",
 		})
 	}
 	if m.MaxBytes > 0 && float64(m.UsedBytes) > fullAt*float64(m.MaxBytes) {
@@ -466,7 +548,9 @@ func (a *assessment) memory() {
 			Level: Degraded, Part: partRedis, Title: "Redis is nearly full", Action: actionGroups,
 			Why: Size(m.UsedBytes) + " of " + Size(m.MaxBytes) + ". " +
 				"At the limit publishing stops, and events wait in Postgres.",
-			Remedy: "Raise maxmemory, or shorten the streams. A group without consumers holds trimming.",
+			Remedy: "Raise maxmemory (redis-cli CONFIG SET maxmemory SIZE), or lower --stream-maxlen. A group " +
+				"without consumers holds trimming: posthaste groups list shows it.",
+			Runbook: "PosthasteRedisMemoryHigh",
 		})
 	}
 }
@@ -478,7 +562,7 @@ func (a *assessment) limits() {
 			Level: Degraded, Part: partRedis,
 			Title:  fmt.Sprintf("%d of %s streams are checked", a.s.Looked, humanize.Comma(int64(n))),
 			Why:    "Problems with the groups of the others do not show here.",
-			Remedy: "posthaste groups list shows all of them.",
+			Remedy: "posthaste groups list shows all of them.", Runbook: "OutboxConsumerStuck",
 		})
 	}
 }

@@ -82,6 +82,8 @@ type Page struct {
 	Remedy string `json:"remedy"`
 	// Action is the section of the page where to do it; may be empty.
 	Action string `json:"action"`
+	// Runbook is the section of the runbook; may be empty.
+	Runbook string `json:"runbook"`
 	// Also are the other problems, the gravest first.
 	Also []PageProblem `json:"also"`
 	// Parts are the levels of the parts of the picture that are not ok.
@@ -90,12 +92,13 @@ type Page struct {
 
 // PageProblem is a problem on a page, with the fields of Page, and the part of the picture.
 type PageProblem struct {
-	Level  string `json:"level"`
-	Part   string `json:"part"`
-	Title  string `json:"title"`
-	Why    string `json:"why"`
-	Remedy string `json:"remedy"`
-	Action string `json:"action"`
+	Level   string `json:"level"`
+	Part    string `json:"part"`
+	Title   string `json:"title"`
+	Why     string `json:"why"`
+	Remedy  string `json:"remedy"`
+	Action  string `json:"action"`
+	Runbook string `json:"runbook"`
 }
 
 // Page is the verdict in sentences. It omits problems that follow from others.
@@ -108,7 +111,7 @@ func (v Verdict) Page() Page {
 		out.Title, out.Why = "Nothing is lost, nothing is late", v.well
 	case Degraded, Failing, Broken:
 		p := v.Problems[0]
-		out.Title, out.Why, out.Remedy, out.Action = p.Title, p.Why, p.Remedy, p.Action
+		out.Title, out.Why, out.Remedy, out.Action, out.Runbook = p.Title, p.Why, p.Remedy, p.Action, p.Runbook
 	}
 	for i, p := range v.Problems {
 		if p.Follows {
@@ -118,7 +121,8 @@ func (v Verdict) Page() Page {
 			out.Parts[p.Part] = p.Level.Tone()
 		}
 		if i > 0 {
-			out.Also = append(out.Also, PageProblem{p.Level.Tone(), p.Part, p.Title, p.Why, p.Remedy, p.Action})
+			out.Also = append(out.Also,
+				PageProblem{p.Level.Tone(), p.Part, p.Title, p.Why, p.Remedy, p.Action, p.Runbook})
 		}
 	}
 	if more := len(out.Also) - maxAlso; more > 0 {

@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"strconv"
 	"time"
 
 	"posthaste/outbox"
@@ -50,7 +51,7 @@ func group(g sink.Group) func(s *Snapshot) {
 
 // situations are all possible problems.
 func situations() map[string]situation {
-	const fine, streamed = "Nothing is lost, nothing is late", "events are streamed"
+	const fine, streamed = "Nothing is lost, nothing is late", "events flow in mode cdc"
 	return map[string]situation{
 		"all well": {func(*Snapshot) {}, OK, fine, "", streamed},
 		"streams change": {
@@ -75,11 +76,11 @@ func situations() map[string]situation {
 		"a copy": {
 			func(s *Snapshot) {
 				s.Postgres.Mode = outbox.ModeStandby
-				s.Postgres.Degraded = `copy: host-2 leads elsewhere; remedy: another Redis`
+				s.Postgres.Degraded = `copy: host-2 leads elsewhere; remedy: posthaste adopt`
 				late(120, 40*time.Second)(s)
 			},
 			Broken, "A copy of this database is at work, or its original", partRedis,
-			`host-2 leads elsewhere; remedy: another Redis; 120 events wait`,
+			`host-2 leads elsewhere; remedy: posthaste adopt; 120 events wait`,
 		},
 		"nothing known": {func(s *Snapshot) { *s = Snapshot{} }, Unknown, "Looking…", "", "not everything"},
 		"redis was not asked": {
@@ -128,6 +129,10 @@ func situations() map[string]situation {
 			s.Postgres.Led = false
 			late(7, 300*time.Second)(s)
 		}, Broken, "No relay publishes", partPath, "no relay leads, 1 connected; 7 events wait, the oldest for 5m00s"},
+		"one event waits": {
+			late(1, time.Minute),
+			Broken, "Events are late: the oldest waits 60 s", partOutbox, "1 event waits, the oldest for 1m00s",
+		},
 		"not late yet": {late(7, lateAfter-1), OK, fine, "", streamed},
 		"late": {
 			late(7, 6*time.Second),
@@ -156,25 +161,25 @@ func situations() map[string]situation {
 		},
 		"degraded": {
 			func(s *Snapshot) { s.Postgres.Mode, s.Postgres.Degraded = outbox.ModePoll, "wal_level: not logical" },
-			Degraded, "Events flow by sweeping, not by the WAL", partPath,
-			"events are swept although the stream is wanted: wal_level: not logical",
+			Degraded, "Events flow in mode poll, not cdc", partPath,
+			"events flow in mode poll although cdc is desired: wal_level: not logical",
 		},
 		"degraded, and the stream is a must": {func(s *Snapshot) {
 			s.Postgres.Mode, s.Postgres.Desired = outbox.ModePoll, outbox.ModeCDC
 			s.Postgres.Degraded = "wal_level: not logical"
-		}, Failing, "Events flow by sweeping, not by the WAL", partPath, "wal_level: not logical"},
+		}, Failing, "Events flow in mode poll, not cdc", partPath, "wal_level: not logical"},
 		"just back": {
 			func(s *Snapshot) { s.Postgres.Degraded = "slot_lost: wal_removed" },
-			Degraded, "Events are streamed again, for a moment only so far", partPath,
-			"events are streamed again, but only since a moment ago; before: slot_lost: wal_removed",
+			Degraded, "Events flow in mode cdc again, since a moment ago", partPath,
+			"events flow in mode cdc again, but only since a moment ago; before: slot_lost: wal_removed",
 		},
 		"poll by choice": {
 			func(s *Snapshot) { s.Postgres.Mode, s.Postgres.Desired = outbox.ModePoll, outbox.ModePoll },
-			OK, fine, "", "events are swept, as desired",
+			OK, fine, "", "events flow in mode poll, as desired",
 		},
 		"draining": {
 			func(s *Snapshot) { s.Postgres.Mode = outbox.ModePoll },
-			OK, fine, "", "events are swept; the stream follows when the backlog is drained",
+			OK, fine, "", "events flow in mode poll; cdc follows when the backlog is drained",
 		},
 		"starting": {func(s *Snapshot) { s.Postgres.Mode = outbox.ModeStandby }, OK, fine, "", "a relay is starting"},
 		"slot lost": {
@@ -195,12 +200,13 @@ func situations() map[string]situation {
 
 		"poison": {
 			func(s *Snapshot) { s.Dead = DeadCount{Relay: 2, First: "WRONGTYPE"} },
-			Failing, "2 events are parked, not published", partPath, "2 events are parked (posthaste dead list)",
+			Failing, "2 events are dead: Redis refuses them", partPath,
+			"2 events are dead (posthaste dead list): WRONGTYPE",
 		},
 		"given up": {
 			func(s *Snapshot) { s.Dead = DeadCount{Groups: 1} },
-			Degraded, "1 event is given up by a consumer group", partGroups,
-			"1 event is given up by a consumer group: Its",
+			Degraded, "1 event is dead: a consumer group gave it up", partGroups,
+			"1 event is dead: a consumer group gave it up: Its",
 		},
 		"on its way again": {func(s *Snapshot) { s.Dead = DeadCount{Retrying: 1} }, OK, fine, "", streamed},
 		"abandoned": {
@@ -220,8 +226,8 @@ func situations() map[string]situation {
 		"read everything": {group(sink.Group{Name: "g"}), OK, fine, "", streamed},
 		"lost to one": {
 			group(sink.Group{Name: "g", Lost: 12}),
-			Broken, "Lost to group g on outbox.order: 12 entries", partGroups,
-			"Lost to group g on outbox.order: 12 entries: They",
+			Broken, "Lost to group g on outbox.order: 12 events", partGroups,
+			"Lost to group g on outbox.order: 12 events: They",
 		},
 
 		"dead not known": {
@@ -253,6 +259,28 @@ func situations() map[string]situation {
 		"too many streams": {
 			func(s *Snapshot) { s.Streams = 257 },
 			Degraded, "256 of 257 streams are checked", partRedis, "256 of 257 streams",
+		},
+
+		"a group on several streams": {
+			func(s *Snapshot) {
+				for i := range 7 {
+					s.Groups = append(s.Groups, sink.Group{
+						Stream: "outbox.type" + strconv.Itoa(i), Name: "old", Lag: 5, Idle: 3 * time.Hour,
+					})
+				}
+			},
+			Degraded, "No consumer reads for group old on 7 streams", partGroups,
+			"35 unread, 0 not acknowledged, waiting for 3 h. The stream is not trimmed beyond them and fills Redis. " +
+				"Streams: outbox.type0, outbox.type1, outbox.type2, outbox.type3, outbox.type4, 2 more",
+		},
+		"lost of several streams": {
+			func(s *Snapshot) {
+				s.Postgres.Compared = []Compared{
+					{outbox.Report{Stream: "outbox.a", Missing: 1, Noticed: s.Now, Done: &s.Now}, "posthaste replay"},
+					{outbox.Report{Stream: "outbox.b", Missing: 2, Noticed: s.Now, Done: &s.Now}, "posthaste replay"},
+				}
+			},
+			Broken, "Redis lost settled events of 2 streams", partRedis, "(posthaste status has the commands",
 		},
 
 		"flushed": {func(s *Snapshot) {

@@ -54,6 +54,14 @@ type Backlog struct {
 	OldestSeconds float64 `json:"oldest_seconds"`
 }
 
+// wait is a clause: how many events wait.
+func (b Backlog) wait() string {
+	if b.Rows == 1 && !b.AtLeast {
+		return "1 event waits"
+	}
+	return b.Size() + " events wait"
+}
+
 func (b Backlog) Size() string {
 	if b.AtLeast {
 		return "at least " + humanize.Comma(b.Rows)

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 	"unicode"
@@ -57,12 +58,17 @@ func count(n int64, what string) string {
 // oneLine folds an error's text into one line: the connection library lists its attempts on several.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
+// plainStart matches a text whose first word is no name of a setting, a key, a host or a command.
+var plainStart = regexp.MustCompile(`^[a-z]+(?:[ ,;]|$)`)
+
 func sentence(s string) string {
 	s = strings.TrimSpace(s)
 	if s == "" {
 		return ""
 	}
-	s = strings.ToUpper(s[:1]) + s[1:]
+	if plainStart.MatchString(s) && !strings.HasPrefix(s, "posthaste ") {
+		s = strings.ToUpper(s[:1]) + s[1:]
+	}
 	if !strings.HasSuffix(s, ".") {
 		s += "."
 	}

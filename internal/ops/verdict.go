@@ -66,6 +66,8 @@ type Problem struct {
 	Title, Why, Remedy string
 	// Action is the section of the console where to fix it; may be empty.
 	Action string
+	// Runbook is the section of docs/runbook.md.
+	Runbook string
 	// Follows marks a problem that another one explains. It then counts only for a relay's readiness.
 	Follows bool
 
@@ -142,14 +144,14 @@ func (p Problem) weight() Level {
 // well describes the state without problems.
 func (a *assessment) well() (sentence, line string) {
 	p := a.s.Postgres
-	sentence = "The table is swept"
+	sentence = "Events flow in mode poll"
 	switch {
 	case p.Mode == outbox.ModeCDC:
-		sentence, line = "The WAL is streamed", "events are streamed"
+		sentence, line = "Events flow in mode cdc", "events flow in mode cdc"
 	case p.Desired == outbox.ModePoll:
-		line = "events are swept, as desired"
+		line = "events flow in mode poll, as desired"
 	case p.Mode == outbox.ModePoll:
-		line = "events are swept; the stream follows when the backlog is drained"
+		line = "events flow in mode poll; cdc follows when the backlog is drained"
 	default:
 		line = "a relay is starting"
 	}

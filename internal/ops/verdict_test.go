@@ -2,7 +2,9 @@ package ops
 
 import (
 	"encoding/json"
+	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,14 +16,19 @@ import (
 	"posthaste/sink"
 )
 
-// Every situation has the expected first text.
+// Every situation has the expected first text, once, with a command and the section of the runbook.
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
+	runbook, err := os.ReadFile("../../docs/runbook.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := regexp.MustCompile(`\bposthaste [a-z]|\bredis-cli [A-Z]`)
 	for name, c := range situations() {
 		s := well()
 		c.change(s)
 		verdict := Assess(s)
-		v := verdict.Page()
+		v, b := verdict.Page(), verdict.Brief()
 		if verdict.Level != c.level || v.Level != c.level.Tone() || v.Title != c.title {
 			t.Errorf("%s: %s %q, want %s %q", name, v.Level, v.Title, c.level.Tone(), c.title)
 		}
@@ -29,11 +36,17 @@ func TestVerdicts(t *testing.T) {
 			t.Errorf("%s: parts %v, want %s", name, v.Parts, c.part)
 		}
 		if c.level > OK {
-			if v.Remedy == "" || !strings.HasSuffix(v.Why, ".") {
-				t.Errorf("%s: why %q, remedy %q", name, v.Why, v.Remedy)
+			if !strings.HasSuffix(v.Why, ".") || !command.MatchString(v.Remedy) && !strings.Contains(b.Why, v.Remedy) {
+				t.Errorf("%s: why %q; the remedy %q names no command", name, v.Why, v.Remedy)
+			}
+			if !strings.Contains(string(runbook), "\n### "+v.Runbook+"\n") {
+				t.Errorf("%s: the runbook has no section %q", name, v.Runbook)
+			}
+			if len(v.Also) > 0 && name != "late, and why" || len(v.Also) > 1 {
+				t.Errorf("%s: it is said more than once: %+v", name, v.Also)
 			}
 		}
-		if b := verdict.Brief(); b.Word != c.level.Word() || !strings.Contains(b.Why, c.line) {
+		if b.Word != c.level.Word() || !strings.Contains(b.Why, c.line) {
 			t.Errorf("%s: %s: %s; want %s and %q", name, b.Word, b.Why, c.level.Word(), c.line)
 		}
 	}
@@ -128,7 +141,7 @@ func TestNothingIsSaidTwice(t *testing.T) {
 	s.Postgres.Mode, s.Postgres.Degraded = outbox.ModePoll, "wal_level: not logical"
 	s.Relay = &relay.Health{Role: "leader", Degraded: []string{"slot: wal_level: not logical"}}
 	v := Assess(s)
-	if p := v.Page(); p.Title != "Events flow by sweeping, not by the WAL" || len(p.Also) != 0 {
+	if p := v.Page(); p.Title != "Events flow in mode poll, not cdc" || len(p.Also) != 0 {
 		t.Errorf("%+v", p)
 	}
 	if r := v.Readiness(); !r.Ready || len(r.Degraded) != 1 {
@@ -144,7 +157,7 @@ func TestARepairIsSaidOnce(t *testing.T) {
 	s.Relay = &relay.Health{Role: "leader", Reasons: []string{"restore: outbox.order: READONLY"}}
 	v := Assess(s)
 	if p := v.Page(); p.Title != "outbox.order is compared with what is settled" || len(p.Also) != 0 ||
-		!strings.HasSuffix(p.Why, "Outbox.order: READONLY.") {
+		!strings.HasSuffix(p.Why, "outbox.order: READONLY.") {
 		t.Errorf("%+v", p)
 	}
 	if r := v.Readiness(); r.Ready || len(r.Reasons) != 1 {
@@ -166,18 +179,18 @@ func TestStatusJudges(t *testing.T) {
 		word string
 		why  string
 	}{
-		"streaming": {Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto}, true, "", "ok", "streamed"},
+		"streaming": {Status{Mode: outbox.ModeCDC, Desired: outbox.ModeAuto}, true, "", "ok", "mode cdc"},
 		"swept":     {Status{Mode: outbox.ModePoll, Desired: outbox.ModePoll}, true, "", "ok", "as desired"},
 		"draining":  {Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto}, true, "", "ok", "drained"},
 		"starting":  {Status{Mode: outbox.ModeStandby, Desired: outbox.ModeAuto}, true, "", "ok", "starting"},
-		"parked":    {Status{Mode: outbox.ModeCDC, Dead: 3}, true, "", "degraded", "3 events are parked"},
+		"parked":    {Status{Mode: outbox.ModeCDC, Dead: 3}, true, "", "degraded", "3 events are dead"},
 		"fallen back": {
 			Status{Mode: outbox.ModePoll, Desired: outbox.ModeAuto, Degraded: "slot lost"},
 			true, "", "degraded", "slot lost",
 		},
 		"just back": {
 			Status{Mode: outbox.ModeCDC, Degraded: "slot lost"},
-			true, "", "degraded", "streamed again",
+			true, "", "degraded", "mode cdc again",
 		},
 		"slot lost": {
 			Status{
@@ -229,8 +242,8 @@ func TestARelayKnowsOfRedis(t *testing.T) {
 // Events that wait for an operator are counted apart from those that are being retried.
 func TestCountDead(t *testing.T) {
 	t.Parallel()
-	list := []Dead{{Retrying: true, Error: "a"}, {Error: "b"}, {Error: "c"}}
-	if n := CountDead(list, 7, 2); n != (DeadCount{Relay: 6, Groups: 2, Retrying: 1, First: "b"}) {
+	list := []Dead{{Retrying: true, Error: "a"}, {Error: "b", Class: "x"}, {Error: "c"}}
+	if n := CountDead(list, 7, 2); n != (DeadCount{Relay: 6, Groups: 2, Retrying: 1, First: "b", Class: "x"}) {
 		t.Errorf("%+v", n)
 	}
 }
@@ -286,7 +299,7 @@ func TestManyProblemsAreBounded(t *testing.T) {
 	}
 	s.Groups[999].Lost = 7
 	v := Assess(s).Page()
-	if last := v.Also[len(v.Also)-1]; v.Title != "Lost to group 999 on outbox.order: 7 entries" ||
+	if last := v.Also[len(v.Also)-1]; v.Title != "Lost to group 999 on outbox.order: 7 events" ||
 		len(v.Also) != maxAlso+1 || last.Title != "And 979 more problems." {
 		t.Errorf("%s, %d more, the last %+v", v.Title, len(v.Also), last)
 	}

@@ -11,7 +11,7 @@ if no then return no end
 if not g[2] or g[2] ~= redis.call('HGET', base, 'id') then return {'GAP'} end
 local t = redis.call('TYPE', stream).ok
 if t ~= 'stream' and t ~= 'none' then
-  return ARGV[3] and redis.error_reply('WRONGTYPE the key of the stream holds a ' .. t) or {'OK'}
+  return ARGV[3] and redis.error_reply('WRONGTYPE the key ' .. stream .. ' holds a ' .. t) or {'OK'}
 end
 local s = state_of(stream)
 if misses(s, g[3]) or short(s, g[4], g[5]) then return {'GAP'} end

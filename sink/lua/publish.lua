@@ -63,7 +63,7 @@ local wrong
 local len = 0
 if from < count then
   local t = redis.call('TYPE', stream).ok
-  if t ~= 'none' and t ~= 'stream' then wrong = 'WRONGTYPE the key of the stream holds a ' .. t end
+  if t ~= 'none' and t ~= 'stream' then wrong = 'WRONGTYPE the key ' .. stream .. ' holds a ' .. t end
   -- The stream alone may have been deleted and created again.
   if not wrong then
     len = redis.call('XLEN', stream)
