@@ -30,7 +30,7 @@ var guardOutcomes = panel{
 var api = board{
 	file: "api", title: "API and idempotency", question: "Do clients get their answers, once each, and fast?",
 	rows: []row{
-		{"Do clients get their answers?", 5, []panel{
+		{title: "Do clients get their answers?", height: 5, panels: []panel{
 			{
 				form: number, title: "Error answers", unit: "percentunit", alert: "PosthasteApiErrors", width: 4,
 				empty: "no requests",
@@ -77,8 +77,7 @@ var api = board{
 				steps: below(0.8, 0.95),
 			},
 		}},
-		{"Requests", 7, []panel{requests, requestDuration, guardOutcomes}},
-		{"Requests", 7, []panel{
+		{title: "Requests", height: 7, panels: []panel{
 			requests, requestDuration,
 			{
 				form: heat, title: "Duration, distribution", unit: "s", alert: "PosthasteApiErrors",
@@ -118,7 +117,7 @@ var api = board{
 				},
 			},
 		}},
-		{"Idempotency", 7, []panel{
+		{title: "Idempotency", height: 7, folded: true, panels: []panel{
 			guardOutcomes,
 			{
 				title: "Guard scripts, p99", unit: "s", alert: "PosthasteApiErrors",
@@ -170,7 +169,7 @@ var api = board{
 				}},
 			},
 		}},
-		{"Postgres", 7, []panel{
+		{title: "Postgres", height: 7, folded: true, panels: []panel{
 			{
 				title: "Connections", unit: "short", alert: "PosthasteTargetDown", width: 12,
 				means: "Connections of the pools by state. If all are used and none is idle, requests wait. If " +

@@ -6,7 +6,7 @@ var cdc = board{
 	file: "cdc", title: "CDC and slot",
 	question: "Does the stream of changes flow, and does the slot endanger Postgres' disk?",
 	rows: []row{
-		{"Does it flow, and is the disk safe?", 5, []panel{
+		{title: "Does it flow, and is the disk safe?", height: 5, panels: []panel{
 			{
 				form: number, title: "Slot is streamed", unit: "short", alert: "OutboxRelayFallbackActive", width: 4,
 				texts: yesNo,
@@ -54,8 +54,8 @@ var cdc = board{
 				steps:   below(0.1, 0.5),
 			},
 		}},
-		{"Mode", 6, []panel{modePanel, firing}},
-		{"Slot", 7, []panel{
+		{title: "Mode", height: 6, panels: []panel{modePanel, firing}},
+		{title: "Slot", height: 7, panels: []panel{
 			slotWAL, slotAndWire,
 			{
 				title: "Published and settled", unit: "ops", alert: "OutboxOldestPendingTooOld",
@@ -69,7 +69,7 @@ var cdc = board{
 				},
 			},
 		}},
-		{"Stream of changes", 7, []panel{
+		{title: "Stream of changes", height: 7, panels: []panel{
 			{
 				title: "Transactions and rows", unit: "ops", alert: "OutboxRelayNotPublishing",
 				means: "Changes that the slot delivers. Rows in excess of published events are repeats after a " +
@@ -120,7 +120,7 @@ var cdc = board{
 				steps: []step{{0, green}, {4, orange}},
 			},
 		}},
-		{"Sweep", 7, []panel{
+		{title: "Sweep", height: 7, folded: true, panels: []panel{
 			{
 				title: "Rows swept", unit: "ops", alert: "OutboxRelayFallbackActive",
 				means: "Events published by the sweep: in poll mode, at every start, and while the stream is " +
@@ -144,7 +144,7 @@ var cdc = board{
 				queries: []query{{rate("outbox_sweep_errors_total"), "errors"}},
 			},
 		}},
-		{"Monitoring", 7, []panel{
+		{title: "Monitoring", height: 7, folded: true, panels: []panel{
 			{
 				title: "Failed reads behind the gauges", unit: "ops", alert: "OutboxSlotScrapeFailing", width: 12,
 				means: "While one of these rises, the gauges it names are out of date: backlog, dead and slot come " +

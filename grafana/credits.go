@@ -3,7 +3,7 @@ package grafana
 var creditsBoard = board{
 	file: "credits", title: "credits", question: "Are balances served, and are they in the ledger?",
 	rows: []row{
-		{"Are credits in the ledger?", 5, []panel{
+		{title: "Are credits in the ledger?", height: 5, panels: []panel{
 			{
 				form: number, title: "Not yet in the ledger", unit: "s", width: 6, alert: "PosthasteCreditsSyncLagging",
 				means: "Age of the oldest operation that only Redis has. On a rise, the relay or Postgres is slow or " +
@@ -36,7 +36,7 @@ var creditsBoard = board{
 				steps:   none(),
 			},
 		}},
-		{"Operations", 7, []panel{
+		{title: "Operations", height: 7, panels: []panel{
 			{
 				title: "Operations", unit: "ops", alert: "PosthasteCreditsStoreUnavailable",
 				means: "By outcome. unavailable: Redis is unreachable, or Postgres, for keys that are not UUIDv7. " +

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/grafana/grafana-foundation-sdk/go/cog"
 	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
 )
 
@@ -41,6 +42,8 @@ type row struct {
 	title  string
 	height uint32
 	panels []panel
+	// folded hides the panels at first: they are rarely needed.
+	folded bool
 }
 
 // Dashboards returns the JSON of every dashboard by its file name.
@@ -63,22 +66,35 @@ func Dashboards() (map[string][]byte, error) {
 func (b board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // classic JSON on purpose
 	d := dashboard.NewDashboardBuilder("posthaste: " + b.title) //nolint:staticcheck // classic JSON on purpose
 	d.Uid("posthaste-"+b.file).Description(b.question).Tags([]string{tag}).
-		Readonly().Tooltip(dashboard.DashboardCursorSyncCrosshair).Refresh("5s").Time("now-15m",
+		Readonly().Tooltip(dashboard.DashboardCursorSyncCrosshair).Refresh("30s").Time("now-15m",
 		"now").Timezone("browser").Version(1)
 	b.head(d)
 	id, y := uint32(0), uint32(0)
 	next := func() uint32 { id++; return id }
 	for _, r := range b.rows {
-		d.WithRow(dashboard.NewRowBuilder(r.title).Id(next()).GridPos(dashboard.GridPos{X: 0, Y: y, W: columns, H: 1}))
+		head := dashboard.NewRowBuilder(r.title).Id(next()).GridPos(dashboard.GridPos{X: 0, Y: y, W: columns, H: 1}).
+			Collapsed(r.folded)
 		y++
-		x := uint32(0)
+		var panels []cog.Builder[dashboard.Panel]
+		x, at := uint32(0), y
 		for i, w := range r.widths() {
-			d.WithPanel(r.panels[i].build(next(), dashboard.GridPos{X: x, Y: y, W: w, H: r.height}))
+			panels = append(panels, r.panels[i].build(next(), dashboard.GridPos{X: x, Y: at, W: w, H: r.height}))
 			if x += w; x >= columns && i < len(r.panels)-1 {
-				x, y = 0, y+r.height
+				x, at = 0, at+r.height
 			}
 		}
-		y += r.height
+		if r.folded { // the row contains its panels, and the next row is directly below it
+			for _, p := range panels {
+				head.WithPanel(p)
+			}
+			d.WithRow(head)
+			continue
+		}
+		d.WithRow(head)
+		for _, p := range panels {
+			d.WithPanel(p)
+		}
+		y = at + r.height
 	}
 	made, err := d.Build()
 	unhide(&made)
@@ -91,11 +107,16 @@ func unhide(d *dashboard.Dashboard) { //nolint:staticcheck // as above
 		d.Links[i].Placement = nil
 	}
 	for _, p := range d.Panels {
-		if p.Panel == nil {
-			continue
+		var panels []dashboard.Panel
+		if p.Panel != nil {
+			panels = append(panels, *p.Panel)
+		} else {
+			panels = p.RowPanel.Panels
 		}
-		for i := range p.Panel.Links {
-			p.Panel.Links[i].Placement = nil
+		for _, p := range panels {
+			for i := range p.Links {
+				p.Links[i].Placement = nil
+			}
 		}
 	}
 	for i := range d.Annotations.List {

@@ -4,18 +4,13 @@ var drill = board{
 	file: "drill", title: "failover drill",
 	question: "Did the failover lose or repeat anything, and how long did it take?",
 	rows: []row{
-		{"Did it lose or repeat anything, and how long did it take?", 5, []panel{
+		{title: "Did it lose or repeat anything, and how long did it take?", height: 5, panels: []panel{
 			{
-				form: number, title: "Written, not published", unit: "short", alert: "OutboxRelayNotPublishing",
-				width: 4,
-				means: "Events written minus events published, within the chosen time. After the drill it must be 0, " +
-					"except for Prometheus' extrapolation at the edges; missing events show in the backlog. Other " +
-					"services' events make it negative.",
-				// The histogram counts what is published from zero on; outbox_published_total begins with its stream's
-				// first event.
-				queries: []query{{increase("outbox_events_written_total") + " - " +
-					increase("outbox_commit_to_publish_seconds_count"), ""}},
-				steps: []step{{0, green}, {100, orange}},
+				form: number, title: "Lost", unit: "short", alert: "OutboxRedisLostData", width: 4,
+				means: "Settled events that Redis lost and the relay could not restore, and events whose commits " +
+					"Postgres lost. Any other value than 0: posthaste status names the command that restores them.",
+				queries: []query{{leading("outbox_lost_events") + " + " + leading("outbox_phantom_events"), ""}},
+				steps:   none(),
 			},
 			backlog,
 			{
@@ -48,7 +43,7 @@ var drill = board{
 				steps:   []step{{0, blue}},
 			},
 		}},
-		{"Roles and modes", 6, []panel{
+		{title: "Roles and modes", height: 6, panels: []panel{
 			{
 				form: states, title: "Mode by relay", unit: "short", texts: modes, alert: "OutboxRelayFallbackActive",
 				width: 12,
@@ -79,7 +74,7 @@ var drill = board{
 				queries: []query{{"max by (mode) (outbox_relay_desired_mode{FILTER})", "{{mode}}"}},
 			},
 		}},
-		{"Effect on events", 7, []panel{
+		{title: "Effect on events", height: 7, panels: []panel{
 			writtenAndPublished, commitToPublish,
 			{
 				title: "Backlog", unit: "short", alert: "OutboxOldestPendingTooOld",
@@ -95,7 +90,7 @@ var drill = board{
 			},
 			suppressedAndParked, publishErrors,
 		}},
-		{"Effect on servers", 7, []panel{
+		{title: "Effect on servers", height: 7, folded: true, panels: []panel{
 			slotWAL,
 			{
 				title: "Epoch", unit: "short", alert: "OutboxRelayFallbackActive",

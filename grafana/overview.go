@@ -56,7 +56,7 @@ var backlog = panel{
 }
 
 var parked = panel{
-	form: number, title: "Parked events", unit: "short", alert: "OutboxDeadEvents", width: 4,
+	form: number, title: "Dead events", unit: "short", alert: "OutboxDeadEvents", width: 4,
 	means: "Events that Redis rejected because of the events themselves. posthaste dead list shows why; fix the " +
 		"cause, then run posthaste dead retry.",
 	queries: []query{{leading("outbox_dead_rows"), ""}}, steps: none(),
@@ -78,12 +78,17 @@ var leaders = panel{
 	steps: []step{{0, red}, {1, green}, {2, red}},
 }
 
+// written are the events inserted per second by all services, of which the relay sees those that it publishes, those
+// that it gives up, and those that wait.
+var written = "clamp_min(" + rate("outbox_commit_to_publish_seconds_count") + " + " + rate("outbox_parked_total") +
+	" + (deriv((" + leading("outbox_backlog_rows") + ")[$__rate_interval:15s]) or vector(0)), 0)"
+
 var writtenAndPublished = panel{
 	title: "Written and published", unit: "ops", alert: "OutboxRelayNotPublishing",
-	means: "Events that posthaste itself writes, which are none without its API, and events published, by mode. A " +
-		"lasting gap is a growing backlog. The first line does not include what other services insert.",
+	means: "Events that all services insert, and events published, by mode. A lasting gap is a growing backlog. The " +
+		"first line is the sum of what is published or given up and the growth of the backlog.",
 	queries: []query{
-		{rate("outbox_events_written_total"), "written"},
+		{written, "written"},
 		{rate("outbox_published_total", "mode"), "published, {{mode}}"},
 	},
 }
@@ -113,19 +118,19 @@ var publishCall = panel{
 
 var publishErrors = panel{
 	title: "Publish errors by class", unit: "ops", alert: "OutboxPublishFailing",
-	means: "Failed attempts; all are retried except those that park an event. oom: give Redis memory. readonly, " +
+	means: "Failed attempts; all are retried except those that make an event dead. oom: give Redis memory. readonly, " +
 		"connection, timeout: Redis is failing over or unreachable. noperm, noauth: its ACL. fenced and gap resolve " +
 		"with a new owner.",
 	queries: []query{{rate("outbox_publish_errors_total", "class"), "{{class}}"}},
 }
 
 var suppressedAndParked = panel{
-	title: "Suppressed and parked", unit: "ops", alert: "OutboxDeadEvents",
+	title: "Suppressed and dead", unit: "ops", alert: "OutboxDeadEvents",
 	means: "Suppressed: events that an earlier owner had already published, so they were not published twice; a rise " +
-		"after a crash or a switch is normal. Parked: rejected because of the event itself; see posthaste dead list.",
+		"after a crash or a switch is normal. Dead: rejected because of the event itself; see posthaste dead list.",
 	queries: []query{
 		{rate("outbox_suppressed_total", "reason"), "suppressed, {{reason}}"},
-		{rate("outbox_parked_total"), "parked"},
+		{rate("outbox_parked_total"), "dead"},
 	},
 }
 
@@ -199,9 +204,11 @@ var redisMemory = panel{
 var overview = board{
 	file: "overview", title: "overview", question: "Is anything lost or late, in which mode, and what holds it back?",
 	rows: []row{
-		{"Is anything lost or late?", 5, []panel{withinHalfASecond, oldest, backlog, parked, trimLoss, leaders}},
-		{"In which mode, and what fires?", 6, []panel{modePanel, firing}},
-		{"Flow", 7, []panel{
+		{title: "Is anything lost or late?", height: 5, panels: []panel{
+			withinHalfASecond, oldest, backlog, parked, trimLoss, leaders,
+		}},
+		{title: "In which mode, and what fires?", height: 6, panels: []panel{modePanel, firing}},
+		{title: "Flow", height: 7, panels: []panel{
 			writtenAndPublished, commitToPublish,
 			{
 				form: heat, title: "Commit to publish, distribution", unit: "s", alert: "OutboxPublishSLOFastBurn",
@@ -211,7 +218,7 @@ var overview = board{
 			},
 			publishCall, publishErrors, suppressedAndParked,
 		}},
-		{"Slot", 7, []panel{slotWAL, slotAndWire, switches}},
-		{"Redis and consumers", 7, []panel{streamLength, groupLag, redisMemory}},
+		{title: "Slot", height: 7, folded: true, panels: []panel{slotWAL, slotAndWire, switches}},
+		{title: "Redis and consumers", height: 7, folded: true, panels: []panel{streamLength, groupLag, redisMemory}},
 	},
 }

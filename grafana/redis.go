@@ -4,7 +4,7 @@ var redis = board{
 	file: "redis", title: "Redis and consumers",
 	question: "Does Redis have room, and does every group read?",
 	rows: []row{
-		{"Is there room, and does every group read?", 5, []panel{
+		{title: "Is there room, and does every group read?", height: 5, panels: []panel{
 			{
 				form: number, title: "Redis memory", unit: "percentunit", alert: "PosthasteRedisMemoryHigh",
 				width: 4, atMost: 1,
@@ -43,12 +43,12 @@ var redis = board{
 			},
 			trimLoss,
 		}},
-		{"Streams", 7, []panel{
+		{title: "Streams", height: 7, panels: []panel{
 			streamLength, redisMemory,
 			{
 				title: "Published by type", unit: "ops", alert: "OutboxRelayNotPublishing",
 				means: "Events by type, which may have several streams. If one stops while others continue, its " +
-					"events are parked, or no events are written for it.",
+					"events are dead, or no events are written for it.",
 				queries: []query{{rate("outbox_published_total", "stream"), "{{stream}}"}},
 			},
 			publishCall, publishErrors,
@@ -73,7 +73,7 @@ var redis = board{
 				queries: []query{{rate("outbox_pubsub_failed_total"), "refused"}},
 			},
 		}},
-		{"Consumer groups", 7, []panel{
+		{title: "Consumer groups", height: 7, panels: []panel{
 			{
 				title: "Lag", unit: "short", alert: "OutboxConsumerStuck",
 				means:   "Entries not yet delivered to the group: too few consumers, or too slow ones.",
@@ -120,7 +120,7 @@ var redis = board{
 				}}, steps: none(),
 			},
 		}},
-		{"Consumers", 7, []panel{
+		{title: "Consumers", height: 7, folded: true, panels: []panel{
 			{
 				title: "Attempts", unit: "ops", alert: "OutboxConsumerDead",
 				means: "Attempts by outcome. failed and panic: the handler. unavailable: a dependency of the " +

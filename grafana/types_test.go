@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestTypesAreOne checks that make rules runs what the panels ask for, on a type that has several streams, and that no
-// panel has a line for each of them.
+// TestTypesAreOne checks that make rules runs what the panels ask for, on a type that has several streams and on events
+// of all services, and that no panel has a line for each stream.
 func TestTypesAreOne(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("prometheus/tests/types.yml")
@@ -17,6 +17,7 @@ func TestTypesAreOne(t *testing.T) {
 	for _, expr := range []string{
 		byGroup("sum", "outbox_group_lag"),
 		byGroup("max", "outbox_group_idle_seconds"),
+		written,
 	} {
 		if want := "- expr: " + all.Replace(expr) + "\n"; !strings.Contains(tested, want) {
 			t.Errorf("prometheus/tests/types.yml does not test %s", want)

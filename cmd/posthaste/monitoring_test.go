@@ -152,14 +152,19 @@ func queriesOf(t *testing.T) map[string]string {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		must(t, err)
+		type panel struct {
+			Title   string
+			Targets []struct{ Expr string }
+			Panels  []panel // those of a folded row
+		}
 		var board struct {
-			Panels []struct {
-				Title   string
-				Targets []struct{ Expr string }
-			}
+			Panels      []panel
 			Annotations struct{ List []struct{ Name, Expr string } }
 		}
 		must(t, json.Unmarshal(text, &board))
+		for _, p := range board.Panels {
+			board.Panels = append(board.Panels, p.Panels...)
+		}
 		for _, p := range board.Panels {
 			for _, q := range p.Targets {
 				all[grafanaVars.Replace(q.Expr)] = filepath.Base(file) + ", " + p.Title
