@@ -76,7 +76,10 @@ func (b *browserWorld) routes() http.Handler {
 		})
 	}
 	redis := b.w.redis
-	invoices := outbox.Layout{Prefix: "outbox.", Shards: 2}.Stream("invoice", "inv-7")
+	// The stream of one aggregate of the type that a request names.
+	stream := func(r *http.Request) string {
+		return outbox.Layout{Prefix: "outbox.", Shards: 2}.Stream(r.URL.Query().Get("type"), "no-7")
+	}
 	does("/redis/kill", func(*http.Request) (any, error) { return nil, redis.Kill() })
 	does("/redis/start", func(*http.Request) (any, error) { return nil, redis.Start(context.Background()) })
 	does("/redis/freeze", func(*http.Request) (any, error) { return nil, redis.Signal(syscall.SIGSTOP) })
@@ -84,20 +87,21 @@ func (b *browserWorld) routes() http.Handler {
 	does("/orders", func(r *http.Request) (any, error) { return b.orders(r.Context()) })
 	does("/poison", func(r *http.Request) (any, error) {
 		id := uuid.NewString()
-		if err := redis.Client.Set(r.Context(), invoices, "not a stream", 0).Err(); err != nil {
+		n, _ := strconv.Atoi(r.URL.Query().Get("n"))
+		if err := redis.Client.Set(r.Context(), stream(r), "not a stream", 0).Err(); err != nil {
 			return nil, err
 		}
 		_, err := b.w.db.Pool.Exec(r.Context(),
 			`INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-			VALUES ($1, 'invoice', 'inv-7', 'invoice.sent', '{"total": 1}')`, id)
+			SELECT CASE i WHEN 1 THEN $1 ELSE gen_random_uuid() END, $3::text, 'no-7', $3 || '.sent', '{"total": 1}'
+			FROM generate_series(1, $2::integer) AS i`, id, max(n, 1), r.URL.Query().Get("type"))
 		return id, err
 	})
 	does("/fix", func(r *http.Request) (any, error) {
-		return nil,
-			redis.Client.Del(r.Context(), invoices).Err()
+		return nil, redis.Client.Del(r.Context(), stream(r)).Err()
 	})
-	does("/invoices", func(r *http.Request) (any, error) {
-		list, err := redis.Client.XRange(r.Context(), invoices, "-", "+").Result()
+	does("/published", func(r *http.Request) (any, error) {
+		list, err := redis.Client.XRange(r.Context(), stream(r), "-", "+").Result()
 		ids := []any{}
 		for _, m := range list {
 			ids = append(ids, m.Values["id"])

@@ -3,6 +3,7 @@ package ops
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -306,13 +307,16 @@ func (a *assessment) unknown() {
 	}
 }
 
+// wrongKey matches the reason of an event whose stream has a key of another type, and finds the key.
+var wrongKey = regexp.MustCompile(`the key (\S+) holds a `)
+
 func (a *assessment) dead() {
 	d := a.s.Dead
 	const press = ", then press Retry all, or run posthaste dead retry --all."
 	if d.Relay > 0 {
 		cure := "Remove the cause"
-		if d.Class == "wrongtype" {
-			cure = "Rename or delete that key, as in redis-cli RENAME KEY OTHER"
+		if key := wrongKey.FindStringSubmatch(d.First); key != nil {
+			cure = "Rename or delete that key: redis-cli RENAME " + quoted(key[1]) + " " + quoted(key[1]+":aside")
 		}
 		a.add(Problem{
 			Level: Failing, Part: partPath, Title: are(d.Relay) + " dead: Redis refuses " + them(d.Relay),

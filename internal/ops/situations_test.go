@@ -112,6 +112,11 @@ func situations() map[string]situation {
 			fail(s, &s.Asked.Redis)
 			late(2, time.Second)(s)
 		}, Broken, "Redis does not take events", partRedis, "refused; 2 events wait, the oldest for 1s"},
+		"redis gone, and a group was abandoned": {func(s *Snapshot) {
+			fail(s, &s.Asked.Redis)
+			s.Redis = Memory{UsedBytes: 95, MaxBytes: 100}
+			group(sink.Group{Name: "old", Lag: 5, Idle: 3 * time.Hour})(s)
+		}, Failing, "Redis does not take events", partRedis, "refused"},
 		"redis never came": {
 			func(s *Snapshot) { s.Asked.Redis = Answer{Error: "refused"} },
 			Failing, "Redis does not take events", partRedis, "refused",

@@ -166,9 +166,8 @@ type DeadCount struct {
 	Relay    int `json:"relay"`
 	Groups   int `json:"groups"`
 	Retrying int `json:"retrying"`
-	// First is the reason of the oldest dead event of the relay that waits for an operator, Class its class.
+	// First is the reason of the oldest dead event that waits for an operator.
 	First string `json:"first"`
-	Class string `json:"class"`
 }
 
 // CountDead counts dead events. list has the first ones; relay and groups are the totals.
@@ -179,7 +178,7 @@ func CountDead(list []Dead, relay, groups int64) DeadCount {
 		case d.Retrying:
 			n.Retrying++
 		case n.First == "":
-			n.First, n.Class = d.Error, d.Class
+			n.First = d.Error
 		}
 	}
 	n.Relay = max(int(relay)-n.Retrying, 0)

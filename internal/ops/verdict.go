@@ -107,9 +107,11 @@ func Assess(s *Snapshot) Verdict {
 		a.unknown()
 	}
 	a.dead()
-	a.groups()
 	a.losses()
-	a.memory()
+	if s.Asked.Redis.Error == "" { // otherwise the figures of Redis are old
+		a.groups()
+		a.memory()
+	}
 	a.limits()
 	return a.verdict()
 }

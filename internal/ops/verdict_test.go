@@ -242,8 +242,8 @@ func TestARelayKnowsOfRedis(t *testing.T) {
 // Events that wait for an operator are counted apart from those that are being retried.
 func TestCountDead(t *testing.T) {
 	t.Parallel()
-	list := []Dead{{Retrying: true, Error: "a"}, {Error: "b", Class: "x"}, {Error: "c"}}
-	if n := CountDead(list, 7, 2); n != (DeadCount{Relay: 6, Groups: 2, Retrying: 1, First: "b", Class: "x"}) {
+	list := []Dead{{Retrying: true, Error: "a"}, {Error: "b"}, {Error: "c"}}
+	if n := CountDead(list, 7, 2); n != (DeadCount{Relay: 6, Groups: 2, Retrying: 1, First: "b"}) {
 		t.Errorf("%+v", n)
 	}
 }
@@ -283,6 +283,18 @@ func TestAnUnknownLagIsNotNone(t *testing.T) {
 	s.Groups = []sink.Group{{Stream: "outbox.order", Name: "g", Lag: -1, Idle: 2 * time.Minute}}
 	if v := Assess(s).Page(); v.Why != "An unknown number unread, 0 not acknowledged, waiting for 2 min." {
 		t.Errorf("%+v", v)
+	}
+}
+
+// The command is for the key that has the wrong type.
+func TestTheRemedyNamesTheKey(t *testing.T) {
+	t.Parallel()
+	s := well()
+	s.Dead = DeadCount{Relay: 600, First: "WRONGTYPE the key outbox.bill.0 holds a string"}
+	const want = "Rename or delete that key: redis-cli RENAME outbox.bill.0 outbox.bill.0:aside, then press Retry " +
+		"all, or run posthaste dead retry --all."
+	if v := Assess(s).Page(); v.Remedy != want {
+		t.Errorf("%q, want %q", v.Remedy, want)
 	}
 }
 

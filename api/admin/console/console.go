@@ -5,18 +5,21 @@
 // payloads or secrets. Times are RFC 3339, durations in seconds, sizes in bytes.
 //
 //	GET  /console/              the page and its parts
-//	GET  /console/api/session   {"csrf","kind","relay","source","holder","version"}: every POST and PUT
-//	                            here needs csrf in the header X-Posthaste-Csrf
+//	GET  /console/runbook       the runbook; the id of a section is its name in lower case
+//	GET  /console/api/session   {"csrf","kind","relay","source","prefix","holder","version"}: every POST
+//	                            and PUT here needs csrf in the header X-Posthaste-Csrf
 //	GET  /console/api/state     State: verdict, relay, Postgres, Redis, groups, rates
 //	GET  /console/api/history   {"samples":[Sample…]}: the last 15 minutes, a sample a second, oldest first
 //	GET  /console/api/stream    server-sent events: "state" (State) every second, "events" ([]Event) as they arrive;
 //	                            503 beyond 16 viewers; a viewer that does not keep up is disconnected
-//	GET  /console/api/dead      {"dead":[ops.Dead…],"total","as_of","error"}: at most 200 of them
+//	GET  /console/api/dead      {"dead":[ops.Dead…],"total","as_of","error"}: at most 1,000 of the
+//	                            relay and 1,000 of consumer groups
 //	GET  /console/api/doctor    ops.Diagnosis and "as_of"; at most 10 s old; ?fresh=1 runs the checks again
 //	GET  /console/api/audit     {"entries":[audit.Entry…]}: the last 20 changes and refused changes
 //	GET  /console/api/trace     ?id= and, if id is an idempotency key, &user=: {"steps":[ops.Step…],"error"}
 //	PUT  /console/api/mode      {"mode":"auto"|"cdc"|"poll"} → {"desired"}
-//	POST /console/api/dead/retry, /console/api/dead/drop   {"ids":[…]} → {"results":[{"what","error"}]}
+//	POST /console/api/dead/retry, /console/api/dead/drop   {"ids":[…]} → {"results":[{"what","error"}]}; at
+//	                            most 200 ids
 //
 // PUT and POST also need the admin token as bearer token, if one is set. They work only through the admin listener,
 // which audits them and refuses pages of other origins. (PUT /relay/mode and the other calls for curl need no csrf.)
@@ -127,6 +130,7 @@ func New(o Options) *Console {
 		}
 		page.ServeHTTP(w, r)
 	})
+	c.mux.HandleFunc("GET /console/runbook", runbook())
 	c.mux.HandleFunc("GET /console/api/session", c.session)
 	c.mux.HandleFunc("GET /console/api/state", c.state)
 	c.mux.HandleFunc("GET /console/api/history", c.history)
@@ -232,7 +236,7 @@ func busy(w http.ResponseWriter) {
 func (c *Console) session(w http.ResponseWriter, _ *http.Request) {
 	admin.Answer(w, http.StatusOK, map[string]any{
 		"csrf": c.csrf, "kind": c.o.Kind, "relay": c.o.RelayName, "source": outbox.EntrySource(c.o.RelayName),
-		"holder": c.o.Holder, "version": c.o.Version,
+		"prefix": c.o.StreamPrefix, "holder": c.o.Holder, "version": c.o.Version,
 	})
 }
 

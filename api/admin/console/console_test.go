@@ -37,6 +37,11 @@ func TestThePageBringsEverythingAndAllowsNothingElse(t *testing.T) {
 		strings.Contains(string(page), "onclick=") {
 		t.Errorf("the page has inline style or script, or loads from elsewhere: %v", err)
 	}
+	if status, body := w.call("GET", "/console/runbook", ""); status != 200 ||
+		!strings.Contains(body, `id="outboxdeadevents"`) || !strings.Contains(body, "posthaste dead retry") ||
+		strings.Contains(body, "## ") {
+		t.Errorf("the runbook: %d", status)
+	}
 	for _, path := range []string{
 		"console.js", "console.css", "pipeline.js", "chart.js", "util.js", "theme.js",
 		"icon.svg",
@@ -153,6 +158,13 @@ func TestDeadEventsOfBothKindsAndTheirActions(t *testing.T) {
 	}
 	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox WHERE id = $1", id); n != 1 {
 		t.Errorf("%d rows in the outbox", n)
+	}
+	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, `+
+		`error, class, attempts)
+		SELECT gen_random_uuid(), i, 'order', 'a', 'order.created', '{}', now(), 'refused', 'wrongtype', 3
+		FROM generate_series(2, 601) AS i`)
+	if w.get("/console/api/dead?fresh=1", &list); len(list.Dead) != 601 {
+		t.Errorf("%d of 601 dead events are listed", len(list.Dead))
 	}
 	other := uuid.NewString()
 	if status, body := w.call("POST", "/console/api/dead/drop", `{"ids":["`+other+`"]}`, "X-Posthaste-Csrf",
@@ -320,6 +332,10 @@ func TestATypeWithSeveralStreamsIsOne(t *testing.T) {
 	if len(said) != 1 || !strings.HasPrefix(said[0], "No consumer reads for group mailer on outbox.order: ") ||
 		!strings.HasSuffix(said[0], "posthaste groups drop --stream=outbox.order --group=mailer") {
 		t.Errorf("verdict %q", said)
+	}
+	if on := s.Streams.Value; len(on) != 4 || on[2].Name != "outbox.order.1" || on[2].Base != "outbox.order" ||
+		on[2].Length != 1 || on[2].Memory < 1 {
+		t.Errorf("streams %+v", on)
 	}
 	var table struct {
 		Groups struct {

@@ -1,12 +1,15 @@
 -- Reads the state of a stream and its new entries, without the payloads. KEYS stream. ARGV the last entry id read (''
--- for none), the maximum number of new entries (fewer when they are large) Returns {length, entries added, last id,
--- {entry id, id, type, subject, time, replayed}…}, newest first. For a missing stream it returns {0, 0, ''}.
+-- for none), the maximum number of new entries (fewer when they are large). Returns {length, entries added, last id,
+-- bytes of memory, {entry id, id, type, subject, time, replayed}…}, newest first. For a missing stream it returns
+-- {0, 0, '', 0}. A count that the server does not have, or refuses, is -1.
 local stream = KEYS[1]
-if redis.call('EXISTS', stream) == 0 then return {0, 0, ''} end
+if redis.call('EXISTS', stream) == 0 then return {0, 0, '', 0} end
 local s = {}
 local info = redis.call('XINFO', 'STREAM', stream)
 for i = 1, #info, 2 do s[info[i]] = info[i + 1] end
-local answer = {s['length'], s['entries-added'] or -1, s['last-generated-id']}
+local memory = redis.pcall('MEMORY', 'USAGE', stream)
+if type(memory) ~= 'number' then memory = -1 end
+local answer = {s['length'], s['entries-added'] or -1, s['last-generated-id'], memory}
 if s['last-generated-id'] == ARGV[1] then return answer end
 local from = ARGV[1] == '' and '-' or '(' .. ARGV[1]
 local to, bytes = '+', 0

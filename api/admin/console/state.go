@@ -157,8 +157,12 @@ func (c *Console) history(w http.ResponseWriter, _ *http.Request) {
 	admin.Answer(w, http.StatusOK, map[string]any{"samples": c.ring.list(), "events": c.watch.recent()})
 }
 
-// maxShown bounds the dead events on the page.
-const maxShown = 200
+const (
+	// maxDead bounds the dead events of consumer groups on the page. ops.ListDead has a bound of its own.
+	maxDead = 1000
+	// maxIDs bounds the dead events of one action.
+	maxIDs = 200
+)
 
 func (c *Console) dead(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Has("fresh") || !c.hub.watched() {
@@ -170,7 +174,7 @@ func (c *Console) dead(w http.ResponseWriter, r *http.Request) {
 		list = []ops.Dead{}
 	}
 	admin.Answer(w, http.StatusOK, map[string]any{
-		"dead": list[:min(len(list), maxShown)], "total": l.Value.relay + l.Value.groupN, "as_of": l.AsOf,
+		"dead": list, "total": l.Value.relay + l.Value.groupN, "as_of": l.AsOf,
 		"error": l.Error,
 	})
 }
@@ -190,7 +194,7 @@ func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 		if !admin.Read(w, r, &body, "the body is not the JSON that this call expects") {
 			return
 		}
-		if len(body.IDs) == 0 || len(body.IDs) > maxShown {
+		if len(body.IDs) == 0 || len(body.IDs) > maxIDs {
 			admin.Problem(w, http.StatusUnprocessableEntity, "name one to 200 event ids")
 			return
 		}

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	_ "embed" // for feed.lua
 	"errors"
@@ -209,9 +210,13 @@ type Postgres struct {
 }
 
 type Stream struct {
-	Name   string `json:"stream"`
+	Name string `json:"stream"`
+	// Base names the type: its only stream, or the common part of its streams' names.
+	Base string `json:"base"`
+	// Length, Added (the entries ever added) and Memory (bytes, estimated by Redis) are -1 if they are unknown.
 	Length int64  `json:"length"`
 	Added  int64  `json:"added"`
+	Memory int64  `json:"memory"`
 	LastID string `json:"last_id"`
 }
 
@@ -370,7 +375,7 @@ var feedScript = redis.NewScript(feedText)
 
 // readFeed reads every stream and sends new events to the viewers.
 func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
-	names, _, err := w.names()
+	names, bases, err := w.names()
 	if err != nil {
 		return nil, err
 	}
@@ -380,20 +385,23 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 		w.mu.Lock()
 		last := w.last[name]
 		w.mu.Unlock()
+		st := Stream{Name: name, Base: cmp.Or(bases[name], name)}
 		reply, err := feedScript.RunRO(ctx, w.c.o.Redis, []string{name}, last, maxNew).Slice()
 		if notAStream(err) {
-			streams = append(streams, Stream{Name: name, Length: -1, Added: -1})
+			st.Length, st.Added, st.Memory = -1, -1, -1
+			streams = append(streams, st)
 			continue // the list of dead events shows its events
 		}
 		if err != nil {
 			return nil, err
 		}
-		if len(reply) < 3 {
+		if len(reply) < 4 {
 			continue
 		}
-		st := Stream{Name: name, Length: integer(reply[0]), Added: integer(reply[1]), LastID: str(reply[2])}
+		st.Length, st.Added = integer(reply[0]), integer(reply[1])
+		st.LastID, st.Memory = str(reply[2]), integer(reply[3])
 		streams = append(streams, st)
-		for i := len(reply) - 1; i >= 3; i-- {
+		for i := len(reply) - 1; i >= 4; i-- {
 			if f, ok := reply[i].([]any); ok && len(f) == 6 {
 				fresh = append(fresh, Event{
 					EntryID: str(f[0]), ID: str(f[1]), Type: str(f[2]), Subject: str(f[3]), Time: str(f[4]),
@@ -462,7 +470,7 @@ func (w *watch) readDead(ctx context.Context) (deadList, error) {
 	if err != nil {
 		return deadList{}, err
 	}
-	l.groups, l.groupN, err = consumer.DeadHeads(ctx, w.c.o.Redis, outbox.StreamNames(streams), maxShown)
+	l.groups, l.groupN, err = consumer.DeadHeads(ctx, w.c.o.Redis, outbox.StreamNames(streams), maxDead)
 	bases := outbox.Bases(streams)
 	for _, g := range l.groups {
 		l.dead = append(l.dead, ops.GroupDead(g, w.c.o.StreamPrefix, bases))

@@ -1,9 +1,9 @@
 // The console: what comes over the event stream is drawn, what is pressed is asked about and sent.
-import { $, h, text, level, count, bytes, span, clock, short, plural } from './util.js';
+import { $, h, text, level, count, rate, bytes, span, clock, short, plural } from './util.js';
 import { Pipeline } from './pipeline.js';
 import { Chart } from './chart.js';
 
-const KEEP = 50; // events shown
+const KEEP = 50; // events kept of a stream, and shown
 const RING = 900; // samples kept
 const SILENT = 3500; // ms without a sign of life until the connection counts as lost
 const PATIENCE = 10000; // ms until a connection that says nothing is tried anew
@@ -111,8 +111,9 @@ async function connect() {
       locked = false;
       for await (const [name, data] of messages(resp.body)) {
         alive();
-        if (name === 'state') onState(JSON.parse(data));
-        if (name === 'events') onEvents(JSON.parse(data));
+        // A fault in drawing must show as one, rather than end the connection.
+        if (name === 'state') queueMicrotask(() => onState(JSON.parse(data)));
+        if (name === 'events') queueMicrotask(() => onEvents(JSON.parse(data)));
       }
     }
   } catch { /* it broke, or was aborted */ }
@@ -187,13 +188,16 @@ function watchConnection() {
   level(pill, 'bad');
   text(pill, heard ? `lost since ${clock(lostSince)}` : 'not connected');
   drawVerdict({
-    level: 'bad', title: `Connection to this process lost${heard ? ` since ${clock(lostSince)}` : ''}`, parts: {}, also: [], action: '',
+    level: 'bad', title: `Connection to this process lost${heard ? ` since ${clock(lostSince)}` : ''}`, parts: {}, also: [], action: '', runbook: '',
     why: `What you see below is ${heard ? `from ${clock(lostSince)}` : 'empty'}. Events may well be flowing: another process' console, or posthaste status, tells.`,
     remedy: 'Check that the process is running and reachable. This page reconnects automatically.',
   });
 }
 
 // ---- drawing
+
+// runbook is a link to the section about a problem.
+const runbook = (p) => (p.runbook ? ['Runbook: ', h('a', { href: `runbook#${p.runbook.toLowerCase()}`, target: '_blank' }, p.runbook)] : []);
 
 const MARKS = { ok: '✓', warn: '!', bad: '✕', unknown: '…' };
 const ACTIONS = { dead: 'See dead events', doctor: 'Ask the doctor', groups: 'See groups', mode: 'Choose the mode' };
@@ -205,6 +209,8 @@ function drawVerdict(v) {
   text($('verdict-why'), v.why);
   text($('verdict-remedy'), v.remedy);
   $('verdict-remedy').hidden = !v.remedy;
+  if ($('verdict-runbook').textContent !== `Runbook: ${v.runbook}`) $('verdict-runbook').replaceChildren(...runbook(v));
+  $('verdict-runbook').hidden = !v.runbook;
   const a = $('verdict-action');
   a.hidden = !v.action;
   if (v.action) {
@@ -215,7 +221,7 @@ function drawVerdict(v) {
   const key = JSON.stringify(v.also);
   if (also.dataset.key !== key) {
     also.dataset.key = key;
-    also.replaceChildren(...v.also.map((p) => h('li', { 'data-level': p.level }, h('b', null, p.title), ` ${p.why} ${p.remedy}`)));
+    also.replaceChildren(...v.also.map((p) => h('li', { 'data-level': p.level }, h('b', null, p.title), ` ${p.why} ${p.remedy} `, runbook(p))));
     also.hidden = v.also.length === 0;
   }
   const badge = { bad: '✕ ', warn: '! ' }[v.level] ?? '';
@@ -269,8 +275,8 @@ function drawMode(st) {
     rows.push(['Active', p.mode === 'standby' ? (p.owner ? 'none: a relay takes over' : 'none: no relay has led yet') : `${p.mode} since ${clock(p.changed_at)}`]);
     if (st.postgres.error) rows.unshift(['As of', `${clock(known)}; Postgres ${silence(st.postgres)}`]);
     if (p.degraded) rows.push(['Because', p.degraded]);
-    rows.push(['Leader', p.led ? p.owner : p.owner ? `nobody; ${p.owner} led last` : 'nobody']);
-    rows.push(['Relays', `${p.relays ? `${p.relays} connected` : p.led ? 'not visible to this process’ role' : 'none connected'}, epoch ${p.epoch}`]);
+    rows.push(['Leader', p.led ? p.owner : p.owner ? `none; ${p.owner} led last` : 'none']);
+    rows.push(['Relays', `${p.relays ? `${count(p.relays)} connected` : p.led ? 'not visible to this process’ role' : 'none connected'}, epoch ${p.epoch}`]);
     const slot = p.slot;
     rows.push(['Slot', !slot.exists ? 'none' : slot.lost ? `lost (${slot.reason})` : `${slot.active ? 'streaming' : 'idle'}, ${bytes(Math.max(slot.confirmed_lag_bytes, 0))} behind, holds ${bytes(Math.max(slot.retained_bytes, 0))}`]);
     for (const r of (p.reconciled ?? []).filter((r) => !r.done_at || r.restored + r.recalled + r.phantoms).slice(0, 5)) rows.push(repairRow(r));
@@ -307,14 +313,14 @@ function drawHandover(st) {
   const steps = stream
     ? [
         ['asked', `${handover.to} is recorded in Postgres`, p.desired === handover.to],
-        ['sweep', `The sweep empties the table${p.mode === 'poll' ? ` (${count(p.backlog.rows)} left)` : ''}`, arrived || p.handover_lsn !== handover.lsn],
+        ['sweep', `poll empties the outbox${p.mode === 'poll' ? ` (${plural(p.backlog.rows, 'event')} left)` : ''}`, arrived || p.handover_lsn !== handover.lsn],
         ['lsn', `Hand-over at ${p.handover_lsn === handover.lsn && !arrived ? 'the position to come' : p.handover_lsn}`, arrived || p.handover_lsn !== handover.lsn],
         ['stream', 'The slot streams', arrived],
       ]
     : [
         ['asked', 'poll is recorded in Postgres', p.desired === 'poll'],
-        ['stop', 'The stream settles what is in flight and stops', p.mode === 'poll' || !p.slot.active],
-        ['poll', 'Every relay sweeps', arrived],
+        ['stop', 'cdc settles what is in flight and stops', p.mode === 'poll' || !p.slot.active],
+        ['poll', 'Every relay polls', arrived],
       ];
   const now = Date.now();
   let current = true;
@@ -346,7 +352,7 @@ function drawEvents() {
     $('events-body').replaceChildren(empty('No event yet.', 'As soon as something is published it appears here, newest first.'));
     return;
   }
-  const rows = events.map((e) =>
+  const rows = events.filter((e) => shown(baseOf(e.stream))).map((e) =>
     h('tr', { class: e.fresh ? 'new' : null },
       td('Time', null, clock(e.time, true)), td('Type', { class: 'text' }, e.type, e.replayed ? ' (replayed)' : ''), td('Subject', { class: 'id' }, h('button', { type: 'button', class: 'link', onclick: () => trace(e.subject) }, e.subject)),
       td('Stream', { class: 'text' }, e.stream), td('Entry', { class: 'id' }, e.entry_id)));
@@ -358,18 +364,111 @@ let eventsDue = null;
 
 function onEvents(list) {
   for (const e of list) events.unshift({ ...e, fresh: true });
-  events = events.slice(0, KEEP);
+  const kept = {};
+  events = events.filter((e) => { kept[e.stream] = (kept[e.stream] ?? 0) + 1; return kept[e.stream] <= KEEP; }).slice(0, 20 * KEEP);
   eventsDue ??= setTimeout(() => { eventsDue = null; drawEvents(); }, 150);
 }
 
-const unfolded = new Set(); // groups whose streams are shown
+const unfolded = new Set(); // rows whose parts are shown
 
-const groupLevel = (g) => (g.lost > 0 ? 'bad' : g.abandoned || ((g.idle_seconds >= 60 || g.waits_seconds >= 300) && (g.lag !== 0 || g.pending > 0)) ? 'warn' : 'ok');
+// foldButton shows and hides the parts of a row.
+function foldButton(key, label, words) {
+  return h('button', { type: 'button', class: 'link', 'data-fold': key, 'aria-expanded': String(unfolded.has(key)), 'aria-label': label, onclick: () => {
+    if (!unfolded.delete(key)) unfolded.add(key);
+    drawStreams(state);
+    drawGroups(state);
+    drawDead();
+  } }, words);
+}
+
+// fill redraws the body of a section if key has changed, unless the last draw was of the same. The keyboard stays where it is.
+function fill(body, key, draw) {
+  const now = JSON.stringify([key, [...unfolded], type]);
+  if (body.dataset.key === now) return;
+  body.dataset.key = now;
+  const focused = document.activeElement?.dataset.fold;
+  body.replaceChildren(...draw());
+  if (focused && body.querySelector('[data-fold]')) [...body.querySelectorAll('[data-fold]')].find((b) => b.dataset.fold === focused)?.focus();
+}
+
+// oldFigures says from when figures of Redis are; '' while it answers.
+const oldFigures = (look) => (stale() ? h('p', { class: 'muted' }, `Not known: Redis ${silence(state.redis)}. These are the figures of ${clock(look.as_of)}.`) : '');
+
+// ---- types and streams
+
+let type = ''; // the stream of the type that is shown alone; '' for all
+
+const shown = (base) => !type || base === type;
+const baseOf = (stream) => state?.streams.value.find((x) => x.stream === stream)?.base ?? stream;
+const bases = (st) => [...new Set(st.streams.value.map((x) => x.base))].sort();
+
+function drawTypes(st) {
+  const all = bases(st);
+  if ($('type').dataset.key === String(all)) return;
+  $('type').dataset.key = String(all);
+  if (type && !all.includes(type)) all.push(type);
+  $('type').replaceChildren(h('option', { value: '' }, 'all'), ...all.map((b) => h('option', { value: b, selected: b === type }, b)));
+  $('filter').hidden = all.length < 2;
+}
+
+$('type').addEventListener('change', (e) => {
+  type = e.target.value;
+  drawStreams(state);
+  drawGroups(state);
+  drawDead();
+  drawEvents();
+});
+
+const seen = []; // of the last seconds: when the streams were read, and how many entries each had got by then
+
+// streamRates are the entries added to each stream per second.
+function streamRates(look) {
+  const at = Date.parse(look.as_of);
+  if (seen.at(-1)?.at !== at) seen.push({ at, added: new Map(look.value.map((x) => [x.stream, x.added])) });
+  while (seen.length > 2 && at - seen[0].at > 10000) seen.shift();
+  return (x) => {
+    const first = seen[0].added.get(x.stream) ?? -1;
+    return first < 0 || x.added < first || at === seen[0].at ? null : (1000 * (x.added - first)) / (at - seen[0].at);
+  };
+}
+
+const sum = (list, f) => list.reduce((n, x) => { const v = f(x); return n === null || v === null || v < 0 ? null : n + v; }, 0);
+
+function drawStreams(st) {
+  const look = st.streams;
+  const rateOf = look.as_of ? streamRates(look) : () => null;
+  const wrong = look.value.filter((x) => x.length < 0).map((x) => x.stream);
+  const row = (name, list, props) => {
+    const groups = new Set(st.groups.value.filter((g) => g.stream === list[0].base).map((g) => g.group));
+    const bytesOf = sum(list, (x) => x.memory);
+    return h('tr', props, td('Stream', { class: 'text' }, name), td('Length', { class: 'num' }, count(sum(list, (x) => x.length))),
+      td('Rate', { class: 'num' }, stale() ? 'not known' : rate(sum(list, rateOf))), td('Memory', { class: 'num' }, bytesOf === null ? '–' : bytes(bytesOf)),
+      td('Groups', { class: 'text' }, !st.groups.as_of ? 'not known' : [...groups].slice(0, 5).join(', ') || 'none', groups.size > 5 ? `, ${count(groups.size - 5)} more` : ''));
+  };
+  fill($('streams-body'), [look.value, look.value.map((x) => rate(rateOf(x))), st.groups.value.map((g) => [g.stream, g.group]), st.redis.error, look.error, Boolean(look.as_of)], () => {
+    if (look.value.length === 0) return [!look.as_of ? empty('Not known.', look.error || 'Postgres names the streams, then Redis is asked.') : empty('No stream yet.', 'The first event of a type makes its stream.')];
+    return [h('div', { class: stale() ? 'unknown' : null }, oldFigures(look), table('streams', [['Stream'], ['Length', 1], ['Rate', 1], ['Memory', 1], ['Groups']], bases(st).filter(shown).map((base) => {
+      const list = look.value.filter((x) => x.base === base);
+      if (list.length === 1) return row(list[0].stream, list);
+      const key = JSON.stringify([base]);
+      return [row(foldButton(key, `the streams of ${base}`, `${base} (${plural(list.length, 'stream')})`), list), unfolded.has(key) ? list.map((x) => row(x.stream, [x], { class: 'sub' })) : []];
+    }).flat(2))),
+    wrong.length ? h('p', { class: 'error' }, `Not a stream: ${wrong.join(', ')}. Redis refuses the events of these keys.`) : '',
+    st.postgres.value.streams > look.value.length ? h('p', { class: 'muted' }, `${count(st.postgres.value.streams)} in all; ${look.value.length} are shown.`) : ''];
+  });
+}
+
+// ---- consumer groups
+
+// stale reports that Redis does not answer: its last figures are not those of now.
+const stale = () => Boolean(state.redis.error);
+
+const groupLevel = (g) => (stale() ? 'unknown' : g.lost > 0 ? 'bad' : g.abandoned || ((g.idle_seconds >= 60 || g.waits_seconds >= 300) && (g.lag !== 0 || g.pending > 0)) ? 'warn' : 'ok');
 
 // groupRow is the row of a group, or of what it is on one of several streams of a type, which is beneath it.
 function groupRow(g, stream, props, name = g.group) {
   const lvl = groupLevel(g);
-  const what = g.lost > 0 ? `lost ${count(g.lost)}` : g.abandoned ? 'abandoned' : lvl === 'warn' ? 'behind' : 'reads';
+  const what = lvl === 'unknown' ? 'not known' : g.lost > 0 ? `lost ${count(g.lost)}` : g.abandoned ? 'abandoned' : lvl === 'warn' ? 'behind' : 'reads';
   return h('tr', props,
     td('Group', { class: 'text' }, name), td('Stream', { class: 'text' }, stream), td('State', null, h('span', { class: 'tag', 'data-level': lvl }, what)),
     td('Unread', { class: 'num' }, g.lag < 0 ? 'unknown' : count(g.lag)), td('Not acked', { class: 'num' }, count(g.pending)),
@@ -381,29 +480,22 @@ function groupRows(g) {
   if (!g.streams) return groupRow(g, g.stream);
   const key = JSON.stringify([g.stream, g.group]);
   const open = unfolded.has(key);
-  const fold = h('button', { type: 'button', class: 'link', 'data-fold': key, 'aria-expanded': String(open), 'aria-label': `${g.group} on the streams of ${g.stream}`, onclick: () => { if (!unfolded.delete(key)) unfolded.add(key); drawGroups(state); } },
-    `${g.stream} (${plural(g.streams.length, 'stream')})`);
+  const fold = foldButton(key, `${g.group} on the streams of ${g.stream}`, `${g.stream} (${plural(g.streams.length, 'stream')})`);
   const own = [...g.streams].sort((a, b) => a.stream.length - b.stream.length || (a.stream < b.stream ? -1 : 1));
   return [groupRow(g, fold), open ? own.map((on) => groupRow(on, on.stream, { class: 'sub' }, '')) : []];
 }
 
 function drawGroups(st) {
   const look = st.groups;
-  const body = $('groups-body');
-  const list = look.value; // the gravest first
-  const key = JSON.stringify([list, look.error ?? '', Boolean(look.as_of), [...unfolded]]);
-  if (body.dataset.key === key) return;
-  body.dataset.key = key;
-  if (list.length === 0) {
-    body.replaceChildren(look.error ? empty('Not known.', look.error)
-      : !look.as_of ? empty('Not known yet.', 'Postgres names the streams, then Redis is asked.') : empty('No consumer group reads a stream.', 'posthaste consume --group NAME starts one.'));
-    return;
-  }
-  const focused = document.activeElement?.dataset.fold; // the keyboard stays where it is
-  body.replaceChildren(table('groups', [['Group'], ['Stream'], ['State'], ['Unread', 1], ['Not acked', 1], ['Oldest not acked', 1], ['Waits for', 1], ['Consumers', 1]], list.flatMap(groupRows)),
-    st.group_sum.groups > list.length ? h('p', { class: 'muted' }, `${count(st.group_sum.groups)} in all; the ${list.length} gravest are shown. posthaste groups list shows all.`) : '',
-    look.error ? h('p', { class: 'error' }, `As of ${clock(look.as_of)}, and perhaps not all: ${look.error}`) : '');
-  if (focused) [...body.querySelectorAll('[data-fold]')].find((b) => b.dataset.fold === focused)?.focus();
+  const list = look.value.filter((g) => shown(g.stream)); // the gravest first
+  fill($('groups-body'), [list, look.error, st.redis.error, Boolean(look.as_of)], () => {
+    if (list.length === 0) return [look.error || stale() ? empty('Not known.', look.error || st.redis.error)
+      : !look.as_of ? empty('Not known yet.', 'Postgres names the streams, then Redis is asked.') : empty('No consumer group reads a stream.', 'posthaste consume --group NAME starts one.')];
+    return [h('div', { class: stale() ? 'unknown' : null }, oldFigures(look),
+      table('groups', [['Group'], ['Stream'], ['State'], ['Unread', 1], ['Not acked', 1], ['Oldest not acked', 1], ['Waits for', 1], ['Consumers', 1]], list.flatMap(groupRows))),
+    st.group_sum.groups > look.value.length ? h('p', { class: 'muted' }, `${count(st.group_sum.groups)} in all; the ${look.value.length} gravest are shown. posthaste groups list shows all.`) : '',
+    look.error && !stale() ? h('p', { class: 'error' }, `As of ${clock(look.as_of)}, and perhaps not all: ${look.error}`) : ''];
+  });
 }
 
 // ---- dead events
@@ -425,59 +517,103 @@ async function loadDead(fresh) {
 const nameless = (d) => /^[0-]*$/.test(d.id);
 const retryable = (d) => !d.retrying && !nameless(d);
 
-function drawDead() {
-  const body = $('dead-body');
-  const key = JSON.stringify(dead.dead) + dead.error;
-  if (body.dataset.key === key) return;
-  body.dataset.key = key;
-  const open = dead.dead.filter(retryable);
-  $('dead-tools').hidden = open.length === 0;
-  if (dead.dead.length === 0) {
-    body.replaceChildren(dead.error ? empty('Not known.', dead.error) : empty('None.', 'Events that Redis rejects, and those that a consumer group gives up, are parked here and can be retried.'));
-    return;
+// causes are the dead events, by their source and reason. Reasons that differ in ids and numbers alone are the same.
+function causes(list) {
+  const all = new Map();
+  for (const d of list) {
+    const key = JSON.stringify([d.source, d.class, d.error.replace(/[0-9a-f]{8}-[0-9a-f-]{27}|\d+/gi, '#')]);
+    all.set(key, [...(all.get(key) ?? []), d]);
   }
-  const rows = dead.dead.map((d) => {
-    const name = `${d.type || 'event'} ${short(d.id)}`;
-    return h('tr', null,
-      td('Event', { class: 'text' }, h('div', null, d.type || '(malformed)', h('br'), nameless(d) ? 'without an id' : h('button', { type: 'button', class: 'link', onclick: () => trace(d.id) }, d.id))),
-      td('Of', { class: 'text' }, `${d.aggregate_type}/${d.aggregate_id}`), td('By', null, d.source), td('Why', { class: 'text' }, d.error),
-      td('Tries', { class: 'num' }, count(d.attempts)), td('Since', null, clock(d.dead_at)),
-      td('', { class: 'actions' }, d.retrying ? h('span', { class: 'tag', 'data-level': 'unknown' }, 'on its way') : nameless(d) ? h('span', { class: 'muted' }, 'posthaste dead drop --all') : [
-        h('button', { type: 'button', class: 'small', 'aria-label': `Retry ${name}`, onclick: () => retryDead([d]) }, 'Retry'),
-        h('button', { type: 'button', class: 'small quiet', 'aria-label': `Drop ${name}`, onclick: () => dropDead(d) }, 'Drop')]));
-  });
-  body.replaceChildren(table('dead', [['Event'], ['Of'], ['By'], ['Why'], ['Tries', 1], ['Since'], ['']], rows),
-    dead.total > dead.dead.length ? h('p', { class: 'muted' }, `${count(dead.total)} in all; the oldest ${dead.dead.length} are shown.`) : '',
-    dead.error ? h('p', { class: 'error' }, `Not all are known: ${dead.error}`) : '');
+  return [...all];
 }
 
-const ids = (list) => ({ ids: [...new Set(list.map((d) => d.id))] });
+const PARTS = 20; // events of a cause that are shown one by one
 
-function report(answer) {
-  const failed = answer.results.filter((r) => r.error);
-  if (failed.length) throw new CallError(0, failed.map((r) => `${r.what}: ${r.error}`).join('; '));
-  if (answer.results.length === 0) throw new CallError(0, 'Nothing is stored under this id any more.');
+function drawDead() {
+  const list = dead?.dead.filter((d) => shown(session?.prefix + d.aggregate_type));
+  if (!list) return;
+  fill($('dead-body'), [list, dead.error, dead.total], () => {
+    if (list.length === 0) return [dead.error ? empty('Not known.', dead.error) : empty('None.', 'Events that Redis refuses, and those that a consumer group gives up, are kept here and can be retried.')];
+    return [table('dead', [['Events'], ['Of'], ['By'], ['Why'], ['Since'], ['']], causes(list).map(([key, all]) => (all.length === 1 ? deadRow(all[0]) : causeRows(key, all))).flat()),
+      dead.total > dead.dead.length ? h('p', { class: 'muted' }, `${count(dead.total)} in all; the oldest ${count(dead.dead.length)} are shown. posthaste dead retry --all retries all.`) : '',
+      dead.error ? h('p', { class: 'error' }, `Not all are known: ${dead.error}`) : ''];
+  });
+}
+
+// causeRows are the row of several events with one cause and, if it is unfolded, the first of them.
+function causeRows(key, all) {
+  const open = all.filter(retryable);
+  const types = [...new Set(all.map((d) => d.aggregate_type))];
+  const words = plural(all.length, 'event');
+  return [h('tr', null,
+    td('Events', { class: 'text' }, foldButton(key, `the ${words} that are dead for: ${all[0].error}`, words)), td('Of', { class: 'text' }, types.slice(0, 5).join(', ')), td('By', null, all[0].source),
+    td('Why', { class: 'text' }, all[0].error), td('Since', null, clock(all[0].dead_at)),
+    td('', { class: 'actions' }, open.length === 0 ? h('span', { class: 'tag', 'data-level': 'unknown' }, all.some((d) => d.retrying) ? 'on their way' : 'no ids') : [
+      h('button', { type: 'button', class: 'small', 'aria-label': `Retry all ${words}`, onclick: () => retryDead(open) }, 'Retry all'),
+      h('button', { type: 'button', class: 'small quiet', 'aria-label': `Drop all ${words}`, onclick: () => dropDead(open) }, 'Drop all')])),
+  unfolded.has(key) ? all.slice(0, PARTS).map((d) => deadRow(d, { class: 'sub' })) : []].flat();
+}
+
+function deadRow(d, props) {
+  const name = `${d.type || 'event'} ${short(d.id)}`;
+  return h('tr', props,
+    td('Events', { class: 'text' }, h('div', null, d.type || '(malformed)', h('br'), nameless(d) ? 'without an id' : h('button', { type: 'button', class: 'link', onclick: () => trace(d.id) }, d.id))),
+    td('Of', { class: 'text' }, `${d.aggregate_type}/${d.aggregate_id}`), td('By', null, d.source), td('Why', { class: 'text' }, `${d.error} (${plural(d.attempts, 'attempt')})`), td('Since', null, clock(d.dead_at)),
+    td('', { class: 'actions' }, d.retrying ? h('span', { class: 'tag', 'data-level': 'unknown' }, 'on its way') : nameless(d) ? h('span', { class: 'muted' }, 'posthaste dead drop --all') : [
+      h('button', { type: 'button', class: 'small', 'aria-label': `Retry ${name}`, onclick: () => retryDead([d]) }, 'Retry'),
+      h('button', { type: 'button', class: 'small quiet', 'aria-label': `Drop ${name}`, onclick: () => dropDead([d]) }, 'Drop')]));
+}
+
+const AT_ONCE = 200; // ids in a call
+
+// onDead calls an action with the ids of events, and reports those that it failed for.
+async function onDead(action, list) {
+  const ids = [...new Set(list.map((d) => d.id))];
+  const results = [];
+  try {
+    for (let i = 0; i < ids.length; i += AT_ONCE) {
+      results.push(...(await change('POST', `dead/${action}`, { ids: ids.slice(i, i + AT_ONCE) })).results);
+      if (ids.length > AT_ONCE) text($('ask-yes'), `${count(results.length)} of ${count(ids.length)}`);
+    }
+  } finally {
+    await loadDead(true);
+  }
+  const failed = results.filter((r) => r.error);
+  if (failed.length) throw new CallError(0, `${failed.slice(0, 5).map((r) => `${r.what}: ${r.error}`).join('; ')}${failed.length > 5 ? `; ${plural(failed.length - 5, 'more failure')}` : ''}`);
+  if (results.length === 0) throw new CallError(0, 'Nothing is stored under this id any more.');
 }
 
 function retryDead(list) {
   ask({
     title: list.length === 1 ? 'Retry this event?' : `Retry ${plural(list.length, 'event')}?`, yes: 'Retry',
-    body: [h('p', null, 'An event parked by the relay goes back into the outbox, behind everything in it; one given up by a group goes back to that group. If the cause is not repaired, it will be parked again.')],
-    act: async () => { report(await change('POST', 'dead/retry', ids(list))); await loadDead(true); },
+    body: [h('p', null, 'An event that Redis refused goes back into the outbox, behind everything in it; one that a group gave up goes back to that group. If the cause remains, it will be dead again.')],
+    act: () => onDead('retry', list),
   });
 }
 
-function dropDead(d) {
+function dropDead(list) {
+  const [d] = list;
+  const one = list.length === 1;
   ask({
-    title: 'Drop this event for good?', yes: 'Drop it', danger: true,
-    body: [h('p', null, `${d.type} of ${d.aggregate_type}/${d.aggregate_id} will never be published. This cannot be undone.`), h('p', { class: 'mono' }, d.id)],
-    act: async () => { report(await change('POST', 'dead/drop', ids([d]))); await loadDead(true); },
+    title: one ? 'Drop this event for good?' : `Drop ${plural(list.length, 'event')} for good?`, yes: one ? 'Drop it' : 'Drop all', danger: true,
+    body: [h('p', null, `${one ? `${d.type} of ${d.aggregate_type}/${d.aggregate_id}` : 'These events'} will never be ${d.source === 'relay' ? 'published' : `processed by group ${d.source}`}. This cannot be undone.`),
+      h('p', { class: 'mono' }, one ? d.id : `Cause: ${d.error}`)],
+    act: () => onDead('drop', list),
   });
 }
 
 // ---- who changed what
 
 const OUTCOMES = { ok: 'ok', begun: 'unknown', refused: 'warn', failed: 'bad' };
+
+// details are the arguments and results of a change, with the first three of each list.
+function details(all) {
+  const list = (k, v) => {
+    const more = v.length - 3 + (all[`${k}_more`] ?? 0);
+    return v.slice(0, 3).join(', ') + (more > 0 ? ` and ${count(more)} more` : '');
+  };
+  return Object.entries(all).filter(([k]) => !k.endsWith('_more')).map(([k, v]) => `${k} ${Array.isArray(v) ? list(k, v) : v}`).join('; ');
+}
 
 async function loadAudit() {
   let entries;
@@ -494,7 +630,7 @@ async function loadAudit() {
   const rows = entries.map((a) => h('tr', null,
     td('When', null, clock(a.at)), td('Who', { class: 'text' }, a.actor), td('From', { class: 'text' }, a.source), td('What', { class: 'text' }, a.action),
     td('Outcome', { class: 'text' }, h('span', null, h('span', { class: 'tag', 'data-level': OUTCOMES[a.outcome] ?? 'unknown' }, a.outcome), a.reason ? ` ${a.reason}` : '')),
-    td('Details', { class: 'text' }, Object.entries(a.detail).map(([k, v]) => `${k} ${Array.isArray(v) ? v.join(', ') : v}`).join('; '))));
+    td('Details', { class: 'text' }, details(a.detail))));
   $('audit-body').replaceChildren(table('audit', [['When'], ['Who'], ['From'], ['What'], ['Outcome'], ['Details']], rows),
     h('p', { class: 'muted' }, `The last ${entries.length}; posthaste audit shows all.`));
 }
@@ -547,9 +683,9 @@ $('ask-form').addEventListener('submit', async (e) => {
 // ---- the switch
 
 const WHAT = {
-  auto: ['The sweep empties the table, then the relay switches to the WAL stream.', 'While the slot cannot be used, it sweeps and says why.', 'Nothing is lost or published twice, and the order per aggregate is kept.'],
-  cdc: ['As auto; but while it has to sweep, /readyz of the relay answers 503.', 'Choose it if sweeping is too slow for you and you want an alert.', 'Nothing is lost or published twice, and the order per aggregate is kept.'],
-  poll: ['The stream settles what is in flight and stops; then every relay sweeps the table.', 'Latency rises from about 2 to about 10 ms. The slot is kept and advanced.', 'Nothing is lost or published twice, and the order per aggregate is kept.'],
+  auto: ['poll empties the outbox, then the relay switches to cdc.', 'While the slot cannot be used, it polls and says why.', 'Nothing is lost or published twice, and the order per aggregate is kept.'],
+  cdc: ['As auto; but while it has to poll, /readyz of the relay answers 503.', 'Choose it if poll is too slow for you and you want an alert.', 'Nothing is lost or published twice, and the order per aggregate is kept.'],
+  poll: ['cdc settles what is in flight and stops; then every relay polls the table.', 'Latency rises from about 2 to about 10 ms. The slot is kept and advanced.', 'Nothing is lost or published twice, and the order per aggregate is kept.'],
 };
 
 $('switch').addEventListener('click', (e) => {
@@ -642,6 +778,8 @@ function onState(st) {
   pipeline.draw(st);
   drawMode(st);
   drawHandover(st);
+  drawTypes(st);
+  drawStreams(st);
   drawGroups(st);
   $('trace-shop').hidden = !st.postgres.value.shop;
   const n = st.dead.value;
@@ -656,10 +794,9 @@ function onState(st) {
 $('events-pause').addEventListener('click', (e) => {
   paused = !paused;
   e.target.setAttribute('aria-pressed', String(paused));
-  text(e.target, paused ? 'Go on' : 'Pause');
+  text(e.target, paused ? 'Resume' : 'Pause');
   drawEvents();
 });
-$('dead-retry-all').addEventListener('click', () => retryDead(dead.dead.filter(retryable)));
 $('doctor-again').addEventListener('click', () => loadDoctor(true));
 $('verdict-action').addEventListener('click', (e) => { if (e.currentTarget.hash === '#doctor') loadDoctor(true); });
 

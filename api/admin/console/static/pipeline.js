@@ -1,5 +1,5 @@
 // The picture: writers, outbox, the two ways, Redis, groups. It is laid out in a row, or in a column when it is narrow.
-import { s, count, rate, bytes, span, clock, plural } from './util.js';
+import { s, count, rate, bytes, span, plural } from './util.js';
 
 const NODES = ['writers', 'outbox', 'wal', 'sweep', 'redis', 'groups'];
 const EDGES = [['writers', 'outbox'], ['outbox', 'wal'], ['wal', 'redis'], ['outbox', 'sweep'], ['sweep', 'redis'], ['redis', 'groups']];
@@ -136,17 +136,17 @@ export class Pipeline {
     this.set('writers', pgDown ? 'bad' : unknown || pgMute ? 'unknown' : 'ok', 'Writers', pgDown ? 'stopped' : pgMute ? '–' : rate(sample.in),
       pgDown ? 'cannot commit' : pgMute ? 'not known' : 'events committed');
     this.set('outbox', lvl('outbox'), 'Outbox in Postgres', pgMute ? word : p ? count(p.backlog.rows) : '–',
-      pgMute ? 'last known state below' : p ? (p.backlog.rows > 0 ? `waiting, oldest ${span(p.backlog.oldest_seconds)}` : 'nothing waits') : 'being asked');
+      pgMute ? 'last known state below' : p ? (p.backlog.rows > 0 ? `${p.backlog.rows === 1 ? 'waits, for' : 'wait, the oldest'} ${span(p.backlog.oldest_seconds)}` : 'no event waits') : 'being asked');
 
     const path = parts.path;
     const slot = p?.slot;
     const walOn = active('cdc');
     const sweepOn = active('poll');
-    const walLevel = pgDown ? 'bad' : pgMute ? 'unknown' : !walOn && path && p?.desired !== 'poll' ? path : walOn ? path ?? 'ok' : 'off';
-    this.set('wal', walLevel, 'WAL stream', pgMute ? '–' : walOn ? (rdDown ? 'waits' : 'streams') : led ? 'stands by' : p ? 'no relay' : '–',
+    const walLevel = pgDown ? 'bad' : pgMute ? 'unknown' : !walOn && path && p?.desired !== 'poll' ? path : walOn ? path ?? (rdDown ? 'unknown' : 'ok') : 'off';
+    this.set('wal', walLevel, 'cdc: the WAL', pgMute ? '–' : walOn ? (rdDown ? 'waits' : 'active') : led ? 'stands by' : p ? 'no relay' : '–',
       pgMute ? 'not known' : !p ? '' : !slot.exists ? 'no slot' : slot.lost ? 'slot is lost' : walOn && st.sample?.p99 != null ? `p99 ${span(st.sample.p99)}` : `holds ${bytes(Math.max(slot.retained_bytes, 0))} of WAL`);
-    const sweepLevel = pgDown ? 'bad' : pgMute ? 'unknown' : sweepOn ? (path === 'bad' ? 'bad' : 'ok') : p && !led ? path ?? 'bad' : 'off';
-    this.set('sweep', sweepLevel, 'Sweep', pgMute ? '–' : sweepOn ? (rdDown ? 'waits' : 'sweeps') : led ? 'stands by' : p ? 'no relay' : '–',
+    const sweepLevel = pgDown ? 'bad' : pgMute ? 'unknown' : sweepOn ? (path === 'bad' ? 'bad' : rdDown ? 'unknown' : 'ok') : p && !led ? path ?? 'bad' : 'off';
+    this.set('sweep', sweepLevel, 'poll: the table', pgMute ? '–' : sweepOn ? (rdDown ? 'waits' : 'active') : led ? 'stands by' : p ? 'no relay' : '–',
       pgMute ? 'not known' : !p ? '' : sweepOn && st.sample?.p99 != null ? `p99 ${span(st.sample.p99)}` : sweepOn ? 'the table, in order' : 'steps in on failure');
 
     const r = st.redis.as_of ? st.redis.value : null;
@@ -156,7 +156,7 @@ export class Pipeline {
     const { groups: n, unread, pending } = st.group_sum;
     const asked = Boolean(st.groups.as_of);
     this.set('groups', rdDown || !asked ? 'unknown' : parts.groups ?? (n ? 'ok' : 'off'), !asked ? 'Consumer groups' : plural(n, 'consumer group'),
-      n ? `${count(unread)} unread` : asked ? 'none' : '–', rdDown && asked ? `as of ${clock(st.groups.as_of)}` : n ? `${count(pending)} not acknowledged` : asked ? 'nobody reads yet' : 'being asked');
+      rdDown || !asked ? '–' : n ? `${count(unread)} unread` : 'none', rdDown ? 'not known' : !asked ? 'being asked' : n ? `${count(pending)} not acknowledged` : 'no reader yet');
 
     this.connect('writers-outbox', pgDown ? 'cut' : 'on', sample.in ?? 0);
     for (const [way, on] of [['wal', walOn], ['sweep', sweepOn]]) {

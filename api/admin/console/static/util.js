@@ -58,11 +58,14 @@ export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one
 
 const two = (n) => String(n).padStart(2, '0');
 
+// clock is a time with its date and zone.
 export function clock(t, ms = false) {
   const d = new Date(t);
   if (Number.isNaN(d.getTime()) || d.getFullYear() < 1971) return '–';
-  const day = d.toDateString() === new Date().toDateString() ? '' : `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} `;
-  return `${day}${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}${ms ? `.${String(d.getMilliseconds()).padStart(3, '0')}` : ''}`;
+  const east = -d.getTimezoneOffset();
+  const [hours, minutes] = [Math.floor(Math.abs(east) / 60), Math.abs(east) % 60];
+  const zone = `UTC${east ? `${east < 0 ? '−' : '+'}${hours}${minutes ? `:${two(minutes)}` : ''}` : ''}`;
+  return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}${ms ? `.${String(d.getMilliseconds()).padStart(3, '0')}` : ''} ${zone}`;
 }
 
 export const short = (id) => (id.length > 16 ? `${id.slice(0, 8)}…${id.slice(-4)}` : id);
