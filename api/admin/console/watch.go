@@ -427,6 +427,14 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 	return streams, nil
 }
 
+// first returns the first of joined errors: usually all streams have the same cause.
+func first(err error) error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()[0]
+	}
+	return err
+}
+
 // lastLoss returns when a stream was last found truncated or missing, or the zero time.
 func (w *watch) lastLoss() time.Time {
 	w.mu.Lock()
@@ -451,7 +459,7 @@ func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
 		// A key of another type has no groups. The list of dead events shows its events.
 		err = errors.Join(slices.DeleteFunc(slices.Clone(joined.Unwrap()), notAStream)...)
 	}
-	if err != nil && len(groups) > 0 {
+	if err = first(err); err != nil && len(groups) > 0 {
 		err = partial{err}
 	}
 	return sink.GroupsOfTypes(groups, bases), err
@@ -478,7 +486,7 @@ func (w *watch) readDead(ctx context.Context) (deadList, error) {
 	if err != nil {
 		// If Redis or one of its nodes is down, the page still shows the relay's dead events and those of the other
 		// nodes.
-		err = partial{fmt.Errorf("those of consumer groups: %w", err)}
+		err = partial{fmt.Errorf("those of consumer groups: %w", first(err))}
 	}
 	return l, err
 }

@@ -186,6 +186,8 @@ test('a killed Redis turns the picture red within 5 s, and back', async () => {
   assert.match(await page.locator('[data-node="groups"]').textContent(), /–not known$/);
   await page.locator('#groups-body .unknown .tag[data-level="unknown"]', { hasText: 'not known' }).first().waitFor();
   await page.locator('#streams-body .unknown td', { hasText: 'not known' }).first().waitFor();
+  await page.locator('#dead-body', { hasText: 'Not known.' }).waitFor();
+  assert.equal((await page.locator('#dead-body').textContent()).split('refused').length, 2, 'the cause is said for each stream');
   assert.match(await page.locator('#sources').textContent(), /Redis does not answer since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC/);
   await shot(page, 'console-redis-down');
   await accessible(page, 'Redis down');
