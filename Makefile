@@ -21,7 +21,7 @@ BENCH    ?= .
 ROUNDS   ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-full test-versions mutations steps test-browser test-languages pictures proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot module fuzz bench bench-compare bench-peers rules clean
+.PHONY: help build demo test test-full test-versions mutations steps test-browser test-languages pictures site proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot module fuzz bench bench-compare bench-peers rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,11 @@ test-languages: ## the Python and Node programs of docs/other-languages.md, agai
 	@./scripts/ensure.sh postgres redis node python
 	cd examples/node && npm ci --no-audit --no-fund --loglevel=error
 	$(GO) test -tags languages -run '^TestOtherLanguages$$' -count=1 -timeout 10m ./docs
+
+site: ## the pages as a site with a search, in bin/site; a link that leads nowhere is an error
+	@./scripts/ensure.sh node
+	cd docs && npm ci --no-audit --no-fund --loglevel=error && npx --no-install vitepress build
+	@echo 'see it at http://localhost:4173: cd docs && npx vitepress preview'
 
 pictures: ## regenerate the console's pictures in docs/img
 	@./scripts/ensure.sh postgres redis chromium node
@@ -179,4 +184,4 @@ bench-peers: ## beside what a user would pick instead; ARGS="--rates=1000 --peer
 	@exec ./bin/bench-peers --posthaste=bin/posthaste $(ARGS)
 
 clean: ## remove what was built
-	rm -rf bin dist $(BROWSER)/node_modules examples/node/node_modules
+	rm -rf bin dist $(BROWSER)/node_modules examples/node/node_modules docs/node_modules
