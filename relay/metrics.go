@@ -120,7 +120,7 @@ func (m *metrics) addEvents(r *registry) {
 		"Events in the outbox that are neither settled nor published. Rises when they come faster than they leave.")
 	m.backlogOldest = r.ofLeader("outbox_backlog_oldest_seconds",
 		"Age of the oldest event in the outbox that is not settled.")
-	m.dead = r.ofLeader("outbox_dead_rows", "Events parked in outbox_dead.")
+	m.dead = r.ofLeader("outbox_dead_rows", "Dead events of the relay, in outbox_dead.")
 	m.lost = r.ofLeader("outbox_lost_events",
 		"Events that the sink lost after they were settled, and that were not published again yet.")
 	m.lostEvents = r.counter("outbox_lost_events_total",

@@ -48,7 +48,7 @@ func TestPublisherParksWhatIsRefused(t *testing.T) {
 				t.Errorf("%s: parked %+v, want the rows %v, after three attempts", policy, r.pg.dead, want.parked)
 			}
 			for _, d := range r.pg.dead[1:] {
-				if d.Class != "blocked" || d.Error != "waits for parked event "+rows[1].ID.String() {
+				if d.Class != "blocked" || d.Error != "waits for dead event "+rows[1].ID.String() {
 					t.Errorf("parked behind it: %+v", d)
 				}
 			}

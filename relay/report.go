@@ -73,11 +73,11 @@ func (r *reporter) published(mode outbox.Mode, stream string, shards int, events
 	}
 }
 
-// parked reports an event that is in outbox_dead now.
+// parked reports an event that is dead now.
 func (r *reporter) parked(e *outbox.Record, err error) {
 	r.moved.Add(1)
 	r.metrics.parked.Inc()
-	r.log.Error("event parked", "event_id", e.ID, "aggregate_type", e.AggregateType, "seq", e.Seq, "err", err)
+	r.log.Error("event is dead", "event_id", e.ID, "aggregate_type", e.AggregateType, "seq", e.Seq, "err", err)
 }
 
 // settled reports rows that the mark now covers.

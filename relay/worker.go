@@ -270,7 +270,7 @@ func (w *worker) park(ctx context.Context, r *outbox.Row, why outbox.Refused) er
 			failing = true
 			w.parking.Add(1)
 			w.health.fail(conditionPark, err.Error())
-			w.log.Warn("a refused event cannot be parked; the stream waits for it", "event_id", r.ID, "err", err)
+			w.log.Warn("a refused event cannot be made dead; the stream waits for it", "event_id", r.ID, "err", err)
 		}
 		if err == nil && parked {
 			w.blocks.add(&r.Record)

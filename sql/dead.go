@@ -12,33 +12,33 @@ import (
 	"posthaste/outbox"
 )
 
-// ListDead lists parked events, oldest first, at most limit.
+// ListDead lists dead events, oldest first, at most limit.
 func ListDead(ctx context.Context, db DB, limit int) ([]outbox.Dead, error) {
-	return collect(ctx, db, "list parked events", func(row pgx.CollectableRow) (d outbox.Dead, err error) {
+	return collect(ctx, db, "list dead events", func(row pgx.CollectableRow) (d outbox.Dead, err error) {
 		err = row.Scan(&d.ID, &d.Seq, &d.AggregateType, &d.AggregateID, &d.Type, &d.Error, &d.Class, &d.Attempts,
 			&d.CreatedAt, &d.DeadAt, &d.Retrying)
 		return d, err
 	}, "dead_list", limit)
 }
 
-// DeadIDs returns the ids of all parked events that are not being retried, in their order.
+// DeadIDs returns the ids of all dead events that are not being retried, in their order.
 func DeadIDs(ctx context.Context, db DB) ([]uuid.UUID, error) {
-	return collect(ctx, db, "list parked events", pgx.RowTo[uuid.UUID], "dead_ids")
+	return collect(ctx, db, "list dead events", pgx.RowTo[uuid.UUID], "dead_ids")
 }
 
-// CountDead counts parked events.
+// CountDead counts dead events.
 func CountDead(ctx context.Context, db DB) (n int64, err error) {
-	err = scan(ctx, db, "count parked events", "dead_count", nil, &n)
+	err = scan(ctx, db, "count dead events", "dead_count", nil, &n)
 	return n, err
 }
 
-// ErrNotParked means that no parked event has the id.
-var ErrNotParked = errors.New("no parked event has this id")
+// ErrNotParked means that no dead event has the id.
+var ErrNotParked = errors.New("no dead event has this id")
 
-// ErrUnreadable means that a parked event has no payload to publish: its row could not be read.
+// ErrUnreadable means that a dead event has no payload to publish: its row could not be read.
 var ErrUnreadable = errors.New("the event's row could not be read; it can only be dropped")
 
-// RetryDead inserts a parked event into the outbox again, as its newest row, and deletes the old row. The parked event
+// RetryDead inserts a parked event into the outbox again, as its newest row, and deletes the old row. The dead event
 // is removed when the new row is published. Retrying an event that is being retried changes nothing. Errors:
 // ErrNotParked, ErrUnreadable.
 func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
@@ -62,7 +62,7 @@ func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {
 	return nil
 }
 
-// DropDead marks a parked event as dropped: no list shows it again, and the leader soon deletes it and its row in the
+// DropDead marks a dead event as dropped: no list shows it again, and the leader soon deletes it and its row in the
 // outbox. An event that is being retried may still be published. Errors: ErrNotParked.
 func DropDead(ctx context.Context, db DB, id uuid.UUID) error {
 	rows, err := exec(ctx, db, fmt.Sprintf("drop event %s", id), "dead_drop", id)

@@ -454,7 +454,7 @@ func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class
 		snapshot, err = outbox.ParseSnapshot(seen)
 	}
 	if err != nil {
-		return false, fmt.Errorf("park event %s: %w", row.ID, err)
+		return false, fmt.Errorf("move event %s to outbox_dead: %w", row.ID, err)
 	}
 	return there || snapshot.Visible(row.XID), nil
 }
@@ -510,7 +510,7 @@ func Backlog(ctx context.Context, db DB, most int64) (int64, time.Duration, erro
 func (s *store) Parked(ctx context.Context) ([]outbox.Dead, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return collect(ctx, s.pool, "list parked events", func(row pgx.CollectableRow) (d outbox.Dead, err error) {
+	return collect(ctx, s.pool, "list dead events", func(row pgx.CollectableRow) (d outbox.Dead, err error) {
 		err = row.Scan(&d.ID, &d.Seq, &d.AggregateType, &d.AggregateID, &d.RetrySeq)
 		return d, err
 	}, "dead_blocking")

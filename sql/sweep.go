@@ -320,11 +320,11 @@ func (s *Sweep) Park(ctx context.Context, p *outbox.PartPass, o outbox.Owner, ev
 			err = outbox.ErrSuperseded
 		}
 		if err != nil {
-			return fmt.Errorf("park event %s: %w", r.Event.ID, err)
+			return fmt.Errorf("move event %s to outbox_dead: %w", r.Event.ID, err)
 		}
 	}
 	if err := results.Close(); err != nil {
-		return wrapPart("park events of", p.Part, err)
+		return wrapPart("move dead events of", p.Part, err)
 	}
 	return nil
 }
@@ -340,7 +340,7 @@ func (s *Sweep) ParkRow(ctx context.Context, p *outbox.PartPass, o outbox.Owner,
 		e, err = s.parkRow(ctx, p, o, cause, false)
 	}
 	if err != nil {
-		return nil, wrapPart("park a row of", p.Part, err)
+		return nil, wrapPart("move a dead row of", p.Part, err)
 	}
 	return e, nil
 }

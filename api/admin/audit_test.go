@@ -172,7 +172,7 @@ func TestRefusedChangesAreNoted(t *testing.T) {
 		{"PUT", "/console/api/mode", `{"mode":"poll"}`, "refused", "no token of the page", page[:2]},
 		{"PUT", "/relay/mode", `4111111111111111`, "refused", "bad request", page},
 		{"PUT", "/relay/mode", `{"mode":"4111111111111111"}`, "refused", "unprocessable entity", page},
-		{"DELETE", "/relay/dead/" + uuid.NewString(), "", "refused", "not parked", page},
+		{"DELETE", "/relay/dead/" + uuid.NewString(), "", "refused", "not dead", page},
 		{"DELETE", "/relay/dead/4111111111111111", "", "refused", "bad request", page},
 	} {
 		w.call(t, c.method, c.path, c.body, c.headers...)

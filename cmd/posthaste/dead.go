@@ -53,7 +53,7 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 			return err
 		}
 		if shown := int64(len(dead)); n > shown {
-			fmt.Fprintf(e.Stderr, "posthaste: of %s events that the relay has parked, these are the oldest %s; "+
+			fmt.Fprintf(e.Stderr, "posthaste: of %s dead events of the relay, these are the oldest %s; "+
 				"dead retry and dead drop take --all\n", humanize.Comma(n), humanize.Comma(shown))
 		}
 		streams, err := sql.ListStreams(ctx, d.Pool)
@@ -66,7 +66,7 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 		}
 		return cli.List(e.IO, c.JSON, dead, "", "ID\tSOURCE\tTYPE\tAGGREGATE\tATTEMPTS\tDEAD\tSTATE\tERROR",
 			func(d ops.Dead) []any {
-				state := map[bool]string{false: "parked", true: "retrying"}[d.Retrying]
+				state := map[bool]string{false: "dead", true: "retrying"}[d.Retrying]
 				return []any{
 					d.ID, cli.Short(d.Source, 40), cli.Short(d.Type, 40),
 					cli.Short(d.AggregateType+"/"+d.AggregateID, 60), d.Attempts, humanize.Time(d.DeadAt), state,

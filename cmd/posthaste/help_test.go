@@ -76,7 +76,7 @@ func TestHelpsAreComplete(t *testing.T) {
 func TestWaysToAskForHelp(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"": "Try and measure", "help": "Try and measure", "help dead": "retry", "help dead list": "parked by the relay",
+		"": "Try and measure", "help": "Try and measure", "help dead": "retry", "help dead list": "of the relay",
 		"--version": "posthaste devel (go", "version": "posthaste devel (go",
 	} {
 		if page := runToEnd(t, strings.Fields(args)...); page.code != 0 || !strings.Contains(page.out, want) {

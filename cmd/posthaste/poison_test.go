@@ -232,7 +232,7 @@ func TestTextThatUTF8LacksIsParked(t *testing.T) {
 			aggregate := []string{"a", "gr\u00fcn", "gr\u00fcn", strings.Repeat(`\217\201`, 32)[:255], "b", "c"}[i]
 			class, reason := "unreadable", `in encoding "WIN1252" has no equivalent`
 			if i == 2 {
-				class, reason = "blocked", "waits for parked event "+ids[1]
+				class, reason = "blocked", "waits for dead event "+ids[1]
 			}
 			if d.ID != ids[i] || d.AggregateID != aggregate || d.Class != class || !strings.Contains(d.Error, reason) {
 				t.Errorf("parked event %d: %+v", i, d)

@@ -263,7 +263,7 @@ func outcomeOf(err error) (outcome, reason string) {
 	case errors.Is(err, errPartly):
 		return failed, "partly"
 	case errors.Is(err, sql.ErrNotParked):
-		return refused, "not parked"
+		return refused, "not dead"
 	case errors.Is(err, sql.ErrUnreadable):
 		return refused, "unreadable"
 	case sql.Denied(err):

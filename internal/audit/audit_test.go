@@ -51,7 +51,7 @@ func TestAChangeLeavesItsOutcome(t *testing.T) {
 		outcome, reason string
 	}{
 		{nil, ok, ""},
-		{fmt.Errorf("retry: %w", sql.ErrNotParked), refused, "not parked"},
+		{fmt.Errorf("retry: %w", sql.ErrNotParked), refused, "not dead"},
 		{sql.ErrUnreadable, refused, "unreadable"},
 		{context.DeadlineExceeded, failed, "timeout"},
 		{context.Canceled, failed, "interrupted"},

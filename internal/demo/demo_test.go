@@ -55,7 +55,7 @@ func tellsItsStory(t *testing.T, cluster bool, at string) {
 		`(?m)^API on http://127\.0\.0\.1:\d+, relay and its metrics on http://127\.0\.0\.1:\d+\nConsole: http://`,
 		`(?m)^Orders, one by one:\n(  order \S+: its event was with the consumer \S+ ms after the POST was sent\n){5}` +
 			`  order \S+: posted twice with one key, placed once\n`,
-		`(?m)^Under load, 20 orders/s for 3s, switching to polling and back:\n`,
+		`(?m)^Under load, 20 orders/s for 3s, switching to poll and back:\n`,
 		`(?m)^The mailer wrote (\d+) mails \(0 twice\); the warehouse accepted \d+ orders; \d+ were overheard on ` +
 			`Pub/Sub\n`,
 		`(?m)^  cdc   p50 `, `(?m)^  poll  p50 `,

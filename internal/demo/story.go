@@ -33,7 +33,7 @@ func (d *demo) story(ctx context.Context, c Options) error {
 	if err := d.showReplay(ctx); err != nil {
 		return err
 	}
-	fmt.Fprintf(d.out, "\nUnder load, %d orders/s for %v, switching to polling and back:\n", c.Rate, c.Duration)
+	fmt.Fprintf(d.out, "\nUnder load, %d orders/s for %v, switching to poll and back:\n", c.Rate, c.Duration)
 	if err := d.load(ctx, c); err != nil {
 		return err
 	}

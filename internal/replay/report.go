@@ -47,7 +47,7 @@ func (r *replaying) result(res replayResult, words string) error {
 // nothing reports an empty selection. If it was selected by event id, that is a failure.
 func (r *replaying) nothing() error {
 	if r.sel.ID != nil {
-		return fmt.Errorf("event %s is not in history: still in the outbox, parked, older than POSTHASTE_HISTORY, or "+
+		return fmt.Errorf("event %s is not in history: still in the outbox, dead, older than POSTHASTE_HISTORY, or "+
 			"none of this database (posthaste trace %s)", r.sel.ID, r.sel.ID)
 	}
 	note := sink.ReplayNote{Since: r.sel.Since, Until: r.sel.Until}

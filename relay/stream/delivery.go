@@ -95,7 +95,7 @@ func behind(refused *outbox.PoisonError, e *outbox.Record, blockKey bool) (
 
 // Waits returns the refusal of an event that waits for the parked one with an id.
 func Waits(e *outbox.Record, id string) outbox.Refused {
-	return outbox.Refused{Event: e, Err: errors.New("waits for parked event " + id), Class: "blocked"}
+	return outbox.Refused{Event: e, Err: errors.New("waits for dead event " + id), Class: "blocked"}
 }
 
 // Taken returns the refusals of events whose stream is one of another type.

@@ -168,7 +168,7 @@ func TestDeadEventsOfBothKindsAndTheirActions(t *testing.T) {
 	}
 	other := uuid.NewString()
 	if status, body := w.call("POST", "/console/api/dead/drop", `{"ids":["`+other+`"]}`, "X-Posthaste-Csrf",
-		w.csrf); status != 200 || !strings.Contains(body, "no parked event") {
+		w.csrf); status != 200 || !strings.Contains(body, "no dead event") {
 		t.Errorf("drop of nothing: %d %s", status, body)
 	}
 	for _, body := range []string{`{"ids":[]}`, `{}`} {
