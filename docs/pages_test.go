@@ -89,6 +89,9 @@ func TestDocsLinks(t *testing.T) {
 				t.Errorf("%s: link %q: %v", p.name, m[2], err)
 				continue
 			}
+			if testNamePattern.MatchString(m[1]) && p.name != "docs/semantics.md" && p.name != "docs/proof.md" {
+				t.Errorf("%s: link the test %s in docs/semantics.md", p.name, m[1])
+			}
 			if u.IsAbs() {
 				continue
 			}
