@@ -69,6 +69,7 @@ function check(outDir, pages) {
 export default withMermaid({
   title: 'posthaste',
   srcDir: '..',
+  srcExclude: ['{bin,dist,tmp}/**'],
   outDir: '../bin/site',
   cacheDir: 'node_modules/.vitepress',
   rewrites: { 'README.md': 'index.md' },
