@@ -57,7 +57,7 @@ var refundedRefusal = Refusal{
 func newPaymentMetric(reg prometheus.Registerer) *prometheus.CounterVec {
 	m := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "credits_order_payments_total",
-		Help: "Payments of orders by credits. A rise of completed means processes die between deduction and order; " +
+		Help: "Payments of orders by credits. A rise of completed means processes end between deduction and order; " +
 			"unpaid and unrefunded need an operator.",
 	}, []string{"outcome"})
 	for _, o := range []string{payPaid, payRefused, payCompleted, payRefunded, payRepeated, payUnpaid, payUnrefunded} {
