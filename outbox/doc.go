@@ -13,9 +13,10 @@
 //
 // # Ports
 //
-// [Source] and [Slots] are the replication slot (package cdc), [Sink] the streams and their gates (package sink),
-// [Store] and [Locker] the relay's state in Postgres (package sql). The ports of the sweep are in package relay/sweep.
-// The methods document their guarantees and when they may be called; the machine relies on nothing else:
+// [Source] and [Slots] are the replication slot (package cdc), and [Locker] the locks of an instance (package sql). The
+// other ports are where they are used: those of the streams and their gates in package relay/stream, those of the
+// relay's state in Postgres in package relay, and those of the sweep in package relay/sweep. The methods document their
+// guarantees and when they may be called; the machine relies on nothing else:
 //
 //   - A row is settled only after its event is in its stream and the sink has confirmed the configured durability.
 //   - A publish can be repeated without effect, because of its place in its lane. A superseded caller is refused

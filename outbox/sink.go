@@ -149,66 +149,6 @@ type Sign struct {
 	Text string
 }
 
-// Sink publishes events. All its methods are safe for concurrent use; a LanePublisher and its deliveries belong to one
-// goroutine. See package posthaste/sink.
-type Sink interface {
-	// Bind binds the sink to the servers that answer now: one, or those that share the streams. It returns their name,
-	// "" if it is unknown. From then on a call that another or a restarted server would execute is refused with
-	// ErrMoved, because such a server may lack acknowledged events.
-	Bind(ctx context.Context) (server string, err error)
-	// Release ends the binding, so that any server is accepted. It does no I/O.
-	Release()
-	// Alive is the sign of life of a leader or a candidate. If another process signs for source, and is neither m nor
-	// of m's server of Postgres, Alive changes nothing and returns its sign. before is the result of the previous call,
-	// nil for none.
-	Alive(ctx context.Context, source uuid.UUID, m Member, before *Sign) (*Sign, error)
-	// Look returns the states of streams and of the gates of a source. It may have to read long in a stream that others
-	// write to. Each call to the server has a timeout, so ctx should only bound Look if the caller can continue without
-	// an answer. noted has, by stream, an entry that the table knows: a stream without it has lost events, whatever its
-	// gate knows. *ForeignError as for Adopt.
-	Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) ([]StreamState, error)
-	// Tail lists the events in a stream after an entry, "" for all of it. It omits entries of replays and of other
-	// databases.
-	Tail(ctx context.Context, stream, after string) ([]Entry, error)
-	// Missed counts streams that were found to be gone, as ErrGap is counted.
-	Missed(streams int)
-	// Adopt gives the gate of stream the owner o and turns the events that earlier owners left unsettled into the doubt
-	// set. It may be repeated. intact: Look has found stream and gate intact, and Adopt changes nothing if that has
-	// changed or the gate is older. Errors: ErrGap for that; *FencedError when the gate has seen a later owner;
-	// *ForeignError when other databases publish to the stream, and they or this one do not share it.
-	Adopt(ctx context.Context, stream string, o Owner, intact bool) error
-	// Recall adds events that are in the stream to the doubt set. last is the stream's last known entry, which the gate
-	// records.
-	Recall(ctx context.Context, o Owner, stream string, ids []uuid.UUID, last string) error
-	// Lane opens a lane; it does no I/O. The same lane may be opened once only per owner and claim.
-	Lane(stream string, o Owner, l Lane) LanePublisher
-	// Check returns nil if the gates of all streams still belong to o and are registered, and the streams have
-	// everything that the gates have let through; ErrGap or *FencedError otherwise.
-	Check(ctx context.Context, o Owner, streams []string) error
-	// Confirm is the barrier before a mark is written: it returns nil only if every gate still has o and the marked
-	// batches, and everything published so far has reached the configured durability.
-	Confirm(ctx context.Context, o Owner, marks []Mark) error
-	// Settled reports to the gates that the rows of the marked batches are settled. A lost call only costs memory.
-	Settled(ctx context.Context, o Owner, marks []Mark) error
-	// ForgetDoubt empties the doubt set of stream.
-	ForgetDoubt(ctx context.Context, o Owner, stream string) error
-	// Sharded marks, for consumers that read only some types, that the type base has several streams.
-	Sharded(ctx context.Context, base string) error
-	// Follow gives a new stream the consumer groups of others, from its first entry on.
-	Follow(ctx context.Context, stream string, others []string) error
-	// Groups lists, by stream, the consumer groups of the streams for which Check would succeed. With an error, more
-	// streams may be missing.
-	Groups(ctx context.Context, o Owner, streams []string) (map[string][]string, error)
-	// Regroup creates the groups that a stream lacks, from its first entry on.
-	Regroup(ctx context.Context, stream string, groups []string) error
-	// Unread lists what consumers may not have processed yet: groups that have not acknowledged everything of source,
-	// and streams so young that consumers may not have found them.
-	Unread(ctx context.Context, source uuid.UUID, streams []string) ([]Unread, error)
-	// Trim shortens the stream to its configured length. Entries that a consumer group has not acknowledged stay,
-	// unless configured otherwise.
-	Trim(ctx context.Context, stream string) error
-}
-
 // LanePublisher numbers the batches of one lane.
 type LanePublisher interface {
 	// Deliver prepares the publication of events, which all belong to the lane's stream, in order. It does no I/O. The

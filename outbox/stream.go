@@ -92,7 +92,7 @@ func (e *TakenError) Error() string {
 }
 
 // PartOf returns the part that the table assigns to an aggregate: the lowest four bits of Postgres' hashtextextended of
-// a text in UTF-8 on a little-endian server. Store.CheckLayout verifies it.
+// a text in UTF-8 on a little-endian server. CheckLayout of package sql verifies it.
 func PartOf(aggregateID string) int {
 	return int(hash(aggregateID) % Partitions)
 }

@@ -22,7 +22,7 @@ type Status struct {
 // activity holds the current phase of this instance and the owner under which it acts. It is safe for concurrent use.
 type activity struct {
 	*reporter
-	store outbox.Store
+	store States
 
 	// leading is set while this instance holds the leader lock.
 	leading atomic.Bool
@@ -33,7 +33,7 @@ type activity struct {
 	since time.Time // of the phase
 }
 
-func newActivity(r *reporter, store outbox.Store) *activity {
+func newActivity(r *reporter, store States) *activity {
 	return &activity{reporter: r, store: store, phase: phaseStandby, since: time.Now()}
 }
 

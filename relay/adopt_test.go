@@ -64,7 +64,7 @@ func TestAdoptionHasAnOrder(t *testing.T) {
 }
 
 // slowLook is a sink in whose streams there is much to read.
-type slowLook struct{ outbox.Sink }
+type slowLook struct{ leaderSink }
 
 func (s slowLook) Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) (
 	[]outbox.StreamState, error,
@@ -72,7 +72,7 @@ func (s slowLook) Look(ctx context.Context, source uuid.UUID, streams []string, 
 	if err := pause.For(ctx, 20*publishTimeout); err != nil {
 		return nil, err
 	}
-	return s.Sink.Look(ctx, source, streams, noted)
+	return s.leaderSink.Look(ctx, source, streams, noted)
 }
 
 // Reading a stream may take longer than a publish: it also reads the entries that others have put into a shared stream.

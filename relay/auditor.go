@@ -59,7 +59,7 @@ func (a *auditState) forget() { a.taken = false }
 // auditor checks a running stream against the table. One goroutine owns it.
 type auditor struct {
 	*reporter
-	store outbox.Store
+	store Audits
 	// progress is how far everything is routed; known is false while the router waits for a stream that is blocked.
 	progress func() (passed outbox.LSN, known bool)
 

@@ -7,14 +7,18 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 // follower is the work of an instance while another one leads. One goroutine owns it.
 type follower struct {
 	*reporter
-	spread   *Spread
-	store    outbox.Store
-	sink     outbox.Sink
+	spread *Spread
+	store  KnownStreams
+	sink   interface {
+		stream.Servers
+		stream.Gates
+	}
 	activity *activity
 	sweeps   *sweeps
 	member   outbox.Member

@@ -7,14 +7,15 @@ import (
 	"sync"
 
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 // gates records the streams whose gates one owner has raised. A new owner gets a new gates.
 type gates struct {
 	owner  outbox.Owner
 	layout outbox.Layout
-	sink   outbox.Sink
-	store  outbox.Store
+	sink   stream.Gates
+	store  KnownStreams
 
 	mu      sync.RWMutex
 	adopted map[string]string // by name, the base of each
@@ -24,7 +25,7 @@ type gates struct {
 	fresh func(ctx context.Context, stream string) error
 }
 
-func newGates(o outbox.Owner, layout outbox.Layout, sink outbox.Sink, store outbox.Store) *gates {
+func newGates(o outbox.Owner, layout outbox.Layout, sink stream.Gates, store KnownStreams) *gates {
 	return &gates{
 		owner: o, layout: layout, sink: sink, store: store, adopted: map[string]string{},
 		taken: map[string]*outbox.TakenError{},

@@ -10,6 +10,7 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 const (
@@ -22,8 +23,9 @@ const (
 // housekeeper updates gauges, trims streams, removes retried dead events and keeps history. One goroutine owns it.
 type housekeeper struct {
 	*reporter
-	store  outbox.Store
-	sink   outbox.Sink
+	store  Upkeep
+	known  KnownStreams
+	sink   stream.Readers
 	sweeps *sweeps
 	window *window
 	// observe is Options.Observe.
@@ -105,7 +107,7 @@ func (h *housekeeper) countDead(ctx context.Context) {
 
 // keepStreams trims every known stream and refreshes the sink's gauges.
 func (h *housekeeper) keepStreams(ctx context.Context) {
-	list, err := h.store.Streams(ctx)
+	list, err := h.known.Streams(ctx)
 	if err == nil {
 		streams := outbox.StreamNames(list)
 		for _, s := range list[:min(len(list), maxStreamLabels)] {

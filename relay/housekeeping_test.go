@@ -128,7 +128,7 @@ func TestHistoryThatCannotBeDeleted(t *testing.T) {
 	o := Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	inLeadership(t, o, func(w *world, l *leadership) {
 		working := l.housekeeper.store
-		h := &noHistory{Store: working}
+		h := &noHistory{Upkeep: working}
 		l.housekeeper.store = h
 		l.keeps(3 * historyInterval)
 		if h.asked < 2 || h.asked > 4 || strings.Count(log.String(), "what=history") != 1 {
@@ -212,7 +212,7 @@ func TestGroupsAreNoted(t *testing.T) {
 }
 
 type noHistory struct {
-	outbox.Store
+	Upkeep
 	asked int
 }
 

@@ -7,7 +7,25 @@ import (
 	"time"
 
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
+
+// leaderStore and leaderSink are what the phases use.
+type leaderStore interface {
+	States
+	Adoptions
+	KnownStreams
+	Layouts
+	Horizons
+	Marks
+}
+
+type leaderSink interface {
+	stream.Servers
+	stream.Gates
+	stream.Publisher
+	stream.Readers
+}
 
 // leadership is one holding of the leader lock.
 //
@@ -18,8 +36,8 @@ type leadership struct {
 	prefix      string
 	spread      *Spread
 	locks       outbox.LockSession
-	store       outbox.Store
-	sink        outbox.Sink
+	store       leaderStore
+	sink        leaderSink
 	slots       outbox.Slots
 	activity    *activity
 	sweeps      *sweeps

@@ -114,7 +114,7 @@ func TestAParkEndsWithItsOwner(t *testing.T) {
 
 // hanging is a Store that cannot park for a while.
 type hanging struct {
-	outbox.Store
+	DeadEvents
 	broken atomic.Bool
 }
 
@@ -124,16 +124,16 @@ func (h *hanging) Park(
 	if h.broken.Load() {
 		return false, errors.New("the dead table is gone")
 	}
-	return h.Store.Park(ctx, o, row, class, reason, attempts)
+	return h.DeadEvents.Park(ctx, o, row, class, reason, attempts)
 }
 
 // A stream that waits because it cannot park is reported after a while, and the report is cleared when parking works.
 func TestAParkThatFailsIsSaid(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		h := &hanging{Store: r.s.router.store}
+		h := &hanging{DeadEvents: r.s.router.dead}
 		h.broken.Store(true)
-		r.s.router.store = h
+		r.s.router.dead = h
 		r.goPublish()
 		r.s.chunks <- chunk(r.commit("poison")...)
 		pass(patience - time.Second)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
@@ -239,7 +240,7 @@ func TestGatesDoNotForgetTheLateH(t *testing.T) {
 
 // memorySink is a Sink of ours, for what does no I/O.
 type memorySink struct {
-	outbox.Sink
+	stream.Gates
 	adopted  []string
 	followed []string
 	err      error
@@ -258,15 +259,12 @@ func (m *memorySink) Adopt(_ context.Context, stream string, _ outbox.Owner, _ b
 
 func (*memorySink) Sharded(context.Context, string) error { return nil }
 
-func (m *memorySink) Lane(string, outbox.Owner, outbox.Lane) outbox.LanePublisher { return nil }
-
 func (m *memorySink) Follow(_ context.Context, stream string, others []string) error {
 	m.followed = append(m.followed, stream+" "+strings.Join(others, " "))
 	return nil
 }
 
 type memoryStore struct {
-	outbox.Store
 	noted []string
 	known []outbox.Stream
 }
@@ -358,7 +356,7 @@ func TestAStreamOfAnotherTypeIsNotReady(t *testing.T) {
 
 // transactions is a fake Store and Slots with at most one open transaction. It records how the slot is moved.
 type transactions struct {
-	outbox.Store
+	Store
 	outbox.Slots
 	open    bool
 	moved   []outbox.LSN

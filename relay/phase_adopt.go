@@ -175,7 +175,7 @@ func (l *leadership) repair(ctx context.Context) error {
 
 // found is the state of the sink at an adoption.
 type found struct {
-	// server is the one that is published to from now on; see outbox.Sink.
+	// server is the one that is published to from now on; see stream.Servers.
 	server string
 	// suspects are the streams that may lack events or whose gates may lack entries. intact are the streams that have a
 	// gate which is as new as the table expects and has lost none of its entries.

@@ -327,9 +327,9 @@ func TestWorkThatFailsAgainAndAgain(t *testing.T) {
 }
 
 // gappy is a sink whose gates are never found as they were left.
-type gappy struct{ outbox.Sink }
+type gappy struct{ leaderSink }
 
-// Check implements outbox.Sink.
+// Check implements stream.Sink.
 func (gappy) Check(context.Context, outbox.Owner, []string) error { return outbox.ErrGap }
 
 // A leader that adopts again and again is not ready.

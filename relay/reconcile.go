@@ -14,6 +14,7 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 // reconciler restores streams before anything newer is published to them, where the sink or Postgres has lost data that
@@ -28,8 +29,11 @@ import (
 //   - Events that were settled too long ago to be restored are counted afterwards, because the history may be long.
 type reconciler struct {
 	*reporter
-	store outbox.Store
-	sink  outbox.Sink
+	store Restores
+	sink  interface {
+		stream.Publisher
+		stream.Restorer
+	}
 	// within bounds the age of the events that it restores.
 	within time.Duration
 	// uncounted is set while missing events may not be counted. Any goroutine may set it.

@@ -11,6 +11,7 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 const (
@@ -48,9 +49,9 @@ type Options struct {
 	// Migrate, if not nil, migrates the table before the relay uses it. It is repeated until it succeeds once.
 	Migrate func(ctx context.Context) error
 
-	Store   outbox.Store
+	Store   Store
 	Locks   outbox.Locker
-	Sink    outbox.Sink
+	Sink    stream.Sink
 	Source  outbox.Source
 	Slots   outbox.Slots
 	Sweeper Sweeper
@@ -148,8 +149,8 @@ func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 		sweeps: r.sweeps, keeper: r.keeper,
 		reconciler: &reconciler{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},
 		housekeeper: &housekeeper{
-			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps, window: r.window,
-			observe: r.o.Observe,
+			reporter: r.reporter, store: r.o.Store, known: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps,
+			window: r.window, observe: r.o.Observe,
 		},
 		watchdog:  &watchdog{reporter: r.reporter, store: r.o.Store, phase: r.activity.current},
 		unobserve: r.o.Unobserve,
@@ -164,8 +165,8 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 	chunks := make(chan outbox.Chunk, 4)
 	tr := &tracker{}
 	ro := &router{
-		reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, gates: g, blocks: r.sweeps.blocks, window: r.window,
-		tracker: tr, chunks: chunks, workers: map[string]*worker{},
+		reporter: r.reporter, horizons: r.o.Store, dead: r.o.Store, sink: r.o.Sink, gates: g, blocks: r.sweeps.blocks,
+		window: r.window, tracker: tr, chunks: chunks, workers: map[string]*worker{},
 	}
 	s := &streaming{
 		source: r.o.Source, keeper: r.keeper, window: r.window, drain: r.o.DrainTimeout, begin: begin, guard: guard,

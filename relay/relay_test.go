@@ -18,7 +18,7 @@ import (
 
 // unfit is a Store that cannot be registered with.
 type unfit struct {
-	outbox.Store
+	Store
 	err func() error
 }
 
@@ -109,7 +109,7 @@ func TestWhyThereIsNoSession(t *testing.T) {
 
 // unadoptable is a Store that can be read but refuses adoptions while refuses is set.
 type unadoptable struct {
-	outbox.Store
+	Store
 	refuses *atomic.Bool
 }
 

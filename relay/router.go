@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 // giantWindows is how many windows a transaction may fill. Nothing of it is settled before its end, so that all of it
@@ -17,13 +18,14 @@ const giantWindows = 20
 // called before its first chunk.
 type router struct {
 	*reporter
-	store   outbox.Store
-	sink    outbox.Sink
-	gates   *gates
-	blocks  *blocks
-	window  *window
-	tracker *tracker
-	chunks  <-chan outbox.Chunk
+	horizons Horizons
+	dead     DeadEvents
+	sink     stream.Publisher
+	gates    *gates
+	blocks   *blocks
+	window   *window
+	tracker  *tracker
+	chunks   <-chan outbox.Chunk
 
 	// settled is what was settled when the stream began, and need not be published. It is dropped after H, because the
 	// ids of a stream that lasts wrap around.
@@ -61,7 +63,7 @@ func (r *router) meet(ctx context.Context, _ string) error {
 	if r.handover.Load() == 0 {
 		return nil // the sweep still runs: H comes later and covers it
 	}
-	lsn, err := r.store.InsertLSN(ctx)
+	lsn, err := r.horizons.InsertLSN(ctx)
 	if err != nil {
 		return err
 	}

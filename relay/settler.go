@@ -13,6 +13,7 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 const (
@@ -36,8 +37,8 @@ const (
 // missed.
 type settler struct {
 	*reporter
-	store   outbox.Store
-	sink    outbox.Sink
+	store   Marks
+	sink    stream.Publisher
 	source  outbox.Source
 	gates   *gates
 	window  *window
@@ -354,7 +355,7 @@ func (s *settler) forgetDoubt(ctx context.Context) {
 		var failed error
 		for _, stream := range streams {
 			actx, cancel := context.WithTimeout(ctx, publishTimeout)
-			if err := s.sink.ForgetDoubt(actx, s.gates.owner, stream); err != nil {
+			if err := s.gates.sink.ForgetDoubt(actx, s.gates.owner, stream); err != nil {
 				failed = err
 			}
 			cancel()

@@ -133,7 +133,7 @@ func TestTheLastFlightsAreSettled(t *testing.T) {
 
 // noMarkers is a Store that opens no markers for a while.
 type noMarkers struct {
-	outbox.Store
+	Marks
 	broken *bool // guarded by world.mu
 	w      *world
 }
@@ -147,7 +147,7 @@ func (n noMarkers) Marker(ctx context.Context) (m outbox.Marker, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return n.Store.Marker(ctx)
+	return n.Marks.Marker(ctx)
 }
 
 // A failure to settle is reported after a while, and the report is cleared when settling works again.

@@ -11,6 +11,7 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 // goSettle runs the settler on what the publisher hands on; the channel gets what ends it.
@@ -315,13 +316,13 @@ func TestWhatIsOnItsWayIsNotMissed(t *testing.T) {
 
 // slowSink confirms slowly.
 type slowSink struct {
-	outbox.Sink
+	stream.Publisher
 	by time.Duration
 }
 
 func (s *slowSink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	elapse(s.by)
-	return s.Sink.Confirm(ctx, o, marks)
+	return s.Publisher.Confirm(ctx, o, marks)
 }
 
 // A stream outlives the lower half of the ids, also where nothing is published for long.
@@ -522,7 +523,7 @@ func TestLooksThatTakeLongAreRare(t *testing.T) {
 
 // slowStore has markers that look slowly.
 type slowStore struct {
-	outbox.Store
+	Marks
 	by time.Duration
 }
 
@@ -532,7 +533,7 @@ type slowMarker struct {
 }
 
 func (s *slowStore) Marker(ctx context.Context) (outbox.Marker, error) {
-	m, err := s.Store.Marker(ctx)
+	m, err := s.Marks.Marker(ctx)
 	return &slowMarker{m, s.by}, err
 }
 

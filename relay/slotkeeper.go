@@ -28,7 +28,11 @@ const (
 // lost, because the rows that a slot was moved past, or dropped with, are still in the table.
 type slotKeeper struct {
 	*reporter
-	store  outbox.Store
+	store interface {
+		States
+		Horizons
+		Barriers
+	}
 	slots  outbox.Slots
 	budget int64
 	// phase and epoch return the current phase and the epoch of the owner.

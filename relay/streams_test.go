@@ -12,6 +12,7 @@ import (
 	"weak"
 
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 // A giant transaction ends the stream although another stream is blocked.
@@ -54,7 +55,7 @@ func TestAReleaseBeforeTheWorkerHasStarted(t *testing.T) {
 
 // noMarker is a Store without a session for marks.
 type noMarker struct {
-	outbox.Store
+	Marks
 	tries atomic.Int64
 }
 
@@ -67,7 +68,7 @@ func (s *noMarker) Marker(context.Context) (outbox.Marker, error) {
 func TestSettlingIsRetriedWithABackoff(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{Window: 4}, func(r *rig) {
-		s := &noMarker{Store: r.s.settler.store}
+		s := &noMarker{Marks: r.s.settler.store}
 		r.s.settler.store = s
 		r.stream(r.transactions(20)...)
 		pass(time.Minute)
@@ -238,8 +239,8 @@ func TestAParkThatSucceedsClearsNoOthersCondition(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		r.met("order", "user")
-		h := &hangingFor{Store: r.s.router.store, typ: "order"}
-		r.s.router.store = h
+		h := &hangingFor{DeadEvents: r.s.router.dead, typ: "order"}
+		r.s.router.dead = h
 		tx := r.begin()
 		tx.insert("order", "a", "poison")
 		tx.commitNow()
@@ -265,7 +266,7 @@ func TestAParkThatSucceedsClearsNoOthersCondition(t *testing.T) {
 }
 
 type hangingFor struct {
-	outbox.Store
+	DeadEvents
 	typ string
 }
 
@@ -275,12 +276,12 @@ func (h *hangingFor) Park(
 	if row.AggregateType == h.typ {
 		return false, errors.New("cannot")
 	}
-	return h.Store.Park(ctx, o, row, class, reason, attempts)
+	return h.DeadEvents.Park(ctx, o, row, class, reason, attempts)
 }
 
 // undurable is a Sink whose replicas are gone.
 type undurable struct {
-	outbox.Sink
+	stream.Publisher
 	now, most atomic.Int64
 }
 
@@ -297,7 +298,7 @@ func (s *undurable) Confirm(ctx context.Context, _ outbox.Owner, _ []outbox.Mark
 func TestProbesAreBounded(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		s := &undurable{Sink: r.s.settler.sink}
+		s := &undurable{Publisher: r.s.settler.sink}
 		r.s.settler.sink = s
 		var types []string
 		for i := range 100 {

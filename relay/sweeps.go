@@ -22,7 +22,7 @@ type Sweeper interface {
 // of sweep.Host, which are safe for concurrent use.
 type sweeps struct {
 	*reporter
-	store   outbox.Store
+	store   DeadEvents
 	sweeper Sweeper
 	blocks  *blocks // nil unless block-key
 }

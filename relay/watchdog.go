@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"posthaste/internal/pause"
-	"posthaste/outbox"
 )
 
 const (
@@ -22,7 +21,7 @@ const (
 // reports a pipeline that is stalled for an unknown reason as unhealthy. One goroutine owns it.
 type watchdog struct {
 	*reporter
-	store outbox.Store
+	store Audits
 	phase func() phase
 
 	// first is the first row of each part and since when it has been that.

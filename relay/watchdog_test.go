@@ -100,7 +100,7 @@ func TestWatchdog(t *testing.T) {
 
 // standingStore is a Store whose table has one row that never moves.
 type standingStore struct {
-	outbox.Store
+	Audits
 	gone atomic.Bool
 	err  atomic.Bool
 }
@@ -120,7 +120,7 @@ func TestALeaderSaysThatItStands(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := &standingStore{}
-		r := New(Options{Store: store})
+		r := New(Options{})
 		r.health.clear(conditionPostgres)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})

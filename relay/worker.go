@@ -262,7 +262,7 @@ func (w *worker) park(ctx context.Context, r *outbox.Row, why outbox.Refused) er
 		}
 	}()
 	for {
-		parked, err := w.store.Park(ctx, w.gates.owner, r, why.Class, why.Err.Error(), why.Attempts)
+		parked, err := w.dead.Park(ctx, w.gates.owner, r, why.Class, why.Err.Error(), why.Attempts)
 		if errors.Is(err, outbox.ErrSuperseded) {
 			return err
 		}

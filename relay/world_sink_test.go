@@ -8,13 +8,14 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 // memSink is an instance's Sink. Only operations that cross the network are calls; the instance itself keeps the
 // numbers and the results.
 type memSink struct{ i *instance }
 
-var _ outbox.Sink = memSink{}
+var _ stream.Sink = memSink{}
 
 // sinkCall is a call of Redis, which is refused by another process than the one that the instance is bound to.
 func sinkCall[T any](ctx context.Context, i *instance, name string, effect func(r *redis) (T, error)) (T, error) {

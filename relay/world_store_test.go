@@ -16,7 +16,7 @@ import (
 // memStore is an instance's Store.
 type memStore struct{ i *instance }
 
-var _ outbox.Store = memStore{}
+var _ Store = memStore{}
 
 func (s memStore) pg() *postgres { return s.i.w.pg }
 

@@ -17,7 +17,7 @@ const (
 	twinLasts = 30 * time.Second
 )
 
-// Alive implements outbox.Sink. A relay without the right to the key counts as the only one.
+// Alive implements stream.Sink. A relay without the right to the key counts as the only one.
 func (s *Sink) Alive(ctx context.Context, source uuid.UUID, m outbox.Member, before *outbox.Sign) (
 	*outbox.Sign, error,
 ) {

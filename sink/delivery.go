@@ -34,7 +34,7 @@ type lane struct {
 	let *atomic.Int64
 }
 
-// Lane implements outbox.Sink.
+// Lane implements stream.Sink.
 func (s *Sink) Lane(stream string, o outbox.Owner, l outbox.Lane) outbox.LanePublisher {
 	return &lane{sink: s, stream: stream, call: newCall(s, stream, o, l), let: s.memory(stream), claim: l.Claim}
 }

@@ -72,7 +72,7 @@ const (
 	barrierMargin = 150 * time.Millisecond
 )
 
-// Confirm implements outbox.Sink.
+// Confirm implements stream.Sink.
 func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	write := "1"
 	if s.durable.none() {

@@ -302,7 +302,7 @@ func (s *Server) member(addr string) *member {
 	return m
 }
 
-// Bind implements outbox.Sink.
+// Bind implements stream.Sink.
 func (s *Sink) Bind(ctx context.Context) (string, error) {
 	name, err := s.bind(ctx)
 	s.moved.Store(false)
@@ -519,7 +519,7 @@ func (s *Sink) another(c *redis.Client, addr string) *redis.Client {
 	return c
 }
 
-// Release implements outbox.Sink.
+// Release implements stream.Sink.
 func (s *Sink) Release() {
 	if s.server != nil {
 		s.server.mu.Lock()
@@ -561,7 +561,7 @@ func (s *Sink) stays(ctx context.Context) error {
 	return nil
 }
 
-// Look implements outbox.Sink.
+// Look implements stream.Sink.
 func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) (
 	[]outbox.StreamState, error,
 ) {

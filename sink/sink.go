@@ -76,8 +76,6 @@ type Sink struct {
 	batchBytes, batchEvents atomic.Int64
 }
 
-var _ outbox.Sink = (*Sink)(nil)
-
 // New returns a sink. It does no I/O.
 func New(o Options) *Sink {
 	if o.Logger == nil {
@@ -118,7 +116,7 @@ func gateKey(stream string, source uuid.UUID) string {
 // whatever accepts a gate that has let through any number of events.
 const whatever int64 = -1
 
-// Adopt implements outbox.Sink.
+// Adopt implements stream.Sink.
 func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
 	if intact {
 		return s.adopt(ctx, stream, o, "0", s.memory(stream).Load())
@@ -148,7 +146,7 @@ func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force s
 	return s.failed("adopt", stream, err)
 }
 
-// Missed implements outbox.Sink.
+// Missed implements stream.Sink.
 func (s *Sink) Missed(streams int) {
 	s.m.errors.WithLabelValues(Class(outbox.ErrGap)).Add(float64(streams))
 }
@@ -161,7 +159,7 @@ const (
 	pageTimeout = 5 * time.Second
 )
 
-// Tail implements outbox.Sink. It reads page by page; ctx bounds the whole. It omits entries that are not posthaste's,
+// Tail implements stream.Sink. It reads page by page; ctx bounds the whole. It omits entries that are not posthaste's,
 // and in a shared stream those of other databases.
 func (s *Sink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry, error) {
 	var tail []outbox.Entry
@@ -205,7 +203,7 @@ func (s *Sink) entries(ctx context.Context, stream, after string, visit func(pag
 // recallEvents bounds the events that one call of Recall adds, because the script writes them at once.
 const recallEvents = 5000
 
-// Recall implements outbox.Sink.
+// Recall implements stream.Sink.
 func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []uuid.UUID, last string) error {
 	for {
 		n := min(len(ids), recallEvents)
@@ -227,7 +225,7 @@ func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []
 	}
 }
 
-// Check implements outbox.Sink.
+// Check implements stream.Sink.
 func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
@@ -245,13 +243,13 @@ func graver(first, second error) error {
 	return first
 }
 
-// Settled implements outbox.Sink. It tries every stream and returns the first error.
+// Settled implements stream.Sink. It tries every stream and returns the first error.
 func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	calls := callsByStream(marks, func(stream string) []any { return gateArgs(stream, o) })
 	return s.verdicts("settle", calls, runAll(ctx, s.client, settleScript, calls))
 }
 
-// ForgetDoubt implements outbox.Sink. Events that a later claim of a part inherited from an earlier claim since the
+// ForgetDoubt implements stream.Sink. Events that a later claim of a part inherited from an earlier claim since the
 // adoption stay in doubt: their rows may still be unsettled.
 func (s *Sink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
 	reply, err := run(ctx, s.client, forgetScript, gateArgs(stream, o))
@@ -261,7 +259,7 @@ func (s *Sink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) e
 	return s.failed("forget doubt", stream, err)
 }
 
-// Trim implements outbox.Sink. It only removes whole nodes of the stream, so up to stream-node-max-entries may stay
+// Trim implements stream.Sink. It only removes whole nodes of the stream, so up to stream-node-max-entries may stay
 // beyond MaxLen.
 func (s *Sink) Trim(ctx context.Context, stream string) error {
 	if s.maxLen <= 0 {

@@ -17,7 +17,7 @@ import (
 // foundWithin bounds the time in which a consumer finds a new stream; see package consumer.
 const foundWithin = 6 * time.Second
 
-// Unread implements outbox.Sink. It finds unread entries by id, so it is correct even if Redis does not know their
+// Unread implements stream.Sink. It finds unread entries by id, so it is correct even if Redis does not know their
 // number. In a shared stream only this database's entries count, because others keep publishing.
 func (s *Sink) Unread(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.Unread, error) {
 	ours := make([]string, len(streams))
@@ -74,7 +74,7 @@ func unread(stream string, reply []any, last string) (list []outbox.Unread) {
 	return list
 }
 
-// Follow implements outbox.Sink.
+// Follow implements stream.Sink.
 func (s *Sink) Follow(ctx context.Context, stream string, others []string) error {
 	var groups []string
 	for _, other := range others {
@@ -92,7 +92,7 @@ func (s *Sink) Follow(ctx context.Context, stream string, others []string) error
 	return s.Regroup(ctx, stream, groups)
 }
 
-// Regroup implements outbox.Sink.
+// Regroup implements stream.Sink.
 func (s *Sink) Regroup(ctx context.Context, stream string, groups []string) error {
 	for some := range slices.Chunk(groups, redisurl.Fit(4, 1)) {
 		args := []any{1, stream}
@@ -113,7 +113,7 @@ func (s *Sink) Regroup(ctx context.Context, stream string, groups []string) erro
 // keptGroups bounds the groups of a stream that are listed, and so restored with it.
 const keptGroups = 1000
 
-// Groups implements outbox.Sink. It omits names that are not valid text.
+// Groups implements stream.Sink. It omits names that are not valid text.
 func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (map[string][]string, error) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
@@ -147,7 +147,7 @@ func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (ma
 // shardedKey returns the key by which consumers find that a type has several streams. No type has such a name.
 func shardedKey(base string) string { return base + "#sharded" }
 
-// Sharded implements outbox.Sink. A consumer that reads a type by the name of its only stream finds the others by this
+// Sharded implements stream.Sink. A consumer that reads a type by the name of its only stream finds the others by this
 // key.
 func (s *Sink) Sharded(ctx context.Context, base string) error {
 	return s.failed("name the streams of", base, s.client.SetNX(ctx, shardedKey(base), 1, 0).Err())

@@ -3,13 +3,11 @@ package sql
 import (
 	"context"
 	"time"
-
-	"posthaste/outbox"
 )
 
 // KeepHistoryAt is s.KeepHistory at another time.
-func KeepHistoryAt(ctx context.Context, s outbox.Store, now time.Time) error {
-	return s.(*store).keepHistory(ctx, &now)
+func KeepHistoryAt(ctx context.Context, s *Store, now time.Time) error {
+	return s.keepHistory(ctx, &now)
 }
 
 // SessionOf is the connection of s.

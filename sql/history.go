@@ -19,7 +19,7 @@ const trimTime = 10 * time.Second
 
 // Housekeep deletes dead events whose retry was published, and returns how many events are parked. It counts them even
 // if the deletion fails.
-func (s *store) Housekeep(ctx context.Context) (int64, error) {
+func (s *Store) Housekeep(ctx context.Context) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	// Deciding which events can be deleted is the most expensive query that runs once a second. Usually there are no
@@ -77,11 +77,11 @@ func (r *logRange) begin(running []int64) (from [outbox.Partitions]int64) {
 
 // KeepHistory deletes the rows that were settled longer ago than the retention, by the clock of the database, and the
 // marks that the remaining rows do not need. It stops after about trimTime; a later call continues.
-func (s *store) KeepHistory(ctx context.Context) error {
+func (s *Store) KeepHistory(ctx context.Context) error {
 	return s.keepHistory(ctx, nil)
 }
 
-func (s *store) keepHistory(ctx context.Context, at *time.Time) error {
+func (s *Store) keepHistory(ctx context.Context, at *time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout+trimTime)
 	defer cancel()
 	s.kept.mu.Lock()
@@ -106,7 +106,7 @@ func (s *store) keepHistory(ctx context.Context, at *time.Time) error {
 
 // trimLog deletes rows settled before limit, part by part from the oldest, and then the marks that are no longer
 // needed. oldest is the oldest transaction in progress, next the next transaction id.
-func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint64,
+func (s *Store) trimLog(ctx context.Context, limit time.Time, oldest, next uint64,
 	from [outbox.Partitions]int64,
 ) error {
 	var marks []int64
@@ -137,7 +137,7 @@ func (s *store) trimLog(ctx context.Context, limit time.Time, oldest, next uint6
 
 // deleteRows deletes the rows after from that marks settle, taking turns between the parts. It returns, by part, the
 // number up to which no visible row is left. done means that it reached the end of each part.
-func (s *store) deleteRows(ctx context.Context, marks []int64, from [outbox.Partitions]int64) (
+func (s *Store) deleteRows(ctx context.Context, marks []int64, from [outbox.Partitions]int64) (
 	clear [outbox.Partitions]int64, done bool, err error,
 ) {
 	clear = from

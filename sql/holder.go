@@ -22,14 +22,14 @@ func LeaderSession(ctx context.Context, db DB) (s outbox.LeaderSession, err erro
 	return s, nil
 }
 
-func (s *store) LeaderSession(ctx context.Context) (outbox.LeaderSession, error) {
+func (s *Store) LeaderSession(ctx context.Context) (outbox.LeaderSession, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return LeaderSession(ctx, s.pool)
 }
 
 // EndSession terminates the session pid. The role may lack the right to do so.
-func (s *store) EndSession(ctx context.Context, pid int) error {
+func (s *Store) EndSession(ctx context.Context, pid int) error {
 	_, err := s.exec(ctx, fmt.Sprintf("end session %d", pid), "session_end", pid)
 	return err
 }

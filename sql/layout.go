@@ -26,8 +26,8 @@ var layoutProbes = func() []string {
 	return probes
 }()
 
-// CheckLayout implements outbox.Store.
-func (s *store) CheckLayout(ctx context.Context, shards int) error {
+// CheckLayout implements relay.Store.
+func (s *Store) CheckLayout(ctx context.Context, shards int) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if shards > 1 {
@@ -39,7 +39,7 @@ func (s *store) CheckLayout(ctx context.Context, shards int) error {
 }
 
 // checkNames returns an error if two types would share the name of a stream.
-func (s *store) checkNames(ctx context.Context, shards int) error {
+func (s *Store) checkNames(ctx context.Context, shards int) error {
 	type collision struct{ Base, Stream string }
 	list, err := structs[collision](ctx, s.pool, "look at the names of streams", "layout_collisions", shards)
 	if err != nil || len(list) == 0 {
@@ -54,7 +54,7 @@ func (s *store) checkNames(ctx context.Context, shards int) error {
 }
 
 // checkParts compares the server's parts of layoutProbes with those that Go computes.
-func (s *store) checkParts(ctx context.Context) error {
+func (s *Store) checkParts(ctx context.Context) error {
 	var parts []int
 	err := s.pool.QueryRow(ctx, query("layout_parts"), layoutProbes).Scan(&parts)
 	if SQLState(err) == pgerrcode.UntranslatableCharacter {
@@ -75,8 +75,8 @@ func (s *store) checkParts(ctx context.Context) error {
 // errUnsettled means that not all parts have the same mark.
 var errUnsettled = errors.New("the parts of the table are not settled alike")
 
-// ChangeLayout implements outbox.Store.
-func (s *store) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layout) error {
+// ChangeLayout implements relay.Store.
+func (s *Store) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layout) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	// A publish since CheckLayout may have been the first of a type.
@@ -101,8 +101,8 @@ func (s *store) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layo
 	return nil
 }
 
-// FirstLayout implements outbox.Store.
-func (s *store) FirstLayout(ctx context.Context, o outbox.Owner, prefix string) (done bool, err error) {
+// FirstLayout implements relay.Store.
+func (s *Store) FirstLayout(ctx context.Context, o outbox.Owner, prefix string) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var owner bool
@@ -116,8 +116,8 @@ func (s *store) FirstLayout(ctx context.Context, o outbox.Owner, prefix string) 
 	return done, nil
 }
 
-// AwaitLayout implements outbox.Store.
-func (s *store) AwaitLayout(ctx context.Context) error {
+// AwaitLayout implements relay.Store.
+func (s *Store) AwaitLayout(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var replicated bool

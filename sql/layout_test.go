@@ -66,7 +66,7 @@ func of(shards int) outbox.Layout { return outbox.Layout{Prefix: "outbox.", Shar
 // layouts is a table whose events were published under several layouts in turn.
 type layouts struct {
 	t  *testing.T
-	s  outbox.Store
+	s  *sql.Store
 	d  *testenv.Database
 	at map[uuid.UUID]string // where each event was published
 }

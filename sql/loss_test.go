@@ -30,7 +30,7 @@ func delivered(tb testing.TB, d *testenv.Database, stream, entry string, ago tim
 func nothing(context.Context, string, string) ([]outbox.Entry, error) { return nil, nil }
 
 // suspect adopts with streams that may lack something.
-func suspect(tb testing.TB, s outbox.Store, states ...outbox.StreamState) {
+func suspect(tb testing.TB, s *sql.Store, states ...outbox.StreamState) {
 	tb.Helper()
 	old := owner(tb, s)
 	ok, err := s.Adopt(tb.Context(), outbox.Adoption{

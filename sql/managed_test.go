@@ -11,7 +11,7 @@ import (
 )
 
 // managed returns a store whose role owns the tables, on a server that refuses its timeline and its identifier.
-func managed(t *testing.T, d *testenv.Database) (outbox.Store, string) {
+func managed(t *testing.T, d *testenv.Database) (*sql.Store, string) {
 	t.Helper()
 	role := "managed_" + d.Relay
 	for _, stmt := range []string{

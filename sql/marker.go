@@ -16,7 +16,7 @@ import (
 )
 
 // BeginPass takes a snapshot for o.
-func (s *store) BeginPass(ctx context.Context, o outbox.Owner) (outbox.Pass, error) {
+func (s *Store) BeginPass(ctx context.Context, o outbox.Owner) (outbox.Pass, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var seen string
@@ -35,7 +35,7 @@ func (s *store) BeginPass(ctx context.Context, o outbox.Owner) (outbox.Pass, err
 }
 
 // SettleAll makes pass the mark of every part. It waits for sessions that hold a part.
-func (s *store) SettleAll(ctx context.Context, o outbox.Owner, pass outbox.Pass) error {
+func (s *Store) SettleAll(ctx context.Context, o outbox.Owner, pass outbox.Pass) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err := move(ctx, s.pool, s.name, o, pass.Settled, outbox.ModePoll, nil); err != nil {
@@ -83,7 +83,7 @@ type marker struct {
 }
 
 // Marker acquires a session from the pool.
-func (s *store) Marker(ctx context.Context) (outbox.Marker, error) {
+func (s *Store) Marker(ctx context.Context) (outbox.Marker, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	conn, err := s.pool.Acquire(ctx)

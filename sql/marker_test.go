@@ -17,7 +17,7 @@ import (
 )
 
 // newMarker opens a session for marks.
-func newMarker(tb testing.TB, s outbox.Store) outbox.Marker {
+func newMarker(tb testing.TB, s *sql.Store) outbox.Marker {
 	tb.Helper()
 	m, err := s.Marker(tb.Context())
 	must(tb, err)

@@ -41,7 +41,7 @@ type suspect struct {
 
 // suspects returns the streams that an adoption must note. Without history nothing can be counted or restored, so only
 // the gates' own counts are noted.
-func (s *store) suspects(a outbox.Adoption) []suspect {
+func (s *Store) suspects(a outbox.Adoption) []suspect {
 	list := []suspect{}
 	for _, st := range a.Suspects {
 		n := suspect{
@@ -81,8 +81,8 @@ type pending struct {
 	Since  *time.Time
 }
 
-// Repairs implements outbox.Store.
-func (s *store) Repairs(ctx context.Context, within time.Duration) ([]outbox.Repair, error) {
+// Repairs implements relay.Store.
+func (s *Store) Repairs(ctx context.Context, within time.Duration) ([]outbox.Repair, error) {
 	notes, err := structs[pending](ctx, s.pool, "list the pending repairs", "reconcile_list", within,
 		within > 0 && s.history > 0)
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *store) Repairs(ctx context.Context, within time.Duration) ([]outbox.Rep
 
 // bounds sets where the comparison of log and stream begins and ends. It reads the marks and the unsettled rows, whose
 // gates belong to the new owner after the adoption.
-func (s *store) bounds(ctx context.Context, r *outbox.Repair, n pending) error {
+func (s *Store) bounds(ctx context.Context, r *outbox.Repair, n pending) error {
 	var since *time.Time // the time from which events in the stream matter, nil if none does
 	if n.Lost != nil {
 		r.From, r.Missing, r.To = *n.Lost, *n.Lost, n.Newest
@@ -184,8 +184,8 @@ func idMillis(id string) int64 {
 	return n
 }
 
-// Log implements outbox.Store.
-func (s *store) Log(ctx context.Context, r outbox.Repair, visit func(page []outbox.Logged) error) error {
+// Log implements relay.Store.
+func (s *Store) Log(ctx context.Context, r outbox.Repair, visit func(page []outbox.Logged) error) error {
 	return s.log(ctx, r.Stream, span{from: r.From, to: r.To, part: -1}, func(items []item) error {
 		page := make([]outbox.Logged, len(items))
 		for i, e := range items {
@@ -196,7 +196,7 @@ func (s *store) Log(ctx context.Context, r outbox.Repair, visit func(page []outb
 }
 
 // log passes the events of a stream to visit, page by page.
-func (s *store) log(ctx context.Context, stream string, log span, visit func(page []item) error) error {
+func (s *Store) log(ctx context.Context, stream string, log span, visit func(page []item) error) error {
 	for at := behindMark(max(log.from, 1)); at.Mark <= log.to; {
 		actx, cancel := context.WithTimeout(ctx, countTimeout)
 		page, reached, err := log.list(actx, s.pool, Selection{Stream: stream}, at)
@@ -221,8 +221,8 @@ const (
 	eventsBytes = 4 << 20
 )
 
-// Events implements outbox.Store.
-func (s *store) Events(ctx context.Context, list []outbox.Logged) ([]*outbox.Record, int, error) {
+// Events implements relay.Store.
+func (s *Store) Events(ctx context.Context, list []outbox.Logged) ([]*outbox.Record, int, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	h := History{db: s.pool}
@@ -242,8 +242,8 @@ func (s *store) Events(ctx context.Context, list []outbox.Logged) ([]*outbox.Rec
 	return events, used, nil
 }
 
-// Owed implements outbox.Store.
-func (s *store) Owed(ctx context.Context, stream string, visit func(id uuid.UUID)) error {
+// Owed implements relay.Store.
+func (s *Store) Owed(ctx context.Context, stream string, visit func(id uuid.UUID)) error {
 	for part := range outbox.Partitions {
 		if err := s.owed(ctx, stream, part, visit); err != nil {
 			return fmt.Errorf("list the unsettled events of %q: %w", stream, err)
@@ -252,7 +252,7 @@ func (s *store) Owed(ctx context.Context, stream string, visit func(id uuid.UUID
 	return nil
 }
 
-func (s *store) owed(ctx context.Context, stream string, part int, visit func(id uuid.UUID)) error {
+func (s *Store) owed(ctx context.Context, stream string, part int, visit func(id uuid.UUID)) error {
 	ctx, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
 	rows, err := s.pool.Query(ctx, query("reconcile_unsettled"), part, stream)
@@ -267,8 +267,8 @@ func (s *store) owed(ctx context.Context, stream string, part int, visit func(id
 	return err
 }
 
-// Restoring implements outbox.Store.
-func (s *store) Restoring(ctx context.Context, r outbox.Repair, restored int64) error {
+// Restoring implements relay.Store.
+func (s *Store) Restoring(ctx context.Context, r outbox.Repair, restored int64) error {
 	_, err := s.exec(ctx, "note what is restored", "reconcile_progress", r.IDs[len(r.IDs)-1:], restored, r.Expected,
 		r.Missing)
 	return err
@@ -277,8 +277,8 @@ func (s *store) Restoring(ctx context.Context, r outbox.Repair, restored int64) 
 // phantomRows bounds the phantoms of one statement.
 const phantomRows = 10_000
 
-// Repaired implements outbox.Store.
-func (s *store) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair, done outbox.Repaired) error {
+// Repaired implements relay.Store.
+func (s *Store) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair, done outbox.Repaired) error {
 	now := time.Now()
 	for page := range slices.Chunk(done.Phantoms, phantomRows) {
 		if err := s.notePhantoms(ctx, r.Stream, now, page); err != nil {
@@ -305,7 +305,7 @@ func (s *store) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair, d
 }
 
 // notePhantoms is idempotent.
-func (s *store) notePhantoms(ctx context.Context, stream string, at time.Time, page []outbox.Entry) error {
+func (s *Store) notePhantoms(ctx context.Context, stream string, at time.Time, page []outbox.Entry) error {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	ids, entries := make([]uuid.UUID, len(page)), make([]string, len(page))
@@ -329,8 +329,8 @@ type uncounted struct {
 	Refused  int64
 }
 
-// CountMissing implements outbox.Store.
-func (s *store) CountMissing(ctx context.Context, tail tailOf) (list []outbox.Report, err error) {
+// CountMissing implements relay.Store.
+func (s *Store) CountMissing(ctx context.Context, tail tailOf) (list []outbox.Report, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*countTimeout)
 	defer cancel()
 	notes, err := structs[uncounted](ctx, s.pool, "read what may be missing", "reconcile_uncounted")
@@ -361,12 +361,12 @@ func (s *store) CountMissing(ctx context.Context, tail tailOf) (list []outbox.Re
 	return list, err
 }
 
-// tailOf is the method Tail of outbox.Sink.
+// tailOf is the method Tail of the sink.
 type tailOf = func(ctx context.Context, stream, after string) ([]outbox.Entry, error)
 
 // countMissing adds the refused events, and the settled events of the log that are not in the stream and were not
 // restored. If it fails, the report has at least their whole range.
-func (s *store) countMissing(ctx context.Context, r *outbox.Report, n uncounted, tail tailOf) error {
+func (s *Store) countMissing(ctx context.Context, r *outbox.Report, n uncounted, tail tailOf) error {
 	log := span{part: -1}
 	var first, last *time.Time
 	err := s.pool.QueryRow(ctx, query("reconcile_range"), n.Stream, n.After, n.Since, n.Noticed).Scan(&log.from,
@@ -418,8 +418,8 @@ func addMissing(r *outbox.Report, events int64, first, last time.Time) {
 	}
 }
 
-// Missing implements outbox.Store.
-func (s *store) Missing(ctx context.Context) (missing, phantoms int64, err error) {
+// Missing implements relay.Store.
+func (s *Store) Missing(ctx context.Context) (missing, phantoms int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return Missing(ctx, s.pool)

@@ -56,7 +56,7 @@ func uncache(ctx context.Context, db DB) error {
 	return err
 }
 
-func (s *store) Sound(ctx context.Context) error {
+func (s *Store) Sound(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return Sound(ctx, s.pool)

@@ -24,7 +24,9 @@ const callTimeout = 5 * time.Second
 // batchTimeout bounds calls that concern many rows.
 const batchTimeout = 15 * time.Second
 
-type store struct {
+// Store is the relay's side of Postgres: posthaste/relay's Store, whose ports say what each method does. It is safe for
+// concurrent use.
+type Store struct {
 	pool *pgxpool.Pool
 	name string
 	// history is how long settled events are kept; 0 keeps none.
@@ -36,8 +38,8 @@ type store struct {
 
 // NewStore returns the store of the relay called name, over a pool made from RelayPoolConfig. The caller closes the
 // pool.
-func NewStore(pool *pgxpool.Pool, name string, history time.Duration) outbox.Store {
-	return &store{pool: pool, name: name, history: history}
+func NewStore(pool *pgxpool.Pool, name string, history time.Duration) *Store {
+	return &Store{pool: pool, name: name, history: history}
 }
 
 // RelayPoolConfig is PoolConfig for the relay's own statements. They read the end of a log through an index, but the
@@ -62,21 +64,21 @@ var queueSettings = map[string]string{
 }
 
 // scan is scan within callTimeout.
-func (s *store) scan(ctx context.Context, what, name string, args []any, to ...any) error {
+func (s *Store) scan(ctx context.Context, what, name string, args []any, to ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return scan(ctx, s.pool, what, name, args, to...)
 }
 
 // exec is exec within callTimeout.
-func (s *store) exec(ctx context.Context, what, name string, args ...any) (rows int64, err error) {
+func (s *Store) exec(ctx context.Context, what, name string, args ...any) (rows int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return exec(ctx, s.pool, what, name, args...)
 }
 
 // Register makes sure that the relay's row exists and is the only one.
-func (s *store) Register(ctx context.Context) error {
+func (s *Store) Register(ctx context.Context) error {
 	if err := s.register(ctx); err != nil {
 		return err
 	}
@@ -93,7 +95,7 @@ func (s *store) Register(ctx context.Context) error {
 	return nil
 }
 
-func (s *store) register(ctx context.Context) error {
+func (s *Store) register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	// A migration by a newer version leaves the schema usable for this version, which continues until it is replaced.
@@ -233,7 +235,7 @@ func Register(ctx context.Context, db DB, name string) error {
 }
 
 // State reads the relay's row.
-func (s *store) State(ctx context.Context) (outbox.State, error) {
+func (s *Store) State(ctx context.Context) (outbox.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return ReadState(ctx, s.pool, s.name)
@@ -275,7 +277,7 @@ func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error
 }
 
 // Adopt writes the new owner if the epoch is still a.From.
-func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
+func (s *Store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 	var n int
 	err := s.scan(ctx, fmt.Sprintf("adopt epoch %d", a.To.Epoch), "state_adopt", []any{
 		s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink, s.suspects(a), a.WentBack,
@@ -284,7 +286,7 @@ func (s *store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
 }
 
 // SetActive records what the owner of epoch does now.
-func (s *store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, handover outbox.LSN,
+func (s *Store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, handover outbox.LSN,
 	degraded string,
 ) (bool, error) {
 	rows, err := s.exec(ctx, "record mode "+string(active), "state_active", s.name, epoch, string(active),
@@ -293,13 +295,13 @@ func (s *store) SetActive(ctx context.Context, epoch int64, active outbox.Mode, 
 }
 
 // RaiseBarrier records the transaction that the next stream must wait for.
-func (s *store) RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error {
+func (s *Store) RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error {
 	at := int64(xid) //nolint:gosec // at most outbox.BarrierUnknown
 	return s.barrier(ctx, "slot_barrier_raise", s.name, epoch, at, known)
 }
 
 // LowerBarrier clears the barrier.
-func (s *store) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error {
+func (s *Store) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error {
 	err := s.barrier(ctx, "slot_barrier_lower", s.name, epoch, int64(xid)) //nolint:gosec // at most BarrierUnknown
 	if errors.Is(err, outbox.ErrSuperseded) {
 		return nil // or there was no barrier
@@ -307,7 +309,7 @@ func (s *store) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error
 	return err
 }
 
-func (s *store) barrier(ctx context.Context, statement string, args ...any) error {
+func (s *Store) barrier(ctx context.Context, statement string, args ...any) error {
 	rows, err := s.exec(ctx, "note what the slot waits for", statement, args...)
 	if err == nil && rows == 0 {
 		return outbox.ErrSuperseded
@@ -316,7 +318,7 @@ func (s *store) barrier(ctx context.Context, statement string, args ...any) erro
 }
 
 // Streams lists every stream ever published to.
-func (s *store) Streams(ctx context.Context) ([]outbox.Stream, error) {
+func (s *Store) Streams(ctx context.Context) ([]outbox.Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return ListStreams(ctx, s.pool)
@@ -328,8 +330,8 @@ func Streams(ctx context.Context, db DB) ([]string, error) {
 	return outbox.StreamNames(list), err
 }
 
-// Newest implements outbox.Store.
-func (s *store) Newest(ctx context.Context) (map[string]string, error) {
+// Newest implements relay.Store.
+func (s *Store) Newest(ctx context.Context) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	newest := map[string]string{}
@@ -347,14 +349,14 @@ func (s *store) Newest(ctx context.Context) (map[string]string, error) {
 	return newest, nil
 }
 
-// Delivered implements outbox.Store.
-func (s *store) Delivered(ctx context.Context) (some bool, err error) {
+// Delivered implements relay.Store.
+func (s *Store) Delivered(ctx context.Context) (some bool, err error) {
 	err = s.scan(ctx, "look whether anything was delivered", "delivered", nil, &some)
 	return some, err
 }
 
 // NoteStream records a stream before its first publish.
-func (s *store) NoteStream(ctx context.Context, stream, base string, epoch int64) (gated bool, err error) {
+func (s *Store) NoteStream(ctx context.Context, stream, base string, epoch int64) (gated bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var owner, replicated bool
@@ -375,26 +377,26 @@ func (s *store) NoteStream(ctx context.Context, stream, base string, epoch int64
 	return gated, nil
 }
 
-// Ungated implements outbox.Store.
-func (s *store) Ungated(ctx context.Context) ([]string, error) {
+// Ungated implements relay.Store.
+func (s *Store) Ungated(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return collect(ctx, s.pool, "list streams without a gate", pgx.RowTo[string], "stream_ungated")
 }
 
-// NoteGroups implements outbox.Store.
-func (s *store) NoteGroups(ctx context.Context, epoch int64, groups map[string][]string) error {
+// NoteGroups implements relay.Store.
+func (s *Store) NoteGroups(ctx context.Context, epoch int64, groups map[string][]string) error {
 	_, err := s.exec(ctx, "note the groups of streams", "stream_groups", groups, s.name, epoch)
 	return err
 }
 
-// Gated implements outbox.Store.
-func (s *store) Gated(ctx context.Context, streams []string) error {
+// Gated implements relay.Store.
+func (s *Store) Gated(ctx context.Context, streams []string) error {
 	_, err := s.exec(ctx, "note that streams have gates", "stream_gated", streams)
 	return err
 }
 
-func (s *store) InsertLSN(ctx context.Context) (outbox.LSN, error) {
+func (s *Store) InsertLSN(ctx context.Context) (outbox.LSN, error) {
 	var lsn string
 	if err := s.scan(ctx, "read the WAL position", "insert_lsn", nil, &lsn); err != nil {
 		return 0, err
@@ -403,7 +405,7 @@ func (s *store) InsertLSN(ctx context.Context) (outbox.LSN, error) {
 }
 
 // Horizon reads an LSN and then takes a transaction id.
-func (s *store) Horizon(ctx context.Context) (outbox.LSN, uint64, error) {
+func (s *Store) Horizon(ctx context.Context) (outbox.LSN, uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	lsn, err := s.InsertLSN(ctx)
@@ -429,14 +431,14 @@ func (s *store) Horizon(ctx context.Context) (outbox.LSN, uint64, error) {
 }
 
 // VisibleBelow reports whether every transaction older than xid has ended.
-func (s *store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
+func (s *Store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
 	var ok bool
 	below := int64(xid) //nolint:gosec // Postgres' xid8, far below 1<<63
 	err := s.scan(ctx, "wait for older transactions", "visible_below", []any{below}, &ok)
 	return ok, err
 }
 
-func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string,
+func (s *Store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string,
 	attempts int,
 ) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
@@ -460,7 +462,7 @@ func (s *store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class
 }
 
 // Audit returns, by part, one of the oldest unsettled rows.
-func (s *store) Audit(ctx context.Context) (outbox.AuditMark, error) {
+func (s *Store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var parts []int16
@@ -487,7 +489,7 @@ func (s *store) Audit(ctx context.Context) (outbox.AuditMark, error) {
 	return m, errors.Join(err, ferr)
 }
 
-func (s *store) Backlog(ctx context.Context) (int64, time.Duration, error) {
+func (s *Store) Backlog(ctx context.Context) (int64, time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
 	return Backlog(ctx, s.pool, 0)
@@ -507,7 +509,7 @@ func Backlog(ctx context.Context, db DB, most int64) (int64, time.Duration, erro
 }
 
 // Parked lists the dead events with the columns that block-key needs.
-func (s *store) Parked(ctx context.Context) ([]outbox.Dead, error) {
+func (s *Store) Parked(ctx context.Context) ([]outbox.Dead, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return collect(ctx, s.pool, "list dead events", func(row pgx.CollectableRow) (d outbox.Dead, err error) {

@@ -30,7 +30,7 @@ func relayPool(tb testing.TB, url string) *pgxpool.Pool {
 }
 
 // newStore returns a registered store, which keeps history for a day, and its database.
-func newStore(tb testing.TB) (outbox.Store, *testenv.Database) {
+func newStore(tb testing.TB) (*sql.Store, *testenv.Database) {
 	tb.Helper()
 	d := testenv.Postgres(tb)
 	s := sql.NewStore(relayPool(tb, d.URL), "test", 24*time.Hour)
@@ -40,7 +40,7 @@ func newStore(tb testing.TB) (outbox.Store, *testenv.Database) {
 
 // newStoreAlone is newStore on a server without other transactions, which would be in every snapshot and increase what
 // a statement reads.
-func newStoreAlone(tb testing.TB) (outbox.Store, *testenv.Database) {
+func newStoreAlone(tb testing.TB) (*sql.Store, *testenv.Database) {
 	tb.Helper()
 	d := testenv.NewServer(tb).Database(tb)
 	s := sql.NewStore(relayPool(tb, d.URL), "test", 24*time.Hour)
@@ -49,7 +49,7 @@ func newStoreAlone(tb testing.TB) (outbox.Store, *testenv.Database) {
 }
 
 // layout returns the current layout.
-func layout(tb testing.TB, s outbox.Store) outbox.Layout {
+func layout(tb testing.TB, s *sql.Store) outbox.Layout {
 	tb.Helper()
 	st, err := s.State(tb.Context())
 	must(tb, err)
@@ -80,7 +80,7 @@ func insert(tb testing.TB, d *testenv.Database, aggregate string) *outbox.Row {
 }
 
 // settle settles all visible rows in every part, as a sweep does, and returns the mark.
-func settle(tb testing.TB, s outbox.Store) outbox.Settled {
+func settle(tb testing.TB, s *sql.Store) outbox.Settled {
 	tb.Helper()
 	o := owner(tb, s)
 	pass, err := s.BeginPass(tb.Context(), o)
@@ -90,7 +90,7 @@ func settle(tb testing.TB, s outbox.Store) outbox.Settled {
 }
 
 // backlog counts the unsettled rows in two ways.
-func backlog(tb testing.TB, s outbox.Store, d *testenv.Database) int64 {
+func backlog(tb testing.TB, s *sql.Store, d *testenv.Database) int64 {
 	tb.Helper()
 	n, _, err := s.Backlog(tb.Context())
 	must(tb, err)
@@ -101,7 +101,7 @@ func backlog(tb testing.TB, s outbox.Store, d *testenv.Database) int64 {
 }
 
 // owner returns the current owner.
-func owner(tb testing.TB, s outbox.Store) outbox.Owner {
+func owner(tb testing.TB, s *sql.Store) outbox.Owner {
 	tb.Helper()
 	st, err := s.State(tb.Context())
 	must(tb, err)
@@ -109,7 +109,7 @@ func owner(tb testing.TB, s outbox.Store) outbox.Owner {
 }
 
 // succeed makes a new owner adopt.
-func succeed(tb testing.TB, s outbox.Store) outbox.Owner {
+func succeed(tb testing.TB, s *sql.Store) outbox.Owner {
 	tb.Helper()
 	st, err := s.State(tb.Context())
 	must(tb, err)
@@ -128,7 +128,7 @@ func TestRegister(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	ctx := t.Context()
-	store := func(name string) outbox.Store { return sql.NewStore(d.Pool, name, 0) }
+	store := func(name string) *sql.Store { return sql.NewStore(d.Pool, name, 0) }
 	must(t, store("first").Register(ctx))
 	must(t, store("first").Register(ctx))
 	must(t, store("second").Register(ctx)) // no relay has used the first

@@ -16,7 +16,7 @@ import (
 )
 
 // everything runs each kind of work of a relay once.
-func everything(t *testing.T, s outbox.Store, d *testenv.Database, url string) {
+func everything(t *testing.T, s *sql.Store, d *testenv.Database, url string) {
 	t.Helper()
 	ctx := t.Context()
 	check := func(step string, err error) {

@@ -35,11 +35,12 @@ const stepsFile = "testdata/steps.txt"
 
 // noIO are the methods of the ports that send nothing.
 var noIO = map[string]string{
-	"Sink.Lane": "does no I/O", "Sink.Release": "does no I/O", "Sink.Missed": "counts",
+	"Publisher.Lane": "does no I/O", "Servers.Release": "does no I/O", "Gates.Missed": "counts",
+	"permanent.Permanent":   "classifies an error",
 	"LanePublisher.Deliver": "does no I/O", "LanePublisher.Settled": "goes with the next publish",
 	"Delivery.Skip": "goes with the next publish", "Delivery.Sent": "reads memory",
 	"Source.Settled": "goes with the next status",
-	"Store.Marker":   "takes a connection", "Marker.Close": "gives it back",
+	"Marks.Marker":   "takes a connection", "Marker.Close": "gives it back",
 	"LockSession.Close": "ends a connection", "LockSession.Lost": "is a channel",
 	"LanePublisher.Follows": "goes with the next publish",
 	"Conn.Close":            "ends a connection", "Conn.Closed": "looks at a field", "Sweeper.Run": "steps of its own",
@@ -131,7 +132,7 @@ func portMethod(s *types.Selection) string {
 	if s == nil || s.Kind() != types.MethodVal {
 		return ""
 	}
-	recv := s.Recv()
+	recv := s.Obj().(*types.Func).Signature().Recv().Type() // declares the method
 	if p, ok := recv.(*types.Pointer); ok {
 		recv = p.Elem()
 	}
@@ -140,8 +141,8 @@ func portMethod(s *types.Selection) string {
 		return ""
 	}
 	switch pkg, name := named.Obj().Pkg().Path(), named.Obj().Name(); {
-	case pkg == "posthaste/outbox" && types.IsInterface(named), pkg == "posthaste/relay/sweep" && name == "Conn",
-		pkg == "posthaste/relay/stream" && name == "Delivery":
+	case pkg != "posthaste/relay/sweep" && strings.HasPrefix(pkg, "posthaste/") && types.IsInterface(named),
+		pkg == "posthaste/relay/sweep" && name == "Conn", pkg == "posthaste/relay/stream" && name == "Delivery":
 		return name + "." + s.Obj().Name()
 	}
 	return ""

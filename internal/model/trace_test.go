@@ -66,7 +66,7 @@ var scenes = []scene{
 	}},
 	{"frozen before it moves the mark", "A0 A0", "stop before settler.move sql.marker.Move batch", frozen},
 	{"frozen before it publishes", "A0 A0", "stop before worker.deliver sink.delivery.Publish eval", frozen},
-	{"killed in a hand-over", "A0 B1 A0", "kill before leadership.endHandOver sql.store.SettleAll batch", func(r *run) {
+	{"killed in a hand-over", "A0 B1 A0", "kill before leadership.endHandOver sql.Store.SettleAll batch", func(r *run) {
 		r.commit()
 		first := r.relay(1, r.failpoint)
 		r.died(first, 1)
@@ -205,8 +205,8 @@ func TestNoStepCanBeMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, step := range []string{
-		" sql.store.Adopt ", " sink.Sink.Adopt ", "leadership.tryGates ", " sql.Sweep.Claim ",
-		" sink.delivery.Publish ", " sql.store.SettleAll ",
+		" sql.Store.Adopt ", " sink.Sink.Adopt ", "leadership.tryGates ", " sql.Sweep.Claim ",
+		" sink.delivery.Publish ", " sql.Store.SettleAll ",
 	} {
 		var c recording
 		if err := json.Unmarshal(text, &c); err != nil {
@@ -397,7 +397,7 @@ func (r *run) leads(c *exec.Cmd) {
 	r.Helper()
 	testenv.Eventually(r.T, 3*time.Minute, func() error {
 		for _, e := range r.events() {
-			if e.PID == c.Process.Pid && strings.Contains(e.Step, "leadership.record sql.store.SetActive") {
+			if e.PID == c.Process.Pid && strings.Contains(e.Step, "leadership.record sql.Store.SetActive") {
 				return nil
 			}
 		}
@@ -505,9 +505,9 @@ type recording struct {
 
 // looked are the steps that the machine has.
 var looked = []string{
-	" sql.store.Adopt ", " sink.Sink.Adopt ", "leadership.tryGates sql.store.Gated", " sql.Sweep.Claim ",
+	" sql.Store.Adopt ", " sink.Sink.Adopt ", "leadership.tryGates sql.Store.Gated", " sql.Sweep.Claim ",
 	" sql.Sweep.Begin ", " sql.Sweep.Page ", " sql.Sweep.Settle ", " sql.Sweep.Drop ", " sink.delivery.Publish ",
-	" sql.store.BeginPass ", " sql.store.SettleAll ", " sql.marker.Move ", " sql.marker.Look ",
+	" sql.Store.BeginPass ", " sql.Store.SettleAll ", " sql.marker.Move ", " sql.marker.Look ",
 	" sink.Sink.ForgetDoubt ",
 }
 
@@ -518,7 +518,7 @@ func (r *run) record() *recording {
 	c := &recording{Plan: r.scene.plan, Base: r.base, Parts: r.parts, IDs: r.ids, Relays: r.procs}
 	for _, e := range r.events() {
 		if e.PID == 0 || slices.ContainsFunc(looked, func(step string) bool { return strings.Contains(e.Step, step) }) {
-			if strings.Contains(e.Step, " sql.store.Adopt ") { // its other lines have the place
+			if strings.Contains(e.Step, " sql.Store.Adopt ") { // its other lines have the place
 				e.Values = e.Values[:min(3, len(e.Values))]
 			}
 			c.Events = append(c.Events, e)
@@ -708,7 +708,7 @@ func (r *reader) op(i, end int) *op {
 	}
 	known := end > 0 && !failed
 	switch {
-	case is(" sql.store.Adopt "):
+	case is(" sql.Store.Adopt "):
 		epoch := int64(number(v[2]))
 		step := fmt.Sprintf(": epoch %d,", epoch-r.Base)
 		o.apply = either(who, step)
@@ -736,7 +736,7 @@ func (r *reader) op(i, end int) *op {
 			}
 			return list
 		}
-	case is("leadership.tryGates sql.store.Gated"):
+	case is("leadership.tryGates sql.Store.Gated"):
 		o.apply = func(w *watch, s state) []state { return w.next(s, who+"looks: missing") }
 		if !known {
 			o.apply = either(who + "looks: missing")
@@ -776,7 +776,7 @@ func (r *reader) op(i, end int) *op {
 		}) != nil {
 			o.apply = marked(step, held, of)
 		}
-	case is(" sql.store.BeginPass "):
+	case is(" sql.Store.BeginPass "):
 		o.apply = func(_ *watch, s state) []state { return []state{s} }
 		epoch := int64(number(v[1]))
 		if w := r.taken(func(w *notedMark) bool { return w.Epoch == epoch && w.Settled == "" }); w != nil {
@@ -797,7 +797,7 @@ func (r *reader) op(i, end int) *op {
 				})
 			}
 		}
-	case is(" sql.store.SettleAll "), is(" sql.marker.Move "):
+	case is(" sql.Store.SettleAll "), is(" sql.marker.Move "):
 		settled, hi, mode := text(v[3]), int64(number(v[4])), text(v[5])
 		step := who + "moves the mark"
 		if mode == "poll" {

@@ -18,6 +18,7 @@ import (
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 	"posthaste/relay/sweep"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -41,8 +42,8 @@ type rig struct {
 	db    *testenv.Database
 	redis *testenv.RedisServer
 	proxy *testenv.Link
-	store outbox.Store
-	sink  outbox.Sink
+	store *sql.Store
+	sink  stream.Sink
 	owner outbox.Owner
 
 	mu       sync.Mutex
@@ -307,7 +308,7 @@ func (r *rig) terminate() int {
 
 // hooked is the real sink with something that happens between publishing and parking, and the mark.
 type hooked struct {
-	outbox.Sink
+	stream.Sink
 	confirm func()
 }
 

@@ -43,7 +43,7 @@ type Options struct {
 	Workers int
 	// BatchRows bounds the rows of one batch. Default 500.
 	BatchRows int
-	Sink      outbox.Sink
+	Sink      stream.Publisher
 	// Registerer receives the metrics; nil for none.
 	Registerer prometheus.Registerer
 	// Logger may be nil.
