@@ -154,6 +154,21 @@ func (r *redis) lacks(name string, g *gate) bool {
 	return s.last < g.last
 }
 
+// reaches reports whether the stream has had an entry with the id or a later one.
+func (r *redis) reaches(name, id string) bool {
+	s := r.streams[name]
+	return s != nil && outbox.CompareIDs(entryID(s.last), id) >= 0
+}
+
+// regroup gives a stream the groups that it lacks.
+func (r *redis) regroup(name string, groups []string) {
+	for _, group := range groups {
+		if !slices.Contains(r.groups[name], group) {
+			r.groups[name] = append(r.groups[name], group)
+		}
+	}
+}
+
 func (r *redis) has(name string, id uuid.UUID) bool {
 	return r.entry(name, id) > 0
 }

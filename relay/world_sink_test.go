@@ -76,7 +76,7 @@ func (s memSink) Alive(_ context.Context, _ uuid.UUID, m outbox.Member, _ *outbo
 
 func (s memSink) Release() { s.i.w.do(func() { s.i.anyone = true }) }
 
-func (s memSink) Look(ctx context.Context, source uuid.UUID, streams []string, _ map[string]string) (
+func (s memSink) Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) (
 	[]outbox.StreamState, error,
 ) {
 	return sinkCall(ctx, s.i, "Sink.Look", func(r *redis) ([]outbox.StreamState, error) {
@@ -94,7 +94,9 @@ func (s memSink) Look(ctx context.Context, source uuid.UUID, streams []string, _
 				s.i.let[name] = max(s.i.let[name], g.n)
 				st.Epoch, st.Nonce = g.owner.Epoch, g.owner.Nonce.String()
 			}
-			st.Last, st.Behind = r.last(name)
+			if st.Last, st.Behind = r.last(name); noted[name] != "" && !r.reaches(name, noted[name]) {
+				st.Forgot = true
+			}
 			out[n] = st
 		}
 		return out, nil
@@ -207,10 +209,14 @@ func (s memSink) Sharded(ctx context.Context, _ string) error {
 	return err
 }
 
-func (s memSink) Follow(ctx context.Context, stream string, _ []string) error {
+func (s memSink) Follow(ctx context.Context, stream string, others []string) error {
+	others = slices.Clone(others)
 	_, err := sinkCall(ctx, s.i, "Sink.Follow", func(r *redis) (nothing, error) {
 		if r.away[stream] {
 			return nothing{}, errDown
+		}
+		for _, other := range others {
+			r.regroup(stream, r.groups[other])
 		}
 		return nothing{}, nil
 	})
@@ -235,7 +241,7 @@ func (s memSink) Regroup(ctx context.Context, stream string, groups []string) er
 		if r.away[stream] {
 			return nothing{}, errDown
 		}
-		r.groups[stream] = groups
+		r.regroup(stream, groups)
 		return nothing{}, nil
 	})
 	return err

@@ -1,7 +1,6 @@
 package sink_test
 
 import (
-	"context"
 	"errors"
 	"strconv"
 	"testing"
@@ -10,68 +9,9 @@ import (
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
-	"posthaste/sink"
 )
 
 func itoa(n uint64) string { return strconv.FormatUint(n, 10) }
-
-func TestAdoptTwiceIsOnce(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(5)
-	l := f.lane(o)
-	events := makeEvents(4)
-	f.publish(l, events[:2]...)
-	f.must(f.sink.Adopt(t.Context(), stream, o, false)) // a repeat must not end the lane
-	f.publish(l, events[2:]...)
-	f.wantStored(events...)
-	f.wantDoubt(0)
-	f.must(f.sink.Check(t.Context(), o, []string{stream}))
-}
-
-func TestOlderOwnersAreFenced(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	old := f.adopted(5)
-	l := f.lane(old)
-	events := makeEvents(2)
-	f.publish(l, events[0])
-	f.adopted(6)
-	d := l.Deliver(events[1:])
-	for range 2 { // also the second time
-		_, err := d.Publish(t.Context())
-		wantFenced(t, err, 6)
-	}
-	mark := []outbox.Mark{{Stream: stream, Lane: streamLane(old), Number: 1}}
-	wantFenced(t, f.sink.Adopt(t.Context(), stream, old, false), 6)
-	wantFenced(t, f.sink.Adopt(t.Context(), stream, f.owner(6), false), 6) // same epoch, another nonce
-	wantFenced(t, f.sink.TakeOver(t.Context(), stream, f.owner(6)), 6)
-	wantFenced(t, f.sink.Check(t.Context(), old, []string{stream}), 6)
-	wantFenced(t, f.sink.Check(t.Context(), f.owner(6), []string{stream}), 6)
-	wantFenced(t, f.sink.Confirm(t.Context(), old, mark), 6)
-	wantFenced(t, f.sink.Settled(t.Context(), old, mark), 6)
-	wantFenced(t, f.sink.ForgetDoubt(t.Context(), old, stream), 6)
-	same := f.owner(6)
-	_, err := f.lane(same).Deliver(events[1:]).Publish(t.Context())
-	wantFenced(t, err, 6)
-	f.wantStored(events[0])
-	f.wantDoubt(1)
-	if n := f.metric("outbox_publish_errors_total", "class", "fenced"); n != 10 {
-		t.Errorf("%v fenced, want 10", n)
-	}
-}
-
-func TestALaterOwnerHasToAdoptFirst(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	f.adopted(5)
-	later := f.owner(6)
-	_, err := f.lane(later).Deliver(makeEvents(1)).Publish(t.Context())
-	wantGap(t, err)
-	wantGap(t, f.sink.Check(t.Context(), later, []string{stream}))
-	wantGap(t, f.sink.Confirm(t.Context(), later, firstMark(later)))
-	f.wantStored()
-}
 
 func firstMark(o outbox.Owner) []outbox.Mark {
 	return []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 1}}
@@ -112,201 +52,6 @@ func TestAForeignSourceIsRefusedAndTakenOver(t *testing.T) {
 	wantForeign(t, f.sink.Adopt(ctx, stream, f.owner(51), false), other.Source)
 }
 
-func TestALostGateIsAGap(t *testing.T) {
-	t.Parallel()
-	for name, lose := range map[string]func(f *fixture, earlier string){
-		"flushed": func(f *fixture, _ string) { f.do("FLUSHALL") },
-		"deleted": func(f *fixture, _ string) { f.do("DEL", f.gate()) },
-		"restored": func(f *fixture, earlier string) {
-			f.do("RESTORE", f.gate(), 0, earlier, "REPLACE")
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
-			o := f.adopted(1)
-			l := f.lane(o)
-			events := makeEvents(4)
-			f.publish(l, events[0])
-			earlier, err := f.server.Client.Dump(t.Context(), f.gate()).Result()
-			f.must(err)
-			r := f.publish(l, events[1])
-			mark := []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: r.Number}}
-			f.must(f.sink.Confirm(t.Context(), o, mark))
-			lose(f, earlier)
-			wantGap(t, f.sink.Confirm(t.Context(), o, mark))
-			if name != "restored" {
-				wantGap(t, f.sink.Check(t.Context(), o, []string{stream}))
-			}
-			d := l.Deliver(events[2:3])
-			for range 2 {
-				_, err := d.Publish(t.Context())
-				wantGap(t, err)
-			}
-			// Adopting again fixes it.
-			o = f.adopted(2)
-			f.publish(f.lane(o), events[3])
-			if got := f.stored(); got[len(got)-1] != events[3].ID.String() {
-				t.Errorf("stream ends with %s", got[len(got)-1])
-			}
-		})
-	}
-}
-
-// An adoption requires the gate that it has seen. An older gate that has replaced it does not know which unsettled
-// events are in the stream, and would let them through again.
-func TestAGateThatIsOlderThanTheOneSeenIsNotAdopted(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	ctx := t.Context()
-	l := f.lane(f.adopted(1))
-	events := makeEvents(3)
-	f.publish(l, events[0])
-	earlier, err := f.server.Client.Dump(ctx, f.gate()).Result()
-	f.must(err)
-	f.publish(l, events[1:]...)
-	fresh, _ := newSink(t, f.client, sink.Options{}) // it has published nothing
-	look := func() outbox.StreamState {
-		t.Helper()
-		states, err := fresh.Look(ctx, f.source, []string{stream}, nil)
-		f.must(err)
-		return states[0]
-	}
-	if st := look(); !st.Intact() || st.Missing != 0 {
-		t.Fatalf("found %+v, want it intact", st)
-	}
-	f.do("RESTORE", f.gate(), 0, earlier, "REPLACE")
-	wantGap(t, fresh.Adopt(ctx, stream, f.owner(2), true))
-	if st := look(); !st.Behind || st.Missing != 2 {
-		t.Fatalf("found %+v, want it behind, with 2 missing", st)
-	}
-	// A caller that knows this and compares the stream may adopt.
-	o := f.owner(3)
-	f.must(fresh.Adopt(ctx, stream, o, false))
-	f.must(fresh.Recall(ctx, o, stream, []uuid.UUID{events[1].ID, events[2].ID}, look().Last))
-	if r := f.publish(fresh.Lane(stream, o, streamLane(o)), events...); r.Suppressed != 3 {
-		t.Errorf("%d suppressed, want 3", r.Suppressed)
-	}
-	f.wantStored(events...)
-	f.must(fresh.Adopt(ctx, stream, f.owner(4), true))
-}
-
-// If an event disappears from the stream before its gate recalls it, the gate reports the gap.
-func TestWhatIsRecalledIsGone(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	event := makeEvent()
-	receipt := f.publish(f.lane(f.adopted(1)), event)
-	f.do("DEL", stream, f.gate())
-	o := f.adopted(2)
-	f.must(f.sink.Recall(t.Context(), o, stream, []uuid.UUID{event.ID}, receipt.Last))
-	f.wantDoubt(1)
-	for range 2 {
-		_, err := f.lane(o).Deliver([]*outbox.Record{event}).Publish(t.Context())
-		wantGap(t, err)
-	}
-	o = f.adopted(3)
-	f.wantDoubt(0)
-	f.publish(f.lane(o), event)
-	f.wantStored(event)
-}
-
-// A restored database has older numbers than the gate.
-func TestARestoredDatabaseIsFencedByTheGatesEpoch(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	f.publish(f.lane(f.adopted(40)), makeEvent())
-	err := f.sink.Adopt(t.Context(), stream, f.owner(12), false)
-	wantFenced(t, err, 40)
-	o := f.adopted(41)
-	f.publish(f.lane(o), makeEvent())
-}
-
-func TestOnlyTheNextNumberIsAccepted(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	ahead, behind := f.lane(o), f.lane(o)
-	events := makeEvents(4)
-	f.publish(ahead, events[0])
-	f.publish(ahead, events[1])
-	// A second publisher of the same lane is a bug of the caller; the gate must not let it through.
-	_, err := behind.Deliver(events[2:3]).Publish(t.Context())
-	wantGap(t, err)
-	f.wantStored(events[:2]...)
-}
-
-func TestAnEqualNumberWithOtherEventsIsAGap(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	f.publish(f.lane(o), makeEvent())
-	_, err := f.lane(o).Deliver(makeEvents(1)).Publish(t.Context())
-	wantGap(t, err)
-}
-
-func TestAdoptionTurnsTheUnsettledIntoDoubt(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	s, p := f.lane(o), f.sink.Lane(stream, o, partLane(4, 7))
-	events := makeEvents(10)
-	first := f.publish(s, events[:3]...)
-	f.publish(p, events[3:6]...)
-	f.publish(s, events[6:8]...)
-	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 2}}))
-	f.publish(s, events[8])
-	f.wantDoubt(0)
-
-	o = f.adopted(2)
-	f.wantDoubt(4) // 3, 4, 5 of the part, 8 of the stream
-	if left := append(f.fields("l:"), f.fields("u:")...); len(left) != 0 {
-		t.Errorf("left in the gate: %q", left)
-	}
-	before := f.stored()
-	l := f.lane(o)
-	again := append(append([]*outbox.Record{}, events[3:6]...), events[8], events[9])
-	r := f.publish(l, again...)
-	if r.Suppressed != 4 {
-		t.Errorf("%d suppressed, want 4", r.Suppressed)
-	}
-	f.wantLast(r)
-	if got := f.stored(); len(got) != len(before)+1 {
-		t.Fatalf("%d entries, want %d", len(got), len(before)+1)
-	}
-	f.wantDoubt(0)
-	// Each is suppressed once: from now on they are events like any other.
-	if r := f.publish(l, events[3]); r.Suppressed != 0 {
-		t.Errorf("suppressed again")
-	}
-	if n := f.metric("outbox_suppressed_total", "reason", "doubt"); n != 4 {
-		t.Errorf("counted %v suppressed, want 4", n)
-	}
-	if first.Number != 1 {
-		t.Errorf("number %d", first.Number)
-	}
-}
-
-// Suppressed events that are not settled stay in doubt after the next adoption.
-func TestDoubtSurvivesAdoptionAfterAdoption(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	events := makeEvents(700)
-	r := f.publish(f.lane(f.adopted(1)), events...)
-	f.wantLast(r)
-	for epoch := int64(2); epoch <= 4; epoch++ {
-		o := f.adopted(epoch)
-		f.wantDoubt(len(events))
-		// The first half is taken out of doubt and comes back unsettled, the other half is not touched.
-		got := f.publish(f.lane(o), events[:350]...)
-		if got.Suppressed != 350 || got.Last != r.Last {
-			t.Fatalf("epoch %d: %d suppressed", epoch, got.Suppressed)
-		}
-		f.wantDoubt(350)
-	}
-	f.wantStored(events...)
-}
-
 func TestForgetDoubt(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -322,45 +67,6 @@ func TestForgetDoubt(t *testing.T) {
 		t.Errorf("%d fields left, want its owner and register, the numbers of events and of other entries, and the "+
 			"last of the events", n)
 	}
-}
-
-func TestClaimsOfAPart(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	ctx := t.Context()
-	o := f.adopted(1)
-	events := makeEvents(9)
-	five := f.sink.Lane(stream, o, partLane(3, 5))
-	f.publish(five, events[:2]...)
-	f.publish(five, events[2:4]...)
-	five.Settled(1)
-	f.publish(five, events[4])
-
-	// Same claim, another nonce; an older claim.
-	_, err := f.sink.Lane(stream, o, partLane(3, 5)).Deliver(events[8:]).Publish(ctx)
-	wantFenced(t, err, 1)
-	_, err = f.sink.Lane(stream, o, partLane(3, 4)).Deliver(events[8:]).Publish(ctx)
-	wantFenced(t, err, 1)
-
-	// A later claim inherits what claim 5 left unsettled: its batches 2 and 3, events 2, 3, 4.
-	six := f.sink.Lane(stream, o, partLane(3, 6))
-	r := f.publish(six, events[2], events[5])
-	if r.Number != 1 || r.Suppressed != 1 {
-		t.Fatalf("receipt %+v, want event 2 suppressed under number 1", r)
-	}
-	f.wantDoubt(2)
-	_, err = five.Deliver(events[8:]).Publish(ctx)
-	wantFenced(t, err, 1)
-	// Other parts are not concerned.
-	if r := f.publish(f.sink.Lane(stream, o, partLane(4, 1)), events[6]); r.Number != 1 {
-		t.Fatalf("receipt %+v", r)
-	}
-	f.wantStored(events[0], events[1], events[2], events[3], events[4], events[5], events[6])
-	r = f.publish(six, events[3], events[4], events[7])
-	if r.Suppressed != 2 {
-		t.Fatalf("receipt %+v, want 2 suppressed", r)
-	}
-	f.wantDoubt(0)
 }
 
 // A worker that claims a part again says which of its batches are settled: the gate puts the others in doubt. A gate
@@ -418,42 +124,6 @@ func TestAClaimFollowsAnother(t *testing.T) {
 	}
 }
 
-// A claim's doubt is younger than the adoption, so the adoption's end must not end it.
-func TestForgetDoubtKeepsWhatAClaimInherited(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	events := makeEvents(4)
-	f.publish(f.sink.Lane(stream, o, partLane(2, 1)), events[:2]...)
-	two := f.sink.Lane(stream, o, partLane(2, 2))
-	f.publish(two, events[2])
-	f.wantDoubt(2)
-	f.must(f.sink.ForgetDoubt(t.Context(), o, stream))
-	f.wantDoubt(2)
-	if r := f.publish(two, events[0], events[1], events[3]); r.Suppressed != 2 {
-		t.Fatalf("receipt %+v, want 2 suppressed", r)
-	}
-	f.wantStored(events[0], events[1], events[2], events[3])
-}
-
-// The claim that left them may still report its batches settled, and then they are no longer in doubt.
-func TestSettledReachesWhatALaterClaimInherited(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	events := makeEvents(6)
-	one := partLane(2, 1)
-	l := f.sink.Lane(stream, o, one)
-	f.publish(l, events[:2]...)
-	f.publish(l, events[2:4]...)
-	f.publish(f.sink.Lane(stream, o, partLane(2, 2)), events[4])
-	f.wantDoubt(4)
-	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: one, Number: 1}}))
-	f.wantDoubt(2)
-	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: one, Number: 2}}))
-	f.wantDoubt(0)
-}
-
 func TestTheGateStaysSmall(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -477,35 +147,4 @@ func TestTheGateStaysSmall(t *testing.T) {
 	f.adopted(2)
 	f.wantDoubt(0)
 	f.wantStored(events...)
-}
-
-func TestConfirmKnowsItsBatches(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	ctx := t.Context()
-	o := f.adopted(1)
-	f.publish(f.lane(o), makeEvent())
-	five := partLane(3, 5)
-	f.publish(f.sink.Lane(stream, o, five), makeEvent())
-	mark := func(l outbox.Lane, n int64) []outbox.Mark {
-		return []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 1}, {Stream: stream, Lane: l, Number: n}}
-	}
-	f.must(f.sink.Confirm(ctx, o, nil))
-	f.must(f.sink.Confirm(ctx, o, mark(five, 1)))
-	wantGap(t, f.sink.Confirm(ctx, o, mark(five, 2)))
-	wantGap(t, f.sink.Confirm(ctx, o, mark(partLane(7, 1), 1)))
-	wantGap(t, f.sink.Confirm(ctx, o, mark(partLane(3, 6), 1)))
-	wantFenced(t, f.sink.Confirm(ctx, o, mark(partLane(3, 5), 1)), 1)
-	wantFenced(t, f.sink.Confirm(ctx, o, mark(partLane(3, 4), 1)), 1)
-	wantGap(t, f.sink.Confirm(ctx, o, append(mark(five, 1), outbox.Mark{
-		Stream: "outbox.other", Lane: five,
-		Number: 1,
-	})))
-	f.must(f.sink.Check(ctx, o, nil))
-	wantGap(t, f.sink.Check(ctx, o, []string{stream, "outbox.other"}))
-	canceled, cancel := context.WithCancel(ctx)
-	cancel()
-	if err := f.sink.Check(canceled, o, []string{stream}); err == nil {
-		t.Error("a canceled check says yes")
-	}
 }

@@ -1,6 +1,7 @@
 package sink_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -16,9 +17,12 @@ import (
 	"posthaste/sink"
 )
 
-// faults loses calls on their way to the server (nothing happens) or replies on their way back (it happened).
+// faults loses calls on their way to the server (nothing happens) or replies on their way back (it happened). hold
+// keeps the next call in held instead of sending it.
 type faults struct {
 	before, after atomic.Int32
+	hold          atomic.Bool
+	held          []any
 }
 
 func (h *faults) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -31,6 +35,15 @@ func (h *faults) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if name := cmd.Name(); name != "evalsha" && name != "eval" {
 			return next(ctx, cmd)
+		}
+		if h.hold.Swap(false) {
+			for _, a := range cmd.Args() {
+				if b, ok := a.([]byte); ok {
+					a = bytes.Clone(b) // the lane uses its buffer again
+				}
+				h.held = append(h.held, a)
+			}
+			return io.EOF
 		}
 		if h.before.Add(-1) >= 0 {
 			return io.EOF

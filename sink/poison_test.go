@@ -2,7 +2,6 @@ package sink_test
 
 import (
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -101,38 +100,6 @@ func TestPoisonInAHalfFailedBatch(t *testing.T) {
 	last := makeEvent()
 	f.publish(l, last)
 	f.wantStored(events[4], last)
-}
-
-// With block-key, what comes after a parked event of its aggregate is parked too.
-func TestSkipTakesOthersAlong(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	l := f.lane(f.adopted(1))
-	f.do("SET", stream, "not a stream")
-	events := makeEvents(22) // aggregates repeat every seven events
-	d := l.Deliver(events)
-	if _, err := d.Publish(t.Context()); sink.Class(err) != "wrongtype" {
-		t.Fatalf("got %v, want wrongtype", err)
-	}
-	places := d.Skip(func(e *outbox.Record) bool { return e.AggregateID == events[0].AggregateID })
-	if !slices.Equal(places, []int{7, 14, 21}) {
-		t.Fatalf("places %v, want 7, 14, 21", places)
-	}
-	f.do("DEL", stream)
-	r, err := d.Publish(t.Context())
-	f.must(err)
-	var rest []*outbox.Record
-	for i, e := range events {
-		if i%7 != 0 {
-			rest = append(rest, e)
-		}
-	}
-	f.wantStored(rest...)
-	f.wantLast(r)
-	f.publish(l, events[0])
-	if places := d.Skip(nil); places != nil {
-		t.Errorf("a finished delivery skips %v", places)
-	}
 }
 
 func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {

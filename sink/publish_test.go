@@ -74,25 +74,6 @@ func TestYearsBeyondFourDigitsKeepTheirWidth(t *testing.T) {
 	}
 }
 
-func TestNumbersGoOnFromDeliveryToDelivery(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	l := f.lane(f.adopted(1))
-	events := makeEvents(6)
-	for i := range 3 {
-		if r := f.publish(l, events[2*i], events[2*i+1]); r.Number != int64(i+1) || r.Suppressed != 0 {
-			t.Fatalf("receipt %+v, want number %d", r, i+1)
-		}
-	}
-	if r := f.publish(l); r.Number != 3 || r.Last != "" {
-		t.Fatalf("receipt of nothing: %+v", r)
-	}
-	f.wantStored(events...)
-	if n := f.metric("outbox_publish_seconds"); n != 3 {
-		t.Errorf("%v calls observed, want 3", n)
-	}
-}
-
 func TestAFinishedDeliveryAnswersAgainWithoutACall(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

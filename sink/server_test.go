@@ -53,39 +53,6 @@ func (f *fixture) moved(l outbox.LanePublisher) {
 	})
 }
 
-// A restarted Redis may lack entries. No call publishes to it before the next Bind.
-func TestNothingIsPublishedToARestartedServer(t *testing.T) {
-	t.Parallel()
-	server := testenv.Redis(t)
-	f := bound(t, server.URL(), server)
-	first := f.bind()
-	o := f.adopted(1)
-	l := f.lane(o)
-	f.publish(l, makeEvents(3)...)
-	f.must(server.Kill())
-	f.must(server.Start(t.Context()))
-	f.moved(l)
-	if err := f.sink.Check(t.Context(), o, []string{stream}); !errors.Is(err, outbox.ErrMoved) ||
-		sink.Class(err) != "restarted" {
-		t.Errorf("a check: %v", err)
-	}
-	if err := f.sink.Adopt(t.Context(), stream, o, false); !errors.Is(err, outbox.ErrMoved) {
-		t.Errorf("an adoption: %v", err)
-	}
-	f.must(f.sink.Ready(t.Context())) // it is writable, which is all that Ready checks
-	if n := f.server.Client.XLen(t.Context(), stream).Val(); n != 3 {
-		t.Errorf("%d entries, want 3", n)
-	}
-	if second := f.bind(); second == first || second == "" {
-		t.Errorf("the server is %q, and was %q before its restart", second, first)
-	}
-	f.publish(f.lane(f.adopted(2)), makeEvents(1)...)
-	f.sink.Release()
-	f.must(server.Kill())
-	f.must(server.Start(t.Context()))
-	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Check(t.Context(), o, nil) })
-}
-
 // Nor is anything published to a server that was a replica in between and has another server's data, although its
 // connections remained open.
 func TestNothingIsPublishedToAServerPromotedInPlace(t *testing.T) {
@@ -115,57 +82,6 @@ func TestAUserWithoutINFO(t *testing.T) {
 	}
 	f.publish(f.lane(f.adopted(1)), makeEvents(1)...)
 	f.must(f.sink.Ready(t.Context()))
-}
-
-// Each claim of a part restarts its numbers, so they do not show that a gate has gone back. The number of events that
-// it has let through does.
-func TestAGateThatWentBackIsAGap(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	part := func(claim int64) outbox.LanePublisher { return f.sink.Lane(stream, o, partLane(3, claim)) }
-	f.publish(part(1), makeEvents(2)...)
-	old, err := f.server.Client.Dump(t.Context(), f.gate()).Result()
-	f.must(err)
-	f.publish(part(2), makeEvents(2)...)
-	f.do("DEL", f.gate())
-	f.must(f.server.Client.Restore(t.Context(), f.gate(), 0, old).Err())
-	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil); err != nil || states[0].Missing != 2 ||
-		!states[0].Gate {
-		t.Errorf("looked at: %+v, %v; want 2 missing", states, err)
-	}
-	if _, err := part(3).Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
-		t.Errorf("published through a gate of an earlier time: %v", err)
-	}
-	o = f.adopted(2) // it was noticed
-	f.publish(part(4), makeEvents(1)...)
-}
-
-// A stream that was deleted while its gate was not is noticed once.
-func TestADeletedStreamIsAGap(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	l := f.lane(f.adopted(1))
-	f.publish(l, makeEvents(2)...)
-	f.do("XTRIM", stream, "MAXLEN", "0") // empty is not deleted
-	f.publish(l, makeEvents(2)...)
-	f.do("DEL", stream)
-	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil); err != nil || states[0].Last != "" ||
-		!states[0].Gate ||
-		!states[0].Forgot {
-		t.Errorf("looked at: %+v, %v", states, err)
-	}
-	if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); !errors.Is(err, outbox.ErrGap) {
-		t.Errorf("published: %v", err)
-	}
-	l = f.lane(f.adopted(2))
-	if states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil); err != nil || states[0].Forgot {
-		t.Errorf("noticed again: %+v, %v", states, err)
-	}
-	f.publish(l, makeEvents(2)...)
-	if n := f.server.Client.HGet(t.Context(), f.gate(), "n").Val(); n != "2" {
-		t.Errorf("the gate has let %s events through, want 2: it counts anew", n)
-	}
 }
 
 // addYounger adds an entry whose id is younger than that of any event.
@@ -239,31 +155,6 @@ func TestALostGateHidesNoLoss(t *testing.T) {
 			t.Errorf("%s: looked at: %+v, %v", name, states, err)
 		}
 	}
-}
-
-// The table has gone back if it lacks an entry that is settled. If it lacks only unsettled ones, the relay was killed.
-func TestLookNoticesATableThatWentBack(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	l := f.lane(f.adopted(1))
-	noted := map[string]string{stream: f.publish(l, makeEvents(2)...).Last}
-	back := func(want bool) {
-		t.Helper()
-		states, err := f.sink.Look(t.Context(), f.source, []string{stream}, noted)
-		if err != nil || states[0].Unknown != want {
-			t.Errorf("looked at: %+v, %v; want it to have gone back: %v", states, err, want)
-		}
-	}
-	back(false)
-	settled := f.publish(l, makeEvents(2)...)
-	back(false)
-	l.Settled(settled.Number)
-	f.publish(l, makeEvents(2)...) // tells the gate what is settled
-	back(true)
-	noted[stream] = settled.Last
-	back(false)
-	f.adopted(2) // they are in doubt
-	back(false)
 }
 
 // The stream's last entry belongs to another writer and is older than the last lost entry: which of the gate's entries

@@ -74,20 +74,6 @@ func TestTrimWithoutGroups(t *testing.T) {
 	f.wantTrimmed(29901)
 }
 
-func TestTrimStopsAtTheSlowestGroup(t *testing.T) {
-	t.Parallel()
-	f := trimming(t, sink.Options{MaxLen: 100}, 1000)
-	f.group("slow", "0")
-	f.group("quick", "0")
-	f.ack("quick", f.read("quick", 1000)...)
-	f.wantTrimmed(1)
-	f.ack("slow", f.read("slow", 200)...)
-	f.wantTrimmed(200)
-	if ids := f.read("slow", 1); ids[0] != "201-0" {
-		t.Fatalf("the slow group gets %v, want 201-0", ids)
-	}
-}
-
 func TestTrimStopsAtThePending(t *testing.T) {
 	t.Parallel()
 	f := trimming(t, sink.Options{MaxLen: 100}, 1000)

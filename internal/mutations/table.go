@@ -21,17 +21,17 @@ var mutations = []mutation{
 	{
 		safeguard: "batches are numbered", about: "any number is taken",
 		file: "sink/lua/publish.lua", old: "elseif number ~= last + 1 then", replacement: "elseif false then",
-		pkg: "./sink", test: "TestALateCallPublishesNothing",
+		pkg: "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "a half-failed script continues where it stopped", about: "it begins again",
 		file: "sink/lua/publish.lua", old: "from = math.floor(#kept / ID)", replacement: "from = 0",
-		pkg: "./sink", test: "TestAHalfFailedScriptGoesOnWhereItStopped",
+		pkg: "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "events in doubt are not published again", about: "doubt is not checked",
 		file: "sink/lua/publish.lua", old: "  if doubted[i] then", replacement: "  if false then",
-		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
+		pkg: "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "a claim inherits what the one before left", about: "it does not",
@@ -50,20 +50,20 @@ var mutations = []mutation{
 	{
 		safeguard: "a gate that went back in time is noticed", about: "it may know of less",
 		file: "sink/lua/publish.lua", old: "if n < least then return {'GAP'} end", replacement: "",
-		pkg: "./sink", test: "TestAGateThatWentBackIsAGap",
+		pkg: "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "older owners are fenced", about: "any epoch may publish",
 		file:        "sink/lua/gate.lua",
 		old:         "if theirs > mine or (theirs == mine and n ~= nonce) then return {'FENCED', int(theirs)} end",
-		replacement: "", pkg: "./sink", test: "TestOlderOwnersAreFenced",
+		replacement: "", pkg: "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "a lost gate is a gap", about: "a missing gate has no owner",
 		file:        "sink/lua/gate.lua",
 		old:         "if not owner then return {'GAP'} end",
 		replacement: "if not owner then return nil end", pkg: "./sink",
-		test: "TestALateCallPublishesNothing",
+		test: "TestRedisConforms",
 	},
 	{
 		safeguard: "a younger entry hides no loss", about: "the last id is enough",
@@ -94,7 +94,7 @@ var mutations = []mutation{
 	{
 		safeguard: "adoption turns what is unsettled into doubt", about: "it drops it",
 		file: "sink/lua/adopt.lua", old: "if kind == 'u:' then", replacement: "if false then",
-		pkg: "./sink", test: "TestAdoptionTurnsTheUnsettledIntoDoubt",
+		pkg: "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "nothing is published to a restarted server", about: "any process will do",
@@ -104,7 +104,7 @@ var mutations = []mutation{
 		replacement: `	}
 	return nil
 `,
-		pkg: "./sink", test: "TestNothingIsPublishedToARestartedServer",
+		pkg: "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "the configured durability is awaited", about: "it is not",
@@ -257,7 +257,7 @@ var mutations = []mutation{
 	{
 		safeguard: "a table that lacks what was settled is noticed", about: "it is not",
 		file: "sink/lua/look.lua", old: "and not unsettled[id] then", replacement: "and false then",
-		pkg: "./sink", test: "TestLookNoticesATableThatWentBack",
+		pkg: "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "a retried row is more than its number", about: "it is not",
@@ -301,7 +301,7 @@ var mutations = []mutation{
 	{
 		safeguard: "no older gate than the one seen is adopted", about: "what it had let through is not asked",
 		file: "sink/lua/adopt.lua", old: "and n >= least) then", replacement: ") then",
-		pkg: "./sink", test: "TestAGateThatIsOlderThanTheOneSeenIsNotAdopted",
+		pkg: "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "a gate that knows of less is not taken for intact", about: "it is",

@@ -38,25 +38,25 @@ type Servers interface {
 	// Release ends the binding, so that any server is accepted. It does no I/O.
 	Release()
 	// Alive is the sign of life of a leader or a candidate. If another process signs for source, and is neither m nor
-	// of m's server of Postgres, Alive changes nothing and returns its sign. A sign expires within seconds. before is
-	// the result of the previous call, nil for none; if the other process has signed again since, its sign lasts longer.
+	// of m's server of Postgres, Alive changes nothing and returns its sign. A sign expires in seconds, and later if
+	// before, the result of the previous call (nil for none), shows that the other process has signed again since.
 	Alive(ctx context.Context, source uuid.UUID, m outbox.Member, before *outbox.Sign) (*outbox.Sign, error)
 }
 
 // Gates raises and examines gates.
 type Gates interface {
-	// Look returns the states of streams and of the gates of a source, in the order of streams. It may have to read long
-	// in a stream that others write to. Each call to the server has a timeout, so ctx should only bound Look if the
-	// caller can continue without an answer. noted has, by stream, an entry that the table knows: a stream without it
-	// has lost events, whatever its gate knows. *ForeignError as for Adopt.
+	// Look returns the states of streams and of the gates of a source, in the order of streams. It may have to read
+	// long in a stream that others write to. Each call to the server has a timeout, so ctx should only bound Look if
+	// the caller can continue without an answer. noted has, by stream, an entry that the table knows: a stream without
+	// it has lost events, whatever its gate knows. *ForeignError as for Adopt.
 	Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) ([]outbox.StreamState, error)
 	// Missed counts streams that were found to be gone, as ErrGap is counted. It does no I/O.
 	Missed(streams int)
 	// Adopt gives the gate of stream the owner o and turns the events that earlier owners left unsettled into the doubt
 	// set: they are in the stream, and the next publish of each is suppressed. A gate that does not exist is created.
-	// intact: Look has found stream and gate intact, and Adopt changes nothing if that has changed or the gate is older.
-	// Errors: ErrGap for that; *FencedError when the gate has seen a later owner; *ForeignError when other databases
-	// publish to the stream, and they or this one do not share it.
+	// intact: Look has found stream and gate intact, and Adopt changes nothing if that has changed or the gate is
+	// older. Errors: ErrGap for that; *FencedError when the gate has seen a later owner; *ForeignError when other
+	// databases publish to the stream, and they or this one do not share it.
 	Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error
 	// ForgetDoubt empties the doubt set of stream, except for events that a claim has inherited from an earlier one.
 	ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error
@@ -68,8 +68,8 @@ type Gates interface {
 
 // Publisher publishes under an owner whose gates were raised.
 type Publisher interface {
-	// Lane opens a lane; it does no I/O. The same lane may be opened once only per owner and claim. The first publish of
-	// a claim fences the earlier ones of the part, and puts what they left unsettled in doubt.
+	// Lane opens a lane; it does no I/O. The same lane may be opened once only per owner and claim. The first publish
+	// of a claim fences the earlier ones of the part, and puts what they left unsettled in doubt.
 	Lane(stream string, o outbox.Owner, l outbox.Lane) outbox.LanePublisher
 	// Check returns nil if the gates of all streams still belong to o and are registered, and the streams have
 	// everything that the gates have let through; ErrGap or *FencedError otherwise, also if another stream cannot be
