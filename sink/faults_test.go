@@ -3,10 +3,8 @@ package sink_test
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -32,56 +30,6 @@ func (f *fixture) emptied() {
 	f.do("XGROUP", "CREATE", stream, "g", "$", "MKSTREAM")
 	f.do("XGROUP", "DESTROY", stream, "g")
 	f.do("HDEL", f.gate(), "last", "base")
-}
-
-func TestALostReplyPublishesOnce(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	p := testenv.NewLink(t, f.server.Addr())
-	s := f.through(p)
-	l := s.Lane(stream, o, streamLane(o))
-	first, events := makeEvents(2), makeEvents(50)
-	f.publish(l, first...)
-	p.Set(testenv.Trouble{LoseReplies: true})
-	d := l.Deliver(events)
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	if _, err := d.Publish(ctx); sink.Class(err) != "timeout" {
-		t.Fatalf("class %q of %v, want timeout", sink.Class(err), err)
-	}
-	testenv.Eventually(t, 20*time.Second, func() error { // what was sent arrives
-		if n := len(f.stored()); n < len(first)+len(events) {
-			return fmt.Errorf("%d entries", n)
-		}
-		return nil
-	})
-	f.wantStored(append(first, events...)...)
-	p.Set(testenv.Trouble{})
-	r := retry(t, d, "timeout", "connection")
-	f.wantStored(append(first, events...)...)
-	f.wantLast(r)
-	if r.Number != 2 {
-		t.Errorf("number %d, want 2", r.Number)
-	}
-}
-
-func TestAConnectionLostBeforeTheCallPublishesOnce(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	p := testenv.NewLink(t, f.server.Addr())
-	l := f.through(p).Lane(stream, o, streamLane(o))
-	events := makeEvents(10)
-	f.publish(l, events[:5]...)
-	p.Down()
-	d := l.Deliver(events[5:])
-	if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
-		t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
-	}
-	p.Up()
-	retry(t, d, "connection")
-	f.wantStored(events...)
 }
 
 func TestAConnectionCutInMidCommandPublishesOnce(t *testing.T) {
@@ -140,40 +88,6 @@ func TestAServerWithASmallBufferGetsSmallerBatches(t *testing.T) {
 		t.Errorf("%v calls for 3 MiB, want about 6", n)
 	}
 	f.wantStored(append(events, more...)...)
-}
-
-// A whole batch was executed but its reply got lost twice; its first half is then answered with the whole.
-func TestAHalvedRepeatIsAnsweredWithTheWhole(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	c, err := sink.NewClient(f.server.URL())
-	f.must(err)
-	defer c.Close()
-	h := &faults{}
-	c.AddHook(h)
-	s, _ := newSink(t, c, sink.Options{})
-	l := s.Lane(stream, o, streamLane(o))
-	events := makeEvents(100)
-	h.after.Store(2)
-	d := l.Deliver(events)
-	for range 2 {
-		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
-			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
-		}
-	}
-	f.wantStored(events...)
-	r := retry(t, d, "connection")
-	f.wantStored(events...)
-	f.wantLast(r)
-	if r.Number != 1 {
-		t.Errorf("number %d, want 1", r.Number)
-	}
-	next := makeEvent()
-	if r := f.publish(l, next); r.Number != 2 {
-		t.Errorf("number %d, want 2", r.Number)
-	}
-	f.wantStored(append(events, next)...)
 }
 
 // holdBack keeps the first calls instead of sending them, and reports each as a lost connection.

@@ -16,7 +16,7 @@ var mutations = []mutation{
 	{
 		safeguard: "a lost reply publishes once", about: "the gate does not keep its answer",
 		file: "sink/lua/publish.lua", old: "if number == last and last > 0 then", replacement: "if false then",
-		pkg: "./sink", test: "TestALostReplyPublishesOnce",
+		pkg: "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "batches are numbered", about: "any number is taken",
@@ -174,7 +174,7 @@ var mutations = []mutation{
 		file:        "sink/lua/publish.lua",
 		old:         "if of < claim and c < of or l < known then",
 		replacement: "if false then",
-		pkg:         "./sink", test: "TestAClaimFollowsAnother",
+		pkg:         "./sink", test: "TestRedisConforms",
 	},
 	{
 		safeguard: "a drain publishes nothing newer than its pass", about: "it publishes what is visible",
