@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -82,6 +83,7 @@ func (o *Options) validate() error {
 	check(o.Group != "", "no group")
 	check(o.Handler != nil, "no handler")
 	check((len(o.Streams) > 0) != (o.Prefix != ""), "either streams or a prefix must be given")
+	check(!slices.Contains(o.Streams, ""), "the name of a stream is empty")
 	for _, n := range []int{o.Workers, o.Window, o.MaxAttempts} {
 		check(n >= 0, "workers, window and attempts cannot be negative")
 	}

@@ -128,9 +128,6 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	relay := w.spawn("relay", "--stream-maxlen=5")
 	as("posthaste_api")
 	api := w.spawn("serve")
-	as("posthaste_consumer")
-	consumer := w.spawn("consume", "--group=g", "--stream=outbox.order", "--stream=outbox.credits")
-	ordered := w.spawn("consume", "--group=o", "--ordered", "--stream=outbox.order")
 	relay.waitReady(t, http.StatusOK, "")
 	user := uuid.NewString()
 	// The functions are missing, as on a new primary. serve may not load them; the relay does.
@@ -145,6 +142,17 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	}
 	post("/add/"+user, uuid.NewString(), `{"amount":10}`, http.StatusOK)
 	post("/deduct/"+user, uuid.NewString(), `{"amount":3}`, http.StatusOK)
+	testenv.Eventually(t, 20*time.Second, func() error { // a consumer does not begin before its streams exist
+		for _, stream := range []string{"outbox.order", "outbox.credits"} {
+			if n, err := w.oracle.Redis.Exists(ctx, stream).Result(); err != nil || n == 0 {
+				return fmt.Errorf("no stream %s: %w", stream, err)
+			}
+		}
+		return nil
+	})
+	as("posthaste_consumer")
+	consumer := w.spawn("consume", "--group=g", "--stream=outbox.order", "--stream=outbox.credits")
+	ordered := w.spawn("consume", "--group=o", "--ordered", "--stream=outbox.order")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if !ordered.logged("order.created") {
 			return fmt.Errorf("no order.created in the ordered group: %s", ordered.output())

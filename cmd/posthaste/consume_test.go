@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -54,6 +55,30 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 	if code := c.cmd.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("exit %d after SIGTERM", code)
 	}
+}
+
+// A wrong name of a stream is an error, and no stream or group is made for it, whether there are other streams or not.
+func TestConsumeOfAStreamThatDoesNotExist(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, others := range []string{"none yet", "outbox.order"} {
+		before := keysOf(t, w)
+		w.once("consume", "--group=g", "--stream=outbox.nope").oneLine(t, exitBadUsage, "no such stream; there are "+others)
+		w.once("consume", "--group=g", "--stream=").oneLine(t, exitBadUsage, "the name of a stream is empty")
+		if got := keysOf(t, w); !slices.Equal(got, before) {
+			t.Errorf("keys %q were made", got)
+		}
+		w.addEvents("outbox.order", 1)
+	}
+}
+
+// keysOf returns the keys of the world's Redis, ascending.
+func keysOf(t *testing.T, w *world) []string {
+	t.Helper()
+	keys, err := w.redis.Client.Keys(t.Context(), "*").Result()
+	must(t, err)
+	slices.Sort(keys)
+	return keys
 }
 
 // Two consume processes in one group are killed alternately under load. Every event is printed at least once, and

@@ -25,6 +25,9 @@ type ConsumeOptions struct {
 	Ordered bool
 	// ClaimIdle is how long an entry may be pending before another consumer claims it. 0: as the library.
 	ClaimIdle time.Duration
+
+	// waits makes a consumer wait for the first of all streams.
+	waits bool
 }
 
 // Consume prints one JSON line per event to out until ctx ends. It acknowledges an entry only after its line was
@@ -62,6 +65,9 @@ func (c Config) consume(ctx context.Context, o ConsumeOptions, m member, log *sl
 	cons, err := consumer.New(options)
 	if err != nil {
 		return cli.Usage(err.Error())
+	}
+	if err := c.checkStreams(ctx, client, o, log); err != nil {
+		return err
 	}
 	if c.AdminAddr == "" {
 		return cons.Run(ctx)

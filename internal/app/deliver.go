@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/redis/go-redis/v9"
+
 	"posthaste/consumer"
 	"posthaste/internal/cli"
 	"posthaste/internal/deliver"
@@ -43,12 +45,10 @@ func Deliver(ctx context.Context, c Config, o ConsumeOptions, d deliver.Options,
 	if err != nil {
 		return cli.Usage(err.Error())
 	}
-	if err := c.checkStreams(ctx, o.Streams, log); err != nil {
-		return err
-	}
 	if d.SecretFile == "" {
 		log.Warn("requests are not signed: the receiver cannot verify them", "remedy", "set --secret-file")
 	}
+	o.waits = true
 	err = c.consume(ctx, o, member{reg, sender.Handle, tlsfile.Collector{"receiver": d.TLS}}, log)
 	select {
 	case why := <-gone:
@@ -58,20 +58,15 @@ func Deliver(ctx context.Context, c Config, o ConsumeOptions, d deliver.Options,
 	}
 }
 
-// checkStreams returns an error for a named stream that does not exist, while other streams do, or that lacks the
-// prefix: its name is probably wrong. If Redis does not answer, it returns nil, because the consumer waits for Redis.
-func (c Config) checkStreams(ctx context.Context, names []string, log *slog.Logger) error {
-	if len(names) == 0 {
-		return nil
-	}
+// checkStreams returns an error for a named stream that does not exist. If o.waits, it only logs a name that has the
+// prefix while no stream exists: the name is probably right. If Redis does not answer, it returns nil, because the
+// consumer waits for Redis.
+func (c Config) checkStreams(
+	ctx context.Context, client redis.UniversalClient, o ConsumeOptions, log *slog.Logger,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, OneShotTimeout)
 	defer cancel()
-	client, err := c.ReaderClient(ctx)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	for _, name := range names {
+	for _, name := range o.Streams {
 		n, err := client.Exists(ctx, name).Result()
 		spread, spreadErr := consumer.Bases(ctx, client, []string{name + ".0"})
 		if err != nil || spreadErr != nil || n > 0 || len(spread) > 0 {
@@ -82,13 +77,14 @@ func (c Config) checkStreams(ctx context.Context, names []string, log *slog.Logg
 			continue
 		}
 		others = slices.DeleteFunc(others, func(s string) bool { return !strings.HasPrefix(s, c.StreamPrefix) })
-		if len(others) > 0 || !strings.HasPrefix(name, c.StreamPrefix) {
-			found := strings.Join(others[:min(len(others), 10)], ", ")
-			return cli.Usage(fmt.Sprintf("--stream=%s: no such stream; there are %s. A stream appears with its first "+
-				"event; without --stream, every stream that begins with %s is read", name,
-				cmp.Or(found, "none yet"), c.StreamPrefix))
+		if o.waits && len(others) == 0 && strings.HasPrefix(name, c.StreamPrefix) {
+			log.Warn("the stream does not exist yet: it appears with its first event", "stream", name)
+			continue
 		}
-		log.Warn("the stream does not exist yet: it appears with its first event", "stream", name)
+		found := strings.Join(others[:min(len(others), 10)], ", ")
+		return cli.Usage(fmt.Sprintf("--stream=%s: no such stream; there are %s. A stream appears with its first "+
+			"event; without --stream, every stream that begins with %s is read", name, cmp.Or(found, "none yet"),
+			c.StreamPrefix))
 	}
 	return nil
 }
