@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 
 	"github.com/alecthomas/kong"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -36,12 +37,17 @@ func (e *env) open(
 	})
 }
 
-// audited makes a change and writes its audit entries. Without a pool, it only logs them.
+// audited makes a change and writes its audit entries. Without a pool, it only logs them. On a terminal, whose user
+// sees the command's own output, it logs no entry that is in the table.
 func (e *env) audited(
 	ctx context.Context, pool *pgxpool.Pool, action string, args audit.Detail,
 	change func(ctx context.Context) (audit.Detail, error),
 ) error {
-	return audit.New(pool, e.config.LoggerTo(e.Stderr)).Do(ctx, audit.Terminal(), action, args, change)
+	config := e.config
+	if pool != nil && cli.IsTerminal(e.Stderr) {
+		config.LogLevel = slog.LevelError
+	}
+	return audit.New(pool, config.LoggerTo(e.Stderr)).Do(ctx, audit.Terminal(), action, args, change)
 }
 
 // confirmed is audited after the user's confirmation, and within the time limit of a short command from then on. ctx is

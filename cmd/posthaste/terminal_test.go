@@ -32,7 +32,7 @@ func (w *world) onTerminal(columns int, args ...string) (*program, *os.File) {
 	must(w.t, err)
 	person, tty := testenv.Terminal(w.t, columns)
 	p := &program{done: make(chan struct{})}
-	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
+	args = append(w.args("--log-level=error", "--admin-addr="), args...)
 	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
 	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0", "TERM=xterm", "NO_COLOR=")
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = tty, tty, tty
@@ -75,6 +75,20 @@ func TestQuestionsAreInterrupted(t *testing.T) {
 	}
 	if testenv.Value[*string](t, w.db, "SELECT to_regclass('orders')::text") == nil {
 		t.Error("the tables are gone")
+	}
+}
+
+// A terminal shows the result of a change, without the line for the log. The entry is in the table.
+func TestChangesAreNotLoggedOnATerminal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p, _ := w.onTerminal(200, "mode", "poll", "--log-level=info")
+	<-p.done
+	if got := p.text(); strings.Contains(got, "audit") || !strings.HasSuffix(got, "desired poll, active standby\r\n") {
+		t.Errorf("printed %q", got)
+	}
+	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM posthaste_audit"); n != 2 {
+		t.Errorf("%d audit entries", n)
 	}
 }
 
