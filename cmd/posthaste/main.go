@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"reflect"
+	"strings"
 	"syscall"
 	"time"
 
@@ -106,7 +107,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	line.Given = flagsOf(kctx)
 	settings := line.Settings
-	if kctx.Command() == "healthcheck" {
+	if strings.HasPrefix(kctx.Command(), "healthcheck") {
 		settings = settings.OfAdminListener()
 	}
 	config, err := settings.Parse()

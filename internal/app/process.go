@@ -28,7 +28,7 @@ import (
 
 // Admin addresses that the processes use by default.
 const (
-	DefaultServeAdmin = "127.0.0.1:9090"
+	defaultServeAdmin = "127.0.0.1:9090"
 	defaultRelayAdmin = "127.0.0.1:9091"
 )
 

@@ -34,7 +34,7 @@ type Serve struct {
 // NewServe builds the API, which connects in Run. It has bound its listeners, so the caller must call Run or Close.
 func NewServe(ctx context.Context, c Config, log *slog.Logger) (*Serve, error) {
 	if c.AdminAddr == "" {
-		c.AdminAddr = DefaultServeAdmin
+		c.AdminAddr = defaultServeAdmin
 	}
 	p := &Serve{process: newProcess(c, log)}
 	if err := p.build(ctx); err != nil {

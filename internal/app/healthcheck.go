@@ -1,0 +1,119 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"posthaste/internal/cli"
+	"posthaste/internal/tlsfile"
+)
+
+// Healthcheck asks a running process for its health.
+type Healthcheck struct {
+	// Addr is a URL, or the host:port of an admin listener. Without it, the address of the settings is asked, else the
+	// default ones of serve and relay.
+	Addr string
+	// Ready asks whether the process can do its work instead of whether it runs. A path in Addr is asked instead.
+	Ready bool
+	// Client is the certificate to present. Without one it is that of the admin listener.
+	Client tlsfile.Names
+}
+
+// Do prints the answer of the first process that answers. It uses HTTPS if the address or the certificate of the admin
+// listener in the settings requires it. Like the probes of Kubernetes, it does not verify the certificate: it sends no
+// secret, and the certificate need not be valid for 127.0.0.1. An answer other than 200 is cli.ErrSaid.
+func (h Healthcheck) Do(ctx context.Context, c Config, out io.Writer) error {
+	files, err := h.files(c)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return files.Dial(ctx, network, addr, true)
+		},
+	}}
+	addrs := []string{defaultServeAdmin, defaultRelayAdmin}
+	if h.Addr != "" {
+		addrs = []string{h.Addr}
+	} else if c.AdminAddr != "" {
+		addrs = []string{c.AdminAddr}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var silent []string
+	for _, addr := range addrs {
+		target, err := h.url(addr, c.AdminTLS != nil)
+		if err != nil {
+			return err
+		}
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			var of *url.Error
+			if errors.As(err, &of) {
+				err = of.Err // without the URL, which follows
+			}
+			silent = append(silent, fmt.Sprintf("%s (%v)", target, err))
+			continue
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		fmt.Fprintf(out, "%d %s\n", resp.StatusCode, strings.TrimSpace(string(body)))
+		if resp.StatusCode != http.StatusOK {
+			return cli.ErrSaid
+		}
+		return nil
+	}
+	return fmt.Errorf("no answer from %s: start the process, or pass the address of its admin listener "+
+		"(posthaste healthcheck http://HOST:PORT, or --admin-addr)", strings.Join(silent, " or "))
+}
+
+// url returns what is asked at an address. An address without a host, or with one that stands for all, is this
+// machine's.
+func (h Healthcheck) url(addr string, secure bool) (string, error) {
+	u := &url.URL{Scheme: "http", Host: addr}
+	if secure {
+		u.Scheme = "https"
+	}
+	if strings.Contains(addr, "://") {
+		var err error
+		if u, err = url.Parse(addr); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			return "", cli.Usage(fmt.Sprintf("address %q: want host:port, or http://host:port", addr))
+		}
+	} else if _, _, err := net.SplitHostPort(addr); err != nil {
+		return "", cli.Usage(fmt.Sprintf("address %q: %v", addr, err))
+	}
+	if ip := net.ParseIP(u.Hostname()); u.Hostname() == "" || ip != nil && ip.IsUnspecified() {
+		u.Host = net.JoinHostPort("127.0.0.1", u.Port())
+	}
+	if strings.Trim(u.Path, "/") == "" {
+		u.Path = map[bool]string{false: "/healthz", true: "/readyz"}[h.Ready]
+	}
+	return u.String(), nil
+}
+
+// files returns the client certificate to present.
+func (h Healthcheck) files(c Config) (*tlsfile.Files, error) {
+	if h.Client == (tlsfile.Names{}) && c.AdminTLS != nil {
+		return c.AdminTLS, nil
+	}
+	if (h.Client.Cert == "") != (h.Client.Key == "") {
+		return nil, cli.Usage("--cert and --key need each other")
+	}
+	files, err := tlsfile.Load(h.Client)
+	if err != nil {
+		return nil, cli.Usage(err.Error())
+	}
+	return files, nil
+}
