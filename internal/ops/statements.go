@@ -23,7 +23,7 @@ var query = statement.In(queryFiles)
 // traceRow is one place in Postgres where an id was found.
 type traceRow struct {
 	At    time.Time
-	Place string // order, outbox, published, dead
+	Place string // order, waiting, settled, dead
 	// ID is the order's or the event's id.
 	ID, Detail  string
 	TraceParent string
@@ -34,6 +34,8 @@ type traceRow struct {
 	// loss was noticed.
 	Restored string
 	Since    time.Time
+	// Type is the event's type, "" for an order.
+	Type string
 }
 
 // traceRowsOf finds an event id, an order id or any aggregate id in orders, outbox, history and parked events. It

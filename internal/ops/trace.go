@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,13 +19,18 @@ import (
 
 // Step is one place where a traced id was found.
 type Step struct {
-	// At is zero for a consumer group: Redis does not record when an entry was acknowledged.
-	At    time.Time `json:"at"`
-	Place string    `json:"place"`
+	// At is zero for a consumer group, and for an entry that is not found: Redis does not record when an entry was
+	// acknowledged or trimmed.
+	At time.Time `json:"at,omitzero"`
+	// Place is order, inserted, waiting, in stream, settled, dead, or "group" and the name of a consumer group.
+	Place string `json:"place"`
 	// ID is the id of the event or the order.
 	ID          string `json:"id"`
 	Detail      string `json:"detail"`
 	TraceParent string `json:"traceparent,omitempty"`
+
+	// order is the time by which steps are sorted: At, or that of the step that this one follows.
+	order time.Time
 }
 
 // OrderID returns the id of the order that the user placed under an idempotency key, given in its stored form.
@@ -45,7 +51,7 @@ var ErrUnknownID = errors.New("this id is unknown: it never existed, or its hist
 const traceRows = 200
 
 // Trace follows an id (of an order, an event or any aggregate) through orders, outbox, history, dead events, streams
-// and consumer groups. Of an aggregate with many events it returns the newest. If Redis fails, it returns the rows of
+// and consumer groups, in the order of time. Of an aggregate with many events it returns the newest. If Redis fails, it returns the rows of
 // Postgres and the error. Without any step, the error is ErrUnknownID or that of the search.
 func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id string) ([]Step, error) {
 	rows, err := traceRowsOf(ctx, db, id, traceRows+1)
@@ -61,21 +67,29 @@ func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id stri
 		steps = append(steps,
 			Step{Place: "earlier", ID: id, Detail: fmt.Sprintf("left out: these are the newest %d", traceRows)})
 	}
-	for _, r := range rows {
-		steps = append(steps, Step{At: r.At, Place: r.Place, ID: r.ID, Detail: r.Detail, TraceParent: r.TraceParent})
-	}
 	pages := tracePages
+	var unread error
 	for _, r := range rows {
-		if r.UpTo == "" {
+		step := func(at time.Time, place, detail string) {
+			steps = append(steps, Step{
+				At: at, Place: place, ID: r.ID, Detail: detail, TraceParent: r.TraceParent, order: at,
+			})
+		}
+		if r.Type != "" {
+			step(r.Created, "inserted", r.Type)
+		}
+		step(r.At, r.Place, r.Detail)
+		if r.UpTo == "" || unread != nil {
 			continue
 		}
 		more, err := traceEntry(ctx, client, r, &pages)
 		if err != nil {
-			return steps, fmt.Errorf("read stream %q: %w", r.Stream, err)
+			unread = fmt.Errorf("read stream %q: %w", r.Stream, err)
 		}
 		steps = append(steps, more...)
 	}
-	return steps, nil
+	slices.SortStableFunc(steps, func(a, b Step) int { return a.order.Compare(b.order) })
+	return steps, unread
 }
 
 // Bounds of the search for the entries of a trace. entrySlack is the assumed difference of clocks.
@@ -128,16 +142,19 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, p
 		return nil, err
 	}
 	if entry == "" {
-		return []Step{{Place: "stream", ID: r.ID, Detail: r.Stream + " (not found: trimmed since)"}}, nil
+		return []Step{{
+			Place: "in stream", ID: r.ID, Detail: r.Stream + " (not found: trimmed since)", order: r.At,
+		}}, nil
 	}
 	found, err := client.XRange(ctx, r.Stream, entry, entry).Result()
 	if err != nil {
 		return nil, err
 	}
 	s := Step{
-		At: entryTime(entry), Place: "stream", ID: r.ID, Detail: r.Stream + " " + entry,
+		At: entryTime(entry), Place: "in stream", ID: r.ID, Detail: r.Stream + " " + entry,
 		TraceParent: r.TraceParent,
 	}
+	s.order = later(s.At, r.Created) // an entry's time has milliseconds only
 	if len(found) == 0 {
 		s.Detail += " (trimmed since)"
 		return []Step{s}, nil
@@ -156,14 +173,22 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, p
 		case err != nil:
 			return nil, err
 		case len(pending) > 0:
-			state = fmt.Sprintf("delivered to %s %d times, not acknowledged", pending[0].Consumer,
-				pending[0].RetryCount)
+			state = fmt.Sprintf("pending: delivered to %s %s, not acknowledged", pending[0].Consumer,
+				count(pending[0].RetryCount, "time"))
 		case outbox.CompareIDs(g.LastDeliveredID, entry) < 0:
 			state = "not delivered yet"
 		}
-		steps = append(steps, Step{Place: "group " + g.Name, ID: r.ID, Detail: state})
+		steps = append(steps, Step{Place: "group " + g.Name, ID: r.ID, Detail: state, order: later(s.order, r.At)})
 	}
 	return steps, nil
+}
+
+// later returns the later of two times.
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // entryTime returns the time in a stream entry's id.

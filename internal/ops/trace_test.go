@@ -24,7 +24,7 @@ func TestTraceOfAnyTime(t *testing.T) {
 			SELECT 'order', 'any', 'order.made', '{}', t::timestamptz FROM (VALUES `+at+`) v(t)`)
 		steps, err := ops.Trace(t.Context(), d.Pool, r.Client, "any")
 		must(t, err)
-		if _, err := json.Marshal(steps); err != nil || len(steps) < 4 {
+		if _, err := json.Marshal(steps); err != nil || len(steps) < 8 {
 			t.Errorf("%d steps: %v", len(steps), err)
 		}
 		d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode)
@@ -44,17 +44,17 @@ func TestTraceOfAnAggregateWithManyEvents(t *testing.T) {
 			FROM outbox_high`, n)
 	}
 	one := testenv.Value[string](t, d, "SELECT id::text FROM outbox_history WHERE seq = 7")
-	for id, want := range map[string]int{"large": 201, one: 1} {
+	for id, want := range map[string]int{"large": 401, one: 2} {
 		steps, err := ops.Trace(t.Context(), d.Pool, r.Client, id)
 		if err != nil || len(steps) != want {
 			t.Fatalf("%s: %d steps, error %v; want %d", id, len(steps), err, want)
 		}
-		if want == 1 {
+		if want == 2 {
 			continue
 		}
 		last := testenv.Value[string](t, d, "SELECT id::text FROM outbox_history WHERE seq = 1000")
-		if steps[0].Place != "earlier" || steps[200].ID != last || steps[1].At.After(steps[200].At) {
-			t.Errorf("it begins with %+v and ends with %+v", steps[0], steps[200])
+		if steps[0].Place != "earlier" || steps[400].ID != last || steps[1].At.After(steps[400].At) {
+			t.Errorf("it begins with %+v and ends with %+v", steps[0], steps[400])
 		}
 	}
 }
@@ -68,8 +68,8 @@ func TestTraceInTheLog(t *testing.T) {
 	events := map[string]string{}
 	for _, name := range []string{"one", "two", "parked", "waits"} {
 		if name == "waits" {
-			d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, mode, entries)
-				SELECT -1, 1, pg_current_snapshot(), last_value, 'cdc', '{"outbox.order": "9000000000000-7"}'
+			d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode, entries)
+				SELECT -1, 1, pg_current_snapshot(), last_value, to_timestamp(9100000000), 'cdc', '{"outbox.order": "9000000000000-7"}'
 				FROM outbox_seq_seq`)
 		}
 		events[name] = testenv.Value[string](t, d, `
@@ -91,18 +91,35 @@ func TestTraceInTheLog(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for _, command := range [][]any{
+		{"xgroup", "create", "outbox.order", "first", "$"}, {"xgroup", "create", "outbox.order", "other", "0"},
+		{"xgroup", "create", "outbox.order", "third", "0"},
+		{"xreadgroup", "group", "other", "c", "streams", "outbox.order", ">"},
+	} {
+		must(t, r.Client.Do(t.Context(), command...).Err())
+	}
 	for name, want := range map[string][]string{
-		"one":    {"published order.made by cdc, settled ", "stream outbox.order 9000000000000-7"},
-		"two":    {"published order.made by cdc, settled ", "stream outbox.order (not found"},
-		"parked": {"dead order.made: too large"},
-		"waits":  {"outbox order.made waits to be published"},
+		"one": {
+			"inserted order.made", "in stream outbox.order 9000000000000-7", "settled by cdc, ",
+			"group first acknowledged", "group other pending: delivered to c 1 time, not acknowledged",
+			"group third not delivered yet",
+		},
+		"two":    {"inserted order.made", "settled by cdc, ", "in stream outbox.order (not found"},
+		"parked": {"inserted order.made", "dead too large"},
+		"waits":  {"inserted order.made", "waiting not published yet"},
 	} {
 		for _, id := range []string{name, events[name]} {
 			steps, err := ops.Trace(t.Context(), d.Pool, r.Client, id)
 			if err != nil || len(steps) != len(want) {
 				t.Fatalf("%s: %+v, %v", name, steps, err)
 			}
+			if text, err := json.Marshal(steps); err != nil || strings.Contains(string(text), "0001-") {
+				t.Errorf("%s: %s, %v", name, text, err)
+			}
 			for i, s := range steps {
+				if i > 0 && !s.At.IsZero() && s.At.Before(steps[i-1].At) {
+					t.Errorf("%s: step %+v is before the previous one", name, s)
+				}
 				if !strings.HasPrefix(s.Place+" "+s.Detail, want[i]) || s.ID != events[name] {
 					t.Errorf("%s: step %+v, want %q", name, s, want[i])
 				}
