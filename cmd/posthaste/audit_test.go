@@ -17,8 +17,8 @@ import (
 
 // silent are the commands that change nothing that needs an audit entry.
 var silent = []string{
-	"migrate", "serve", "relay", "consume", "deliver", "status", "dead list", "audit", "groups list", "trace",
-	"bridge list",
+	"migrate", "serve", "relay", "consume", "deliver", "status", "dead list", "dead show", "audit", "groups list",
+	"trace", "streams list", "bridge list",
 	"doctor", "credits reconcile", "credits balance", "keygen", "healthcheck", "settings", "version", "help",
 	"completion", "bench drain", "bench latency", "bench orders", "dev", "demo", "prove", "shadow", "prove-consumer",
 	"gen-docs",

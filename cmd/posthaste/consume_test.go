@@ -63,7 +63,8 @@ func TestConsumeOfAStreamThatDoesNotExist(t *testing.T) {
 	w := newWorld(t)
 	for _, others := range []string{"none yet", "outbox.order"} {
 		before := keysOf(t, w)
-		w.once("consume", "--group=g", "--stream=outbox.nope").oneLine(t, exitBadUsage, "no such stream; there are "+others)
+		w.once("consume", "--group=g", "--stream=outbox.nope").
+			oneLine(t, exitBadUsage, "no such stream; there are "+others)
 		w.once("consume", "--group=g", "--stream=").oneLine(t, exitBadUsage, "the name of a stream is empty")
 		if got := keysOf(t, w); !slices.Equal(got, before) {
 			t.Errorf("keys %q were made", got)

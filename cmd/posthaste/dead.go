@@ -20,6 +20,7 @@ import (
 
 type deadCmd struct {
 	List  deadListCmd  `cmd:""`
+	Show  deadShowCmd  `cmd:""`
 	Retry deadRetryCmd `cmd:""`
 	Drop  deadDropCmd  `cmd:""`
 }
@@ -73,6 +74,38 @@ func (c deadListCmd) Run(ctx context.Context, e *env) error {
 					cli.Short(d.Error, 200),
 				}
 			})
+	})
+}
+
+type deadShowCmd struct {
+	ID      string `arg:"" help:"Event id."`
+	Payload bool   `help:"Print the payload, too."`
+	JSON    bool   `name:"json" help:"Print JSON."`
+}
+
+// Run shows a dead event: once for the relay, and once for each group that has given it up.
+func (c deadShowCmd) Run(ctx context.Context, e *env) error {
+	return e.withDead(ctx, func(ctx context.Context, d *ops.DeadIn) error {
+		streams, err := sql.ListStreams(ctx, d.Pool)
+		if err != nil {
+			return err
+		}
+		list, err := d.ShowDead(ctx, c.ID, e.config.StreamPrefix, outbox.Bases(streams), c.Payload)
+		switch {
+		case err != nil:
+			return cli.WithRedisRemedy(err)
+		case len(list) == 0:
+			return fmt.Errorf("no dead event has the id %q: see posthaste dead list", c.ID)
+		case c.JSON:
+			return e.JSON(list)
+		}
+		for i, one := range list {
+			if i > 0 {
+				fmt.Fprintln(e.Stdout)
+			}
+			err = errors.Join(err, e.DeadEvent(one))
+		}
+		return err
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
 )
@@ -61,6 +62,49 @@ func (w *world) waitIDs(stream string, ids ...string) {
 		return testenv.FailIf(strings.Join(have, " ") != strings.Join(ids, " "),
 			"%s has %v, want %v", stream, have, ids)
 	})
+}
+
+// Everything about a dead event is shown, that of the relay and that of a group; the payload on request only.
+func TestDeadShow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	id := uuid.NewString()
+	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, headers,
+		created_at, error, class, attempts)
+		VALUES ($1, 1, 'order', 'a', 'order.made', '{"card": "4111"}', '{"traceparent": "00-hidden"}', now(),
+		'too large', 'refused', 3)`, id)
+	must(t, w.redis.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: "dead.outbox.order", Values: []any{
+		"id", id, "type", "order.made", "subject", "a", "data", `{"card": "4111"}`, "headers", `{"tenant": "hidden"}`,
+		"dead_stream", "outbox.order", "dead_entry", "7-0", "dead_group", "mailer", "dead_error", "no mail",
+		"dead_attempts", "1", "dead_at", "2026-03-01T12:00:00.000000Z",
+	}}).Err())
+	r := w.once("dead", "show", id)
+	for _, want := range []string{
+		"source      relay\n", "dead after 3 attempts\n", "refused: too large\n", "headers     traceparent\n", "16 B\n",
+		"source      mailer\n", "outbox.order 7-0\n", "dead after 1 attempt\n", "consumer: no mail\n",
+		"2026-03-01T12:00:00Z",
+		"headers     tenant\n", "posthaste dead retry " + id + ", or posthaste dead drop " + id,
+	} {
+		if r.code != 0 || !strings.Contains(r.out, want) {
+			t.Errorf("exit %d, no %q:\n%s%s", r.code, want, r.out, r.errOut)
+		}
+	}
+	var list []struct {
+		Source  string
+		Payload map[string]string
+	}
+	payload := w.once("dead", "show", "--payload", "--json", id)
+	if err := json.Unmarshal([]byte(payload.out), &list); err != nil || len(list) != 2 ||
+		list[0].Payload["card"] != "4111" || list[1].Payload["card"] != "4111" {
+		t.Errorf("%v: %s", err, payload.out)
+	}
+	for _, args := range [][]string{{"dead", "show", id}, {"dead", "show", "--json", id}} {
+		if r := w.once(args...); strings.Contains(r.out, "4111") || strings.Contains(r.out, "hidden") {
+			t.Errorf("%q shows the payload or the value of a header: %s", args, r.out)
+		}
+	}
+	w.once("dead", "show", uuid.NewString()).oneLine(t, 1, "no dead event has the id")
+	w.once("dead", "show", "nonsense").oneLine(t, 1, "no dead event has the id")
 }
 
 func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {

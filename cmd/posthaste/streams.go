@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -15,14 +16,31 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
+	"posthaste/internal/ops"
 	"posthaste/sink"
 	"posthaste/sql"
 )
 
 type streamsCmd struct {
+	List   streamsListCmd   `cmd:""`
 	Drop   streamsDropCmd   `cmd:""`
 	Spread streamsSpreadCmd `cmd:""`
 	Leave  streamsLeaveCmd  `cmd:""`
+}
+
+type streamsListCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+// Run lists streams.
+func (c streamsListCmd) Run(ctx context.Context, e *env) error {
+	return e.withGroups(ctx, func(ctx context.Context, g *ops.GroupList) error {
+		list, err := g.Streams(ctx)
+		if c.JSON {
+			return errors.Join(err, e.JSON(append([]ops.StreamState{}, list...)))
+		}
+		return errors.Join(err, e.Streams(list))
+	})
 }
 
 type streamsSpreadCmd struct {

@@ -13,6 +13,44 @@ import (
 	"posthaste/internal/testenv"
 )
 
+// Streams are listed with their groups, also those that have no entries any more.
+func TestStreamsList(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if r := w.once("streams", "list"); r.code != 0 || !strings.Contains(r.out, "no streams") {
+		t.Errorf("without streams: exit %d: %s%s", r.code, r.out, r.errOut)
+	}
+	w.addEvents("outbox.order", 3)
+	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.gone', 'outbox.gone', 0)")
+	do(t, w.redis.Client, "xgroup", "create", "outbox.order", "g", "0")
+	r := w.once("streams", "list", "--json")
+	var list []struct {
+		Stream  string
+		Entries int
+		Last    *time.Time `json:"last_entry_at"`
+		Memory  int        `json:"memory_bytes"`
+		Groups  []struct {
+			Group string
+			Lag   int
+		}
+	}
+	if err := json.Unmarshal([]byte(r.out), &list); err != nil || len(list) != 2 {
+		t.Fatalf("exit %d, %v: %s%s", r.code, err, r.out, r.errOut)
+	}
+	gone, order := list[0], list[1]
+	if gone.Stream != "outbox.gone" || gone.Entries != 0 || gone.Last != nil || gone.Memory != 0 ||
+		len(gone.Groups) != 0 {
+		t.Errorf("a stream that is gone: %+v", gone)
+	}
+	if order.Entries != 3 || order.Last == nil || order.Memory <= 0 || len(order.Groups) != 1 ||
+		order.Groups[0].Group != "g" || order.Groups[0].Lag != 3 {
+		t.Errorf("a stream: %+v", order)
+	}
+	if r := w.once("streams", "list"); !strings.Contains(r.out, "g (3 unread, 0 pending)") {
+		t.Errorf("for people: %s", r.out)
+	}
+}
+
 // A stream deleted by the command stays deleted, under a relay and after its restart, and no loss is reported. A later
 // publish creates it again, and if it is then deleted in another way, it is restored.
 func TestStreamsDrop(t *testing.T) {

@@ -69,7 +69,7 @@ func (h Healthcheck) Do(ctx context.Context, c Config, out io.Writer) error {
 		}
 		defer resp.Body.Close()
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
-		fmt.Fprintf(out, "%d %s\n", resp.StatusCode, strings.TrimSpace(string(body)))
+		_, _ = fmt.Fprintf(out, "%d %s\n", resp.StatusCode, strings.TrimSpace(string(body)))
 		if resp.StatusCode != http.StatusOK {
 			return cli.ErrSaid
 		}

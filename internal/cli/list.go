@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/dustin/go-humanize"
 
@@ -39,6 +40,54 @@ func List[T any](o IO, asJSON bool, list []T, none, header string, row func(T) [
 	}
 	for _, v := range list {
 		Row(t, row(v)...)
+	}
+	return t.Flush()
+}
+
+// Streams prints streams, with how many entries each group has not read.
+func (o IO) Streams(list []ops.StreamState) error {
+	return List(o, false, list, "no streams: none has been published to", "STREAM\tENTRIES\tLAST ENTRY\tMEMORY\tGROUPS",
+		func(s ops.StreamState) []any {
+			last, memory, groups := "-", "unknown", make([]string, len(s.Groups))
+			if !s.Last.IsZero() {
+				last = humanize.Time(s.Last)
+			}
+			if s.Bytes >= 0 {
+				memory = ops.Size(s.Bytes)
+			}
+			for i, g := range s.Groups {
+				groups[i] = fmt.Sprintf("%s (%s unread, %s pending)", g.Name, Count(g.Lag), Count(g.Pending))
+			}
+			return []any{s.Stream, Count(s.Entries), last, memory, Short(strings.Join(groups, ", "), 200)}
+		})
+}
+
+// DeadEvent prints one dead event in lines of names and values.
+func (o IO) DeadEvent(d ops.DeadDetail) error {
+	t := Table(o.Stdout)
+	payload := "could not be read"
+	if d.PayloadBytes >= 0 {
+		payload = ops.Size(int64(d.PayloadBytes))
+	}
+	if d.Payload != nil {
+		payload += " " + string(d.Payload)
+	}
+	state := map[bool]string{false: "dead", true: "retrying"}[d.Retrying]
+	for _, row := range [][]any{
+		{"id", d.ID},
+		{"source", d.Source},
+		{"stream", strings.TrimSpace(d.Stream + " " + d.Entry)},
+		{"type", d.Type},
+		{"aggregate", d.AggregateType + "/" + d.AggregateID},
+		{"state", state + " after " + ops.CountOf(int64(d.Attempts), "attempt")},
+		{"error", d.Class + ": " + d.Error},
+		{"created", d.CreatedAt.UTC().Format(time.RFC3339Nano)},
+		{"dead since", d.DeadAt.UTC().Format(time.RFC3339Nano)},
+		{"headers", strings.Join(d.Headers, ", ")},
+		{"payload", payload},
+		{"to do", strings.Join(d.Remedy, ", or ")},
+	} {
+		Row(t, row...)
 	}
 	return t.Flush()
 }

@@ -383,7 +383,7 @@ func (a *assessment) groups() {
 				lost += g.Lost
 			}
 			p.Level, p.Runbook = Broken, "OutboxStreamTrimLoss"
-			p.Title = "Lost to group " + c.name + " on " + place + ": " + count(lost, "event")
+			p.Title = "Lost to group " + c.name + " on " + place + ": " + CountOf(lost, "event")
 			p.Why = "They were trimmed from the stream before the group had read them." + which
 			p.Remedy = "posthaste replay --stream=" + quoted(groups[0].Stream) +
 				" --since=… publishes them again from the history."
@@ -414,7 +414,7 @@ func onStreams(groups []sink.Group) (place, list string) {
 	if more := len(groups) - most; more > 0 {
 		names = append(names, humanize.Comma(int64(more))+" more")
 	}
-	return count(int64(len(groups)), "stream"), " Streams: " + strings.Join(names, ", ") + "."
+	return CountOf(int64(len(groups)), "stream"), " Streams: " + strings.Join(names, ", ") + "."
 }
 
 // pending describes what groups have not read or not acknowledged. After a deletion in the stream, Redis cannot count

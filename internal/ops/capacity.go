@@ -229,7 +229,7 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 	}
 	if length > 0 {
 		detail += fmt.Sprintf("; %s entries in %s take %s, %d bytes each", humanize.Comma(length),
-			count(int64(len(d.names)), "stream"), Size(bytes), bytes/length)
+			CountOf(int64(len(d.names)), "stream"), Size(bytes), bytes/length)
 		if most := d.config.StreamMaxlen * int64(len(d.names)); most > 0 {
 			detail += fmt.Sprintf("; at --stream-maxlen they take %s", Size(most*bytes/length))
 		}
@@ -254,7 +254,7 @@ func (d *doctor) sharing(ctx context.Context, client redis.UniversalClient) {
 	}
 	names := make([]string, 0, len(streams))
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
-		names = append(names, fmt.Sprintf("%s (%s)", name, count(int64(streams[name]), "stream")))
+		names = append(names, fmt.Sprintf("%s (%s)", name, CountOf(int64(streams[name]), "stream")))
 	}
 	d.add(SeverityOK, "shared streams", "", "%s", cmp.Or(strings.Join(names, ", "), "none yet"))
 }

@@ -27,7 +27,7 @@ func (r Compared) Lost() string {
 	case r.Missing < 0:
 		return "Redis lost an unknown number of settled events of " + r.Stream
 	}
-	return "Redis lost " + count(r.Missing, "settled event") + " of " + r.Stream
+	return "Redis lost " + CountOf(r.Missing, "settled event") + " of " + r.Stream
 }
 
 // Found describes the progress, or what was found apart from missing events, in a few words; "" for nothing.
@@ -38,12 +38,12 @@ func (r Compared) Found() string {
 	if r.Restored+r.Recalled+r.Phantoms == 0 {
 		return ""
 	}
-	found := []string{count(r.Restored, "event") + " of " + r.Stream}
+	found := []string{CountOf(r.Restored, "event") + " of " + r.Stream}
 	if r.Recalled > 0 {
 		found = append(found, humanize.Comma(r.Recalled)+" found there, and not published again")
 	}
 	if r.Phantoms > 0 {
-		found = append(found, count(r.Phantoms, "phantom"))
+		found = append(found, CountOf(r.Phantoms, "phantom"))
 	}
 	return strings.Join(found, ", ")
 }

@@ -3,8 +3,11 @@ package ops
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
+	"posthaste/internal/statement"
 	"posthaste/sql"
 )
 
@@ -64,6 +68,69 @@ func GroupDead(g consumer.DeadEntry, prefix string, bases map[string]string) Dea
 		AggregateID: g.Subject, Type: g.Type, Class: "consumer",
 		Error: g.Error, Attempts: g.Attempts, CreatedAt: g.At, DeadAt: g.At,
 	}
+}
+
+// DeadDetail is everything about a dead event.
+type DeadDetail struct {
+	Dead
+
+	// Stream is the event's stream, "" if the relay has published nothing yet. Entry is the event's entry in it, and is
+	// empty if the relay gave the event up.
+	Stream string `json:"stream"`
+	Entry  string `json:"entry_id,omitempty"`
+	// Headers are the names of the headers.
+	Headers []string `json:"headers"`
+	// PayloadBytes is -1 if the event's row could not be read. Payload is set on request only.
+	PayloadBytes int             `json:"payload_bytes"`
+	Payload      json.RawMessage `json:"payload,omitempty"`
+	// Remedy lists the commands that apply.
+	Remedy []string `json:"remedy" db:"-"`
+}
+
+// ShowDead returns what the relay and each group have about the dead event with the id, with its payload if payload is
+// set; nothing if the event is not dead.
+func (d *DeadIn) ShowDead(
+	ctx context.Context, id, prefix string, bases map[string]string, payload bool,
+) ([]DeadDetail, error) {
+	event, _ := uuid.Parse(id) // the id of a malformed entry may be any text
+	list, err := statement.Structs[DeadDetail](ctx, d.Pool, "show dead event", query("dead_show"), event, payload)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range d.Groups {
+		if !strings.EqualFold(g.EventID, id) {
+			continue
+		}
+		found, err := d.Client.XRange(ctx, g.DeadStream, g.DeadID, g.DeadID).Result()
+		if err != nil {
+			return list, err
+		}
+		if len(found) == 0 {
+			continue // retried or dropped since it was listed
+		}
+		text := func(name string) string { s, _ := found[0].Values[name].(string); return s }
+		one := DeadDetail{
+			Dead: GroupDead(g, prefix, bases), Stream: g.Stream, Entry: g.EntryID, PayloadBytes: len(text("data")),
+		}
+		var headers map[string]json.RawMessage
+		_ = json.Unmarshal([]byte(text("headers")), &headers) // an entry without headers has no such field
+		one.Headers = slices.Sorted(maps.Keys(headers))
+		if payload && json.Valid([]byte(text("data"))) {
+			one.Payload = json.RawMessage(text("data"))
+		}
+		list = append(list, one)
+	}
+	for i := range list {
+		switch one := &list[i]; {
+		case one.Retrying:
+			one.Remedy = []string{"posthaste trace " + id}
+		case one.PayloadBytes < 0:
+			one.Remedy = []string{"posthaste dead drop " + id}
+		default:
+			one.Remedy = []string{"posthaste dead retry " + id, "posthaste dead drop " + id}
+		}
+	}
+	return list, nil
 }
 
 // GroupsDead lists the dead events of consumer groups on the streams with the prefix, without payloads, which might

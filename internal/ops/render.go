@@ -128,7 +128,7 @@ func (v Verdict) Page() Page {
 	if more := len(out.Also) - maxAlso; more > 0 {
 		rest := out.Also[maxAlso]
 		out.Also = append(out.Also[:maxAlso], PageProblem{
-			Level: rest.Level, Title: "And " + count(int64(more), "more problem") + ".", Why: "See the tables below.",
+			Level: rest.Level, Title: "And " + CountOf(int64(more), "more problem") + ".", Why: "See the tables below.",
 		})
 	}
 	return out

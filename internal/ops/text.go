@@ -48,7 +48,8 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 // Size formats a number of bytes.
 func Size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
-func count(n int64, what string) string {
+// CountOf formats a number of things: "1 event", "2 events".
+func CountOf(n int64, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}

@@ -51,8 +51,8 @@ var ErrUnknownID = errors.New("this id is unknown: it never existed, or its hist
 const traceRows = 200
 
 // Trace follows an id (of an order, an event or any aggregate) through orders, outbox, history, dead events, streams
-// and consumer groups, in the order of time. Of an aggregate with many events it returns the newest. If Redis fails, it returns the rows of
-// Postgres and the error. Without any step, the error is ErrUnknownID or that of the search.
+// and consumer groups, in the order of time. Of an aggregate with many events it returns the newest. If Redis fails, it
+// returns the rows of Postgres and the error. Without any step, the error is ErrUnknownID or that of the search.
 func Trace(ctx context.Context, db sql.DB, client redis.UniversalClient, id string) ([]Step, error) {
 	rows, err := traceRowsOf(ctx, db, id, traceRows+1)
 	if err != nil {
@@ -174,7 +174,7 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, p
 			return nil, err
 		case len(pending) > 0:
 			state = fmt.Sprintf("pending: delivered to %s %s, not acknowledged", pending[0].Consumer,
-				count(pending[0].RetryCount, "time"))
+				CountOf(pending[0].RetryCount, "time"))
 		case outbox.CompareIDs(g.LastDeliveredID, entry) < 0:
 			state = "not delivered yet"
 		}

@@ -69,7 +69,8 @@ func TestTraceInTheLog(t *testing.T) {
 	for _, name := range []string{"one", "two", "parked", "waits"} {
 		if name == "waits" {
 			d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode, entries)
-				SELECT -1, 1, pg_current_snapshot(), last_value, to_timestamp(9100000000), 'cdc', '{"outbox.order": "9000000000000-7"}'
+				SELECT -1, 1, pg_current_snapshot(), last_value, to_timestamp(9100000000), 'cdc',
+					'{"outbox.order": "9000000000000-7"}'
 				FROM outbox_seq_seq`)
 		}
 		events[name] = testenv.Value[string](t, d, `
@@ -92,7 +93,8 @@ func TestTraceInTheLog(t *testing.T) {
 		}
 	}
 	for _, command := range [][]any{
-		{"xgroup", "create", "outbox.order", "first", "$"}, {"xgroup", "create", "outbox.order", "other", "0"},
+		{"xgroup", "create", "outbox.order", "first", "$"},
+		{"xgroup", "create", "outbox.order", "other", "0"},
 		{"xgroup", "create", "outbox.order", "third", "0"},
 		{"xreadgroup", "group", "other", "c", "streams", "outbox.order", ">"},
 	} {

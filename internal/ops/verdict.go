@@ -160,7 +160,7 @@ func (a *assessment) well() (sentence, line string) {
 	if p.Backlog.Rows == 0 {
 		return sentence + "; no event is waiting.", line
 	}
-	on := count(p.Backlog.Rows, "event")
+	on := CountOf(p.Backlog.Rows, "event")
 	if p.Backlog.AtLeast {
 		on = "at least " + on
 	}
