@@ -134,8 +134,8 @@ func (c groupsDropCmd) Run(ctx context.Context, e *env) error {
 		if group.Lag < 0 {
 			unread = "an unknown number of"
 		}
-		what := fmt.Sprintf("%s pending, %s unread and %s dead events", humanize.Comma(group.Pending), unread,
-			humanize.Comma(int64(len(dead))))
+		what := fmt.Sprintf("%s pending, %s unread and %s", humanize.Comma(group.Pending), unread,
+			ops.CountOf(int64(len(dead)), "dead event"))
 		if err := e.Confirm(ctx, c.Yes, fmt.Sprintf("Drop group %s of %s, and with it %s? Other groups keep theirs.",
 			c.Group, of, what)); err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
+	"posthaste/internal/ops"
 	"posthaste/sql"
 )
 
@@ -62,7 +63,7 @@ func (c phantomsCmd) ack(ctx context.Context, e *env, pool *pgxpool.Pool) error 
 	none := "no phantoms to acknowledge"
 	if len(list) > 0 {
 		none = ""
-		fmt.Fprintf(e.Stdout, "acknowledged: %s phantoms\n", humanize.Comma(int64(len(list))))
+		fmt.Fprintf(e.Stdout, "acknowledged: %s\n", ops.CountOf(int64(len(list)), "phantom"))
 	}
 	return c.print(e, list[:min(len(list), max(c.Limit, 0))], none)
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/dustin/go-humanize"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -79,6 +78,7 @@ func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 		if err != nil {
 			return cli.WithRedisRemedy(err)
 		}
+		entries := ops.CountOf(n, "entry")
 		var waiting []string
 		drop := func(ctx context.Context) (audit.Detail, error) {
 			source, known, err := sql.DropStream(ctx, pool, c.Stream)
@@ -91,13 +91,13 @@ func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 			waiting, err = sink.Drop(ctx, client, c.Stream, source)
 			return audit.Detail{"entries": n, "waiting": len(waiting)}, cli.WithRedisRemedy(err)
 		}
-		question := fmt.Sprintf("Delete stream %s with its %s entries and all of its consumer groups? Events that are "+
-			"not published yet will still be published to it.", c.Stream, humanize.Comma(n))
+		question := fmt.Sprintf("Delete stream %s with its %s and all of its consumer groups? Events that are "+
+			"not published yet will still be published to it.", c.Stream, entries)
 		args := audit.Detail{"stream": c.Stream}
 		if err := e.confirmed(ctx, c.Yes, question, pool, audit.StreamsDrop, args, drop); err != nil {
 			return err
 		}
-		said := fmt.Sprintf("stream %s is gone, with %s entries", c.Stream, humanize.Comma(n))
+		said := fmt.Sprintf("stream %s is gone, with %s", c.Stream, entries)
 		if len(waiting) > 0 {
 			said = fmt.Sprintf("%s is shared: it is deleted once streams drop also runs, within an hour, for: %s",
 				c.Stream, strings.Join(waiting, ", "))

@@ -18,7 +18,7 @@ func TestUninstallRefusesWhatWouldBeLost(t *testing.T) {
 		}
 	}
 	w.insert("order", "a", 1)
-	refused("1 events that are not published and 0 dead ones")
+	refused("1 unpublished event and 0 dead events")
 	r := w.relayIn("cdc")
 	refused("a relay leads")
 	w.waitEntries(1)
@@ -26,7 +26,7 @@ func TestUninstallRefusesWhatWouldBeLost(t *testing.T) {
 	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at,
 			error, class, attempts)
 		VALUES (gen_random_uuid(), 1, 'order', 'a', 'x', '{}', now(), 'x', 'x', 1)`)
-	refused("0 events that are not published and 1 dead ones")
+	refused("0 unpublished events and 1 dead event")
 	if res := w.once("uninstall", "--tables", "--yes", "--force"); res.code != 0 {
 		t.Errorf("exit %d: %s", res.code, res.errOut)
 	}

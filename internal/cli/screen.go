@@ -56,7 +56,7 @@ func (s Screen) Print(w io.Writer, coloured bool) error {
 	}
 	row("mode", "%s (desired %s)", s.Mode, s.Desired)
 	row("owner", "%s, epoch %d, since %s", cmp.Or(s.Owner, "nobody"), s.Epoch, humanize.Time(s.ChangedAt))
-	row("backlog", "%s events, oldest %s%s", humanize.Comma(s.Backlog.Rows),
+	row("backlog", "%s, oldest %s%s", ops.CountOf(s.Backlog.Rows, "event"),
 		ops.Rough(time.Duration(s.Backlog.OldestSeconds*float64(time.Second))), after(s.Trend))
 	switch slot := s.Slot; {
 	case !slot.Exists:

@@ -49,7 +49,7 @@ func (p *Tally) At(n int64) {
 // Done returns how much is done, in words.
 func (p *Tally) Done() string {
 	if p.total < 0 {
-		return humanize.Comma(p.n) + " events"
+		return ops.CountOf(p.n, "event")
 	}
 	return fmt.Sprintf("%s of %s events", humanize.Comma(p.n), humanize.Comma(p.total))
 }

@@ -53,6 +53,9 @@ func CountOf(n int64, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
+	if stem, ok := strings.CutSuffix(what, "ry"); ok {
+		return humanize.Comma(n) + " " + stem + "ries"
+	}
 	return humanize.Comma(n) + " " + what + "s"
 }
 

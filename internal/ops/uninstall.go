@@ -25,7 +25,7 @@ func (r Remains) Lost() string {
 	if r.Waiting == 0 && r.Dead == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d events that are not published and %d dead ones", r.Waiting, r.Dead)
+	return CountOf(r.Waiting, "unpublished event") + " and " + CountOf(r.Dead, "dead event")
 }
 
 // FindRemains reads what the database has. If the tables will be dropped, it returns an error for tables that are in

@@ -107,7 +107,7 @@ func (r *replaying) rest(
 			"for this rate", humanize.Comma(note.Total-note.Count), humanize.Comma(note.Total))
 		return note, err, err
 	}
-	said := fmt.Sprintf("replayed %s events in %s", humanize.Comma(res.Replayed), ops.Rough(res.Took))
+	said := fmt.Sprintf("replayed %s in %s", ops.CountOf(res.Replayed, "event"), ops.Rough(res.Took))
 	return note, nil, r.result(res, said)
 }
 
@@ -466,6 +466,6 @@ func (r *replaying) dryRun(ctx context.Context) error {
 			s.Stream, humanize.Comma(s.Events), stamp(s.First), stamp(s.Last), cmp.Or(r.options.To, s.Stream),
 		}
 	})
-	fmt.Fprintf(r.io.Stdout, "%s events would be replayed%s; nothing was done\n", humanize.Comma(total-out), already)
+	fmt.Fprintf(r.io.Stdout, "%s would be replayed%s; nothing was done\n", ops.CountOf(total-out, "event"), already)
 	return err
 }
