@@ -131,7 +131,7 @@ func Remedy(class string) string {
 	case "oom":
 		return "raise maxmemory, or shorten the streams"
 	case "readonly":
-		return "point the Redis URL at the primary"
+		return "point POSTHASTE_REDIS_URL at the primary"
 	case "misconf":
 		return "Redis cannot write its snapshot: look at its log and disk"
 	case "noreplicas":
@@ -139,13 +139,15 @@ func Remedy(class string) string {
 	case "noauth":
 		return redisurl.AuthRemedy
 	case "noperm":
-		return "grant the user the commands and keys it needs"
+		return "give the user the commands and keys it needs by ACL SETUSER: see docs/operations.md"
 	case "tls":
 		return "check the certificates: --redis-ca, --redis-cert and --redis-key, and that of Redis"
+	case classWrongType:
+		return "rename or delete this key: it is not a stream"
 	case "loading":
 		return "wait until Redis has loaded its data"
 	}
-	return "check that Redis runs and that the Redis URL is right"
+	return "check that Redis listens there, or set POSTHASTE_REDIS_URL"
 }
 
 func (s *Sink) durabilityExists(ctx context.Context, c *redis.Client) error {

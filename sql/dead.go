@@ -33,7 +33,7 @@ func CountDead(ctx context.Context, db DB) (n int64, err error) {
 }
 
 // ErrNotParked means that no dead event has the id.
-var ErrNotParked = errors.New("no dead event has this id")
+var ErrNotParked = errors.New("no dead event has this id: see posthaste dead list")
 
 // ErrUnreadable means that a dead event has no payload to publish: its row could not be read.
 var ErrUnreadable = errors.New("the event's row could not be read; it can only be dropped")

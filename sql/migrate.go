@@ -60,6 +60,9 @@ const versionTable = "posthaste_migrations"
 // ErrSchemaMissing means that the database has not been migrated.
 var ErrSchemaMissing error = schemaError{text: "the schema is missing or incomplete: run posthaste migrate"}
 
+// errSchemaBarred means that the role cannot see whether the database has been migrated.
+var errSchemaBarred error = schemaError{text: "this role may not use the schema: GRANT USAGE ON SCHEMA to it"}
+
 // ErrSchemaNewer means that a later version of posthaste has migrated the database. Waiting does not help, so its
 // Permanent method returns true.
 var ErrSchemaNewer error = schemaError{
@@ -260,9 +263,12 @@ func versions(ctx context.Context, db DB) (map[Line]int, error) {
 // CheckSchema compares the database's migrations with the embedded ones: nil, ErrSchemaMissing, ErrSchemaNewer, or an
 // error of the connection. The outbox line must exist; other lines that exist must be complete.
 func CheckSchema(ctx context.Context, db DB) error {
-	var exists bool
-	if err := db.QueryRow(ctx, query("schema_table_exists"), versionTable).Scan(&exists); err != nil {
+	var exists, barred bool
+	if err := db.QueryRow(ctx, query("schema_table_exists"), versionTable).Scan(&exists, &barred); err != nil {
 		return fmt.Errorf("look for the schema: %w", err)
+	}
+	if barred {
+		return errSchemaBarred
 	}
 	if !exists {
 		return ErrSchemaMissing

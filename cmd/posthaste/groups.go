@@ -37,7 +37,8 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 		return err
 	}
 	if err != nil {
-		fmt.Fprintln(e.Stderr, "posthaste: without Postgres only streams with the prefix are found:", err)
+		fmt.Fprintln(e.Stderr, "posthaste: without Postgres only streams with the prefix are found:",
+			cli.Line(err, e.config.RedisAddr()))
 	}
 	ctx, cancel := context.WithTimeout(ctx, app.OneShotTimeout)
 	defer cancel()
@@ -73,7 +74,8 @@ func (e *env) auditedOrSaid(
 	if err == nil || begun || ctx.Err() != nil || errors.Is(err, audit.ErrNoEntry) && sql.SQLState(err) != "" {
 		return err
 	}
-	fmt.Fprintln(e.Stderr, "posthaste: this is in the log only, and not in posthaste_audit:", err)
+	fmt.Fprintln(e.Stderr, "posthaste: this is in the log only, and not in posthaste_audit:",
+		cli.Line(err, e.config.RedisAddr()))
 	return e.confirmed(ctx, true, "", nil, action, args, change)
 }
 

@@ -18,7 +18,6 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
-	"posthaste/internal/ops"
 	"posthaste/internal/replay"
 	"posthaste/internal/shadow"
 )
@@ -130,7 +129,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return 0
 	}
 	if !errors.Is(err, cli.ErrSaid) {
-		text := ops.Printable(err.Error()) + cli.Remedy(err)
+		text := cli.Line(err, config.RedisAddr())
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			text = "interrupted"
 		}

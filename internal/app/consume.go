@@ -45,6 +45,9 @@ type member struct {
 
 // consume handles events until ctx ends. With an admin address it serves its metrics there until it has drained.
 func (c Config) consume(ctx context.Context, o ConsumeOptions, m member, log *slog.Logger) error {
+	if o.Group == "" {
+		return cli.Usage("--group is empty: want the name of a consumer group")
+	}
 	client, err := c.ReaderClient(ctx)
 	if err != nil {
 		return err

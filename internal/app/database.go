@@ -31,7 +31,7 @@ func (c Config) WithPool(ctx context.Context, do func(ctx context.Context, pool 
 // elsewhere.
 func (c Config) CheckSchema(ctx context.Context, pool *pgxpool.Pool) error {
 	err := sql.CheckSchema(ctx, pool)
-	if errors.Is(err, sql.ErrSchemaMissing) {
+	if errors.As(err, new(interface{ Condition() string })) {
 		return fmt.Errorf("database %q, --schema=%s: %w", pool.Config().ConnConfig.Database, c.Schema, err)
 	}
 	return err

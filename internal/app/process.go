@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -155,7 +156,12 @@ func (p *process) Close() {
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", addr, err)
+		var system *os.SyscallError
+		if errors.As(err, &system) {
+			err = system.Err
+		}
+		return nil, fmt.Errorf("listen on %s: %w: set another --http-addr or --admin-addr, or stop what uses it",
+			addr, err)
 	}
 	return l, nil
 }

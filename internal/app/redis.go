@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"net"
+	"strings"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
@@ -31,6 +32,15 @@ func (c Config) redisOptions(ctx context.Context, rawURL string) (*redis.Univers
 		return nil, cli.Usage("the Redis URL: " + err.Error())
 	}
 	return o, nil
+}
+
+// RedisAddr names the server or servers of the Redis URL for texts: host:port, separated by commas.
+func (c Config) RedisAddr() string {
+	o, err := redisurl.Parse(c.RedisURL)
+	if err != nil {
+		return "the Redis URL"
+	}
+	return strings.Join(o.Addrs, ",")
 }
 
 // modes caches the mode of each URL, so that all clients of a process agree, and an address that does not answer

@@ -221,13 +221,13 @@ func (p *parser) choice(name, value string, options ...string) string {
 			return value
 		}
 	}
-	p.bad(name, value, strings.Join(options, ", "))
+	p.bad(name, value, strings.Join(options[:len(options)-1], ", ")+" or "+options[len(options)-1])
 	return ""
 }
 
-func (p *parser) match(name, value string, re *regexp.Regexp) string {
+func (p *parser) match(name, value string, re *regexp.Regexp, want string) string {
 	if !re.MatchString(value) {
-		p.bad(name, value, "text like "+re.String())
+		p.bad(name, value, want)
 	}
 	return value
 }
@@ -306,19 +306,21 @@ func (s Settings) Parse() (Config, error) {
 		AdminReadToken: s.AdminReadToken, AdminHosts: p.hosts("admin-hosts", s.AdminHosts),
 		AdminOpen:     p.choice("admin-open", s.AdminOpen, "on", "off") == "on",
 		AdminProfiles: p.choice("admin-pprof", s.AdminPprof, "on", "off") == "on",
-		Schema:        p.match("schema", s.Schema, schemaPattern),
-		RelayName:     p.match("relay-name", cmp.Or(s.RelayName, relayNameOf(s.Schema)), relayNamePattern),
+		Schema:        p.match("schema", s.Schema, schemaPattern, "1 to 63 letters, digits or _, and no digit first"),
+		RelayName: p.match("relay-name", cmp.Or(s.RelayName, relayNameOf(s.Schema)), relayNamePattern,
+			"1 to 50 small letters, digits or _"),
 		Publication:   sql.Publication(s.Schema),
-		StreamPrefix:  p.match("stream-prefix", s.StreamPrefix, prefixPattern),
+		StreamPrefix:  p.match("stream-prefix", s.StreamPrefix, prefixPattern, "at most 64 letters, digits or _.:-"),
 		SharedStreams: p.choice("shared-streams", s.SharedStreams, "on", "off") == "on",
 		PubSub:        p.choice("pubsub", s.Pubsub, "on", "off") == "on",
-		ChannelPrefix: p.match("channel-prefix", s.ChannelPrefix, channelPattern),
-		History:       p.duration("history", s.History, 0),
-		Restore:       p.restore(s.Restore),
-		WALBudget:     p.size("wal-budget", s.WALBudget, 16<<20),
-		Window:        int(p.number("window", s.Window, 1, 10_000_000)),
-		WindowBytes:   int(p.size("window-bytes", s.WindowBytes, 1<<20)),
-		SweepWorkers:  int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
+		ChannelPrefix: p.match("channel-prefix", s.ChannelPrefix, channelPattern,
+			"at most 64 letters, digits or _.:-, and no _ first"),
+		History:      p.duration("history", s.History, 0),
+		Restore:      p.restore(s.Restore),
+		WALBudget:    p.size("wal-budget", s.WALBudget, 16<<20),
+		Window:       int(p.number("window", s.Window, 1, 10_000_000)),
+		WindowBytes:  int(p.size("window-bytes", s.WindowBytes, 1<<20)),
+		SweepWorkers: int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
 		Poison: relay.Poison(p.choice("poison", s.Poison, string(relay.PoisonSkip),
 			string(relay.PoisonBlockKey))),
 		TrimForce:    p.choice("trim", s.Trim, "acked", "force") == "force",

@@ -1,13 +1,15 @@
 package cli
 
 import (
+	"context"
 	"errors"
-	"fmt"
+	"net/url"
 	"strings"
 
-	"github.com/jackc/pgerrcode"
+	"github.com/redis/go-redis/v9"
 
-	"posthaste/outbox"
+	"posthaste/internal/ops"
+	"posthaste/internal/socket"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -36,27 +38,54 @@ func (e *UsageError) Error() string { return e.text }
 // Usage returns a *UsageError.
 func Usage(text string) error { return &UsageError{text} }
 
-// Remedy returns a remedy for an error of Postgres, to be appended to the error's text. It is empty if the text has
-// it.
-func Remedy(err error) string {
-	switch state := sql.SQLState(err); {
-	case state == pgerrcode.ReadOnlySQLTransaction, err != nil &&
-		strings.Contains(err.Error(), "recovery is in progress"):
-		return " (point --postgres-url at the primary)"
-	case state == pgerrcode.InsufficientPrivilege && !errors.As(err, new(*outbox.SlotError)):
-		return " (run it as a role with this right: see docs/operations.md)"
+// WithRedisRemedy marks an error as one of a call to Redis, for Line. It returns nil for nil.
+func WithRedisRemedy(err error) error {
+	if err == nil {
+		return nil
 	}
-	return ""
+	return ofRedis{err}
 }
 
-// WithRedisRemedy appends a remedy to an error of Redis. It returns nil for nil.
-func WithRedisRemedy(err error) error {
-	switch class := sink.Class(err); class {
-	case "", "other", "canceled", "fenced", "foreign", "gap", "restarted":
-		return OneLine(err)
-	default:
-		return fmt.Errorf("%w (%s)", OneLine(err), sink.Remedy(class))
+type ofRedis struct{ error }
+
+// Unwrap returns the error of Redis.
+func (e ofRedis) Unwrap() error { return e.error }
+
+// Line returns the one line that reports err: the problem, with what it concerns, and the remedy. redisAt names the
+// server or servers of the settings.
+func Line(err error, redisAt string) string {
+	problem, remedy := sql.Explain(err)
+	var request *url.Error
+	switch {
+	case problem != "":
+	case errors.As(err, &request):
+		if failure := socket.Failure(err); failure != "" {
+			problem, remedy = request.URL+" "+failure, "check the address, and that its process runs"
+		}
+	case errors.As(err, new(ofRedis)), errors.As(err, new(*sink.NotReadyError)), isReply(err):
+		problem, remedy = sink.Explain(err, redisAt)
+	case errors.Is(err, context.DeadlineExceeded):
+		step, _, _ := strings.Cut(err.Error(), ": timeout")
+		step, _, _ = strings.Cut(step, context.DeadlineExceeded.Error())
+		problem = strings.TrimSpace(step + " did not end in time")
+		remedy = "posthaste doctor checks Postgres and Redis"
 	}
+	if problem == "" {
+		problem = err.Error()
+	}
+	if strings.Contains(problem, "recovery is in progress") {
+		remedy = "point --postgres-url at the primary"
+	}
+	if remedy != "" {
+		problem += ": " + remedy
+	}
+	return ops.Printable(strings.Join(strings.Fields(problem), " "))
+}
+
+// isReply reports whether err is an error reply of Redis.
+func isReply(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
 }
 
 // OneLine folds an error into one line: the connection library lists its attempts on several. It returns nil for nil.

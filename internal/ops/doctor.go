@@ -158,7 +158,11 @@ func (d *doctor) postgres(ctx context.Context) {
 	}
 	conn, err := sql.Connect(ctx, cfg)
 	if err != nil {
-		d.add(SeverityFail, "postgres", "start Postgres, or correct --postgres-url", "%v", oneLine(err))
+		problem, remedy := sql.Explain(err)
+		if problem == "" { // such as a file of the password
+			problem, remedy = oneLine(err), "correct --postgres-url"
+		}
+		d.add(SeverityFail, "postgres", remedy, "%s", problem)
 		return
 	}
 	defer func() { _ = conn.Close(ctx) }()
@@ -467,17 +471,12 @@ func (d *doctor) redis(ctx context.Context) {
 	defer client.Close()
 	s := sink.New(sink.Options{Client: client, Durability: d.config.Durability})
 	if err := s.Ready(ctx); err != nil {
-		remedy := sink.Remedy(sink.Class(err))
-		var unready *sink.NotReadyError
-		if errors.As(err, &unready) {
-			remedy = unready.Remedy
-		}
-		d.add(SeverityFail, "redis", remedy, "%s", strings.TrimSuffix(oneLine(err), " ("+remedy+")"))
+		d.redisFails(SeverityFail, err)
 		return
 	}
 	nodes, err := redisurl.Nodes(ctx, client)
 	if err != nil {
-		d.add(SeverityFail, "redis", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
+		d.redisFails(SeverityFail, err)
 		return
 	}
 	d.cluster(nodes)
@@ -550,6 +549,15 @@ func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
 	}
 }
 
+// redisFails adds an error of Redis.
+func (d *doctor) redisFails(severity string, err error) {
+	problem, remedy := sink.Explain(err, strings.Join(d.config.Redis.Addrs, ","))
+	if problem == "" {
+		problem, remedy = oneLine(err), sink.Remedy(sink.Class(err))
+	}
+	d.add(severity, "redis", remedy, "%s", problem)
+}
+
 func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n redisurl.Node) {
 	info, err := redisurl.Info(ctx, n, "server", "memory", "persistence")
 	known := !redisurl.Refused(err)
@@ -558,7 +566,7 @@ func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n red
 		if n.Replica {
 			severity = SeverityWarn
 		}
-		d.add(severity, "redis", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
+		d.redisFails(severity, err)
 		return
 	}
 	can := "reachable and writable"

@@ -107,7 +107,7 @@ func HasPassword(rawURL string) bool {
 }
 
 // AuthRemedy is the remedy if a server refuses the user or the password.
-const AuthRemedy = "check user and password in the Redis URL; POSTHASTE_REDIS_PASSWORD_FILE and " +
+const AuthRemedy = "check user and password in POSTHASTE_REDIS_URL; POSTHASTE_REDIS_PASSWORD_FILE and " +
 	"POSTHASTE_REDIS_URL_FILE are read again for each connection"
 
 // LoginRefused reports whether a server refuses the user or the password.
