@@ -53,7 +53,7 @@ func TestCommands(t *testing.T) {
 	w.once("healthcheck", "ftp://"+addr).oneLine(t, 2, "want host:port, or http://host:port")
 	w.once("healthcheck", addr, "--addr="+addr).oneLine(t, 2, "once")
 	r.stop()
-	w.once("healthcheck", "--addr="+addr).oneLine(t, 1, "connection refused): start the process, or pass the address")
+	w.once("healthcheck", "--addr="+addr).oneLine(t, 1, "refuses the connection: start the process, or pass")
 	w.once("uninstall").oneLine(t, 1, "--yes")
 	says(w.once("uninstall", "--yes"), 0, "slot posthaste_"+w.db.Relay+" is gone", "publication posthaste is gone")
 	if n := testenv.Value[int](t, w.db, `SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1)

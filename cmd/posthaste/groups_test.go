@@ -265,7 +265,7 @@ func TestGroupsWithoutPostgres(t *testing.T) {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 	w.rdURL = "redis://127.0.0.1:1"
-	if r := w.once("groups", "list"); r.code != 1 || !strings.Contains(r.errOut, "refused") {
+	if r := w.once("groups", "list"); r.code != 1 || !strings.Contains(r.errOut, "refuses") {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 }

@@ -467,7 +467,7 @@ func (m *mistakes) ofCommands() []mistake {
 		{"an unknown shell", "completion csh", 2, "csh | bash", ""},
 		{
 			"nothing runs", "healthcheck --addr=127.0.0.1:1", 1,
-			"127.0.0.1:1 | refuses the connection | check the address", "",
+			"127.0.0.1:1 | refuses the connection | start the process", "",
 		},
 	}
 }

@@ -265,7 +265,7 @@ func TestReplayRefuses(t *testing.T) {
 		t.Error("something was published")
 	}
 	w.rdURL = "redis://127.0.0.1:1"
-	w.once("replay", "--all").oneLine(t, 1, "refused")
+	w.once("replay", "--all").oneLine(t, 1, "refuses")
 	w.pgURL = "postgres://127.0.0.1:1/none"
-	w.once("replay", "--all").oneLine(t, 1, "refused")
+	w.once("replay", "--all").oneLine(t, 1, "refuses")
 }

@@ -86,7 +86,7 @@ func (c streamsDropCmd) Run(ctx context.Context, e *env) error {
 				return nil, err
 			}
 			if !known {
-				return nil, fmt.Errorf("%q is no stream that a relay publishes to: see posthaste streams list", c.Stream)
+				return nil, fmt.Errorf("no relay publishes to a stream %q: see posthaste streams list", c.Stream)
 			}
 			waiting, err = sink.Drop(ctx, client, c.Stream, source)
 			return audit.Detail{"entries": n, "waiting": len(waiting)}, cli.WithRedisRemedy(err)

@@ -151,7 +151,7 @@ func TestTraceWithoutRedis(t *testing.T) {
 	w.db.Exec(t, `UPDATE outbox_mark SET entries = '{"outbox.order": "1-0"}' WHERE epoch > 0`)
 	w.rdURL = "redis://127.0.0.1:1"
 	r := w.once("trace", ids[0])
-	if r.code != 1 || !strings.Contains(r.out, "settled   "+ids[0]) || !strings.Contains(r.errOut, "refused") {
+	if r.code != 1 || !strings.Contains(r.out, "settled   "+ids[0]) || !strings.Contains(r.errOut, "refuses") {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
 	r = w.once("trace", "--json", ids[0])

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"posthaste/internal/cli"
+	"posthaste/internal/socket"
 	"posthaste/internal/tlsfile"
 )
 
@@ -60,11 +61,11 @@ func (h Healthcheck) Do(ctx context.Context, c Config, out io.Writer) error {
 		}
 		resp, err := client.Do(req)
 		if err != nil {
-			var of *url.Error
-			if errors.As(err, &of) {
-				err = of.Err // without the URL, which follows
+			why := socket.Failure(err)
+			if of := (*url.Error)(nil); why == "" && errors.As(err, &of) {
+				why = of.Err.Error() // without the URL
 			}
-			silent = append(silent, fmt.Sprintf("%s (%v)", target, err))
+			silent = append(silent, target+" "+why)
 			continue
 		}
 		defer resp.Body.Close()
@@ -75,8 +76,8 @@ func (h Healthcheck) Do(ctx context.Context, c Config, out io.Writer) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("no answer from %s: start the process, or pass the address of its admin listener "+
-		"(posthaste healthcheck http://HOST:PORT, or --admin-addr)", strings.Join(silent, " or "))
+	return fmt.Errorf("%s: start the process, or pass the address of its admin listener (posthaste healthcheck "+
+		"http://HOST:PORT, or --admin-addr)", strings.Join(silent, ", and "))
 }
 
 // url returns what is asked at an address. An address without a host, or with one that stands for all, is this

@@ -283,7 +283,7 @@ func TestTraceAnswersForWhatIsKnown(t *testing.T) {
 	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
 		`(gen_random_uuid(), 'order', 'a b/c', 'order.created', '{}')`)
 	if status, body := w.call("GET", "/console/api/trace?id=a%20b/c", ""); status != 200 ||
-		!strings.Contains(body, "waits to be published") {
+		!strings.Contains(body, "not published yet") {
 		t.Errorf("%d %s", status, body)
 	}
 	for query, want := range map[string]int{
