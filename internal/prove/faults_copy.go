@@ -105,9 +105,13 @@ func (c *campaign) epoch(ctx context.Context) (int64, error) {
 	return st.Owner.Epoch, err
 }
 
-// onServer runs statements over a new connection.
+// onServer runs statements over a new connection. It waits up to 10 seconds for a server that starts.
 func onServer(ctx context.Context, url string, statements ...string) error {
 	conn, err := pgx.Connect(ctx, url)
+	for began := time.Now(); err != nil && time.Since(began) < 10*time.Second && ctx.Err() == nil; {
+		pause.For(ctx, 200*time.Millisecond)
+		conn, err = pgx.Connect(ctx, url)
+	}
 	if err != nil {
 		return errors.New("no connection to Postgres")
 	}

@@ -13,7 +13,8 @@ SELECT coalesce(m.at, outbox_time(o.created_at)) AS at,
             || ' ms after its insert' END,
     coalesce(o.headers ->> 'traceparent'::text, ''), CASE WHEN m.at IS NULL THEN '' ELSE s.stream END,
     coalesce(m.entries ->> s.stream, ''),
-    outbox_time(o.created_at), coalesce(again.restored, ''), coalesce(again.since, m.at, outbox_time(o.created_at)), o.event_type::text
+    outbox_time(o.created_at), coalesce(again.restored, ''),
+    coalesce(again.since, m.at, outbox_time(o.created_at)), o.event_type::text
 FROM (
     (SELECT * FROM outbox_live
      WHERE part = outbox_part($1::text) AND aggregate_id = $1::text
