@@ -78,8 +78,7 @@ func (h *housekeeper) countBacklog(ctx context.Context) {
 		h.metrics.scrapeErrors.WithLabelValues("backlog").Inc()
 		return
 	}
-	published, _ := h.window.inflight() // behind the mark
-	if rows = max(rows-int64(published), 0); rows == 0 {
+	if rows = max(rows-int64(h.window.behind()), 0); rows == 0 {
 		oldest = 0
 	}
 	h.metrics.backlogRows.Set(float64(rows))

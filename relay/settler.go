@@ -335,6 +335,7 @@ func (s *settler) release() {
 	s.router.settledTo(r.numbers)
 	if r.rows > 0 {
 		s.settled(r.rows)
+		s.window.settled(r.rows)
 	}
 	if r.end != 0 {
 		s.source.Settled(r.end)

@@ -115,8 +115,8 @@ func (t *tracker) publishedTo(position outbox.LSN) bool {
 }
 
 // complete notes that the rows of portions of one stream were published by batches up to number, after which last was
-// the stream's last entry, or parked.
-func (t *tracker) complete(portions []*portion, number int64, last string, parked map[*outbox.Record]bool) {
+// the stream's last entry, or parked. It returns how many were published.
+func (t *tracker) complete(portions []*portion, number int64, last string, parked map[*outbox.Record]bool) (count int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, p := range portions {
@@ -127,7 +127,9 @@ func (t *tracker) complete(portions []*portion, number int64, last string, parke
 			}
 		}
 		p.rows = nil
+		count += p.published
 	}
+	return count
 }
 
 // unconfirmed lists the last batch of each stream that is published and not confirmed, except in streams to skip.

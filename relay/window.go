@@ -12,6 +12,9 @@ type window struct {
 	mu sync.Mutex
 	// held is not settled; of that, queued is not published.
 	held, queued load
+	// unsettled is how many events are published, and behind the mark. held also has events that are settled, but
+	// behind one of their stream that is not.
+	unsettled int
 	// freed and pressed have room for one signal: there is room again, and the settler should make room.
 	freed, pressed chan struct{}
 }
@@ -67,12 +70,20 @@ func (w *window) try(events, bytes int, middle bool) bool {
 	return true
 }
 
-// published notes that events are not queued any more.
-func (w *window) published(events, bytes int) {
+// published notes that events are not queued any more, and that count of them were published, the others parked.
+func (w *window) published(events, bytes, count int) {
 	w.mu.Lock()
 	w.queued.add(-events, -bytes)
+	w.unsettled += count
 	w.mu.Unlock()
 	signal(w.freed)
+}
+
+// settled notes that published events are settled.
+func (w *window) settled(count int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.unsettled -= count
 }
 
 func (w *window) release(events, bytes int) {
@@ -92,7 +103,7 @@ func signal(to chan<- struct{}) {
 // reset empties the window, when no goroutine uses it.
 func (w *window) reset() {
 	w.mu.Lock()
-	w.held, w.queued = load{}, load{}
+	w.held, w.queued, w.unsettled = load{}, load{}, 0
 	w.mu.Unlock()
 }
 
@@ -101,6 +112,13 @@ func (w *window) inflight() (events, bytes int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.held.events, w.held.bytes
+}
+
+// behind is how many events are published and not settled.
+func (w *window) behind() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.unsettled
 }
 
 // halfFull reports whether there may be no room for another piece.

@@ -160,8 +160,8 @@ func (w *worker) publish(sp span, portions []*portion) error {
 			return err
 		}
 	}
-	w.tracker.complete(portions, receipt.Number, receipt.Last, d.parked)
-	w.window.published(events, bytes)
+	count := w.tracker.complete(portions, receipt.Number, receipt.Last, d.parked)
+	w.window.published(events, bytes, count)
 	return nil
 }
 
