@@ -171,8 +171,8 @@ var switches = panel{
 
 var inflight = panel{
 	title: "In flight", unit: "short", alert: "OutboxOldestPendingTooOld",
-	means: "Events published and not yet settled. At POSTHASTE_WINDOW (10,000 by default), publishing waits for " +
-		"Postgres, which settles slowly: check its I/O and locks.",
+	means: "Events routed to their streams and not yet settled. At POSTHASTE_WINDOW (10,000 by default), the stream " +
+		"waits for Redis, which publishes slowly, or for Postgres, which settles slowly: check its I/O and locks.",
 	queries: []query{{"max(outbox_inflight_events{FILTER})", "in flight"}}, steps: []step{{0, green}, {10_000, red}},
 }
 

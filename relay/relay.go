@@ -33,8 +33,8 @@ type Options struct {
 	// Spread, if not nil, makes this a relay that only changes how many streams a type has: Run returns when that is
 	// done.
 	Spread *Spread
-	// Window and WindowBytes bound the events that the stream has published and not yet settled. Default 10,000 and 64
-	// MiB.
+	// Window and WindowBytes bound the events that the stream has routed and not yet settled. Default 10,000 and
+	// 64 MiB.
 	Window, WindowBytes int
 	// WALBudget bounds the WAL that the slot may hold back, in bytes. Default 1 GiB.
 	WALBudget int64

@@ -74,8 +74,8 @@ type RelaySettings struct {
 	History       string `help:"How long delivered events are kept; 0 keeps none." default:"72h"`
 	Restore       string `default:"1h"`
 	WALBudget     string `name:"wal-budget" default:"1GiB"`
-	Window        string `help:"Events published but not yet settled, at most." default:"10000"`
-	WindowBytes   string `help:"Bytes published but not yet settled, at most." default:"64MiB"`
+	Window        string `help:"Events routed but not yet settled, at most." default:"10000"`
+	WindowBytes   string `help:"Bytes routed but not yet settled, at most." default:"64MiB"`
 	SweepWorkers  string `help:"Connections that sweep at once." default:"2"`
 	Poison        string `default:"skip"`
 	Trim          string `default:"acked"`

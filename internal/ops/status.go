@@ -24,7 +24,7 @@ type Status struct {
 	// Owner is the process that leads, or led last: host:pid.
 	Owner   string  `json:"owner"`
 	Backlog Backlog `json:"backlog"`
-	// Inflight is how many events the answering relay has published and not settled; nil if the answer is not a
+	// Inflight is how many events the answering relay has routed and not settled; nil if the answer is not a
 	// relay's.
 	Inflight    *int      `json:"inflight"`
 	Slot        Slot      `json:"slot"`
