@@ -1,4 +1,7 @@
 -- Properties of the server. Needs no schema.
+--
+-- session.sql has changed settings of this session, synchronous_commit among them: current_setting does not show what
+-- the role has. reset_val of pg_settings does.
 SELECT pg_catalog.current_setting('server_version_num')::integer,
        pg_catalog.current_setting('wal_level'),
        pg_catalog.current_setting('max_replication_slots')::integer,
