@@ -53,8 +53,8 @@ func TestHousekeeping(t *testing.T) {
 	})
 }
 
-// Events that are published and wait for the mark do not count as backlog. Those that are routed, and that the sink does
-// not take, count.
+// Events that are published and wait for the mark do not count as backlog. Those that are routed, and not published,
+// count.
 func TestTheBacklogIsWhatIsNotPublished(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {

@@ -95,7 +95,7 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 	m.addState(r)
 	m.addSlot(r)
 	r.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "outbox_inflight_events", Help: "Events routed to their streams and not yet settled, bounded by the window.",
+		Name: "outbox_inflight_events", Help: "Events routed and not yet settled, bounded by the window.",
 	}, inflight)
 	m.leaders = r.leaders
 	m.zero()
