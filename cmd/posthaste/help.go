@@ -19,16 +19,21 @@ import (
 var helpFile string
 
 // helpTexts gives commands and flags without a help in their tag that of help.txt. There, a text follows the name of
-// its command or flag; that of a flag of several commands follows the name of the command above them.
+// its command or flag; that of a flag of several commands follows the name of the command above them. A line that
+// begins with "$" is an example of a command.
 func helpTexts(k *kong.Kong) error {
-	texts := map[string]string{}
+	texts, examples := map[string]string{}, map[string]string{}
 	for block := range strings.SplitSeq(helpFile, "\n\n") {
 		name, text, _ := strings.Cut(block, "\n")
+		text, examples[name], _ = strings.Cut(text, "  $ ")
 		texts[name] = strings.Join(strings.Fields(text), " ")
 	}
 	var fill func(n *kong.Node)
 	fill = func(n *kong.Node) {
 		n.Help = cmp.Or(n.Help, texts[n.Path()])
+		if example := strings.TrimSpace(examples[n.Path()]); example != "" {
+			n.Detail = "Example: " + example
+		}
 		for _, f := range n.Flags {
 			for at := n; at != nil && f.Help == ""; at = at.Parent {
 				f.Help = texts[strings.TrimSpace(at.Path()+" --"+f.Name)]

@@ -44,7 +44,8 @@ func TestHelpIsAboutTheCommand(t *testing.T) {
 	}
 }
 
-// Each command and flag has a help, in its tag or in help.txt, and help.txt has no others.
+// Each command and flag has a help, in its tag or in help.txt, and help.txt has no others. Each command has an example
+// that the parser takes.
 func TestHelpsAreComplete(t *testing.T) {
 	t.Parallel()
 	parser, err := newParser(&commandLine{})
@@ -57,6 +58,13 @@ func TestHelpsAreComplete(t *testing.T) {
 			if v.Help == "" {
 				t.Errorf("command %q has no help", v.Path())
 			}
+			if v.Type == kong.CommandNode && v.Leaf() && !v.Hidden && v.Name != "help" {
+				example := strings.Fields(strings.TrimPrefix(v.Detail, "Example: posthaste "))
+				k, err := parser.Parse(example)
+				if err != nil || !strings.HasPrefix(k.Command()+" ", v.Path()+" ") {
+					t.Errorf("example %q of command %q: %v", v.Detail, v.Path(), err)
+				}
+			}
 		case *kong.Flag:
 			used[v.Help] = true
 			if v.Help == "" {
@@ -66,7 +74,9 @@ func TestHelpsAreComplete(t *testing.T) {
 		return next(nil)
 	}))
 	for block := range strings.SplitSeq(helpFile, "\n\n") {
-		if name, text, _ := strings.Cut(block, "\n"); !used[strings.Join(strings.Fields(text), " ")] {
+		name, text, _ := strings.Cut(block, "\n")
+		text, _, _ = strings.Cut(text, "  $ ")
+		if !used[strings.Join(strings.Fields(text), " ")] {
 			t.Errorf("help.txt has a help of %q, which does not use it", name)
 		}
 	}
