@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/redisurl"
 	"posthaste/internal/socket"
 )
 
@@ -21,6 +22,9 @@ func Explain(err error, addr string) (problem, remedy string) {
 	}
 	var reply redis.Error
 	class, at := Class(err), "Redis at "+addr
+	if node := (*redisurl.NodeError)(nil); errors.As(err, &node) {
+		at = "Redis node " + node.Addr
+	}
 	switch {
 	case class == "" || class == "canceled":
 		return "", ""
@@ -28,7 +32,7 @@ func Explain(err error, addr string) (problem, remedy string) {
 		return at + " requires a password", Remedy(class)
 	case redis.HasErrorPrefix(err, "WRONGPASS"):
 		return at + " refuses the user or the password", Remedy(class)
-	case strings.Contains(err.Error(), "all sentinels"):
+	case strings.Contains(err.Error(), "all sentinels") && socket.Failure(err) == "":
 		return "no Sentinel at " + addr + " knows the master", "correct master_name in POSTHASTE_REDIS_URL"
 	case !errors.As(err, &reply):
 		problem, remedy = socket.Failure(err), Remedy(class)

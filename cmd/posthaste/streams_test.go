@@ -66,7 +66,7 @@ func TestStreamsDrop(t *testing.T) {
 	first := write(150, 0)
 	for args, text := range map[string]string{
 		"--stream=outbox.order":       "--yes",
-		"--stream=outbox.other --yes": "no stream that a relay publishes to",
+		"--stream=outbox.other --yes": "no relay publishes to a stream",
 	} {
 		w.once(append([]string{"streams", "drop"}, strings.Fields(args)...)...).oneLine(t, 1, text)
 	}

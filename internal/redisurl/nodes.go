@@ -25,8 +25,19 @@ func (n Node) Named(err error) error {
 	if err == nil || n.Addr == "" {
 		return err
 	}
-	return fmt.Errorf("node %s: %w", n.Addr, err)
+	return &NodeError{Addr: n.Addr, Err: err}
 }
+
+// NodeError is an error of one of several nodes.
+type NodeError struct {
+	Addr string
+	Err  error
+}
+
+func (e *NodeError) Error() string { return "node " + e.Addr + ": " + e.Err.Error() }
+
+// Unwrap returns the node's own error.
+func (e *NodeError) Unwrap() error { return e.Err }
 
 // Primaries returns the servers that take writes, by address: one, or the masters of a cluster according to its
 // current state.

@@ -3,7 +3,7 @@
 -- event's entry is not after, the event's creation time, an entry that its restored entry is not after ('+' while a
 -- repair is under way), when the loss was noticed, and the event's type.
 SELECT at, place, id, outbox_readable(detail), outbox_readable(traceparent), stream, up_to, created, restored, since,
-    event_type
+    outbox_readable(event_type)
 FROM (
 SELECT coalesce(m.at, outbox_time(o.created_at)) AS at,
     CASE WHEN m.at IS NULL THEN 'waiting' ELSE 'settled' END, o.id::text,
