@@ -183,15 +183,22 @@ var ErrMoved = fmt.Errorf("the sink was restarted, or is another one: %w", ErrGa
 // continues.
 type StreamError struct {
 	Stream string
-	// Unknown is set if the reply is of an unknown kind: repeating the delivery halves the batch.
-	Unknown bool
-	Err     error
+	// Unknown is set if the reply is of an unknown kind: repeating the delivery halves the batch. Lost is set if there
+	// is no reply: a smaller batch may get one.
+	Unknown, Lost bool
+	Err           error
 }
 
 func (e *StreamError) Error() string { return e.Err.Error() }
 
 // Unwrap returns the sink's own error.
 func (e *StreamError) Unwrap() error { return e.Err }
+
+// Lost reports whether err is a *StreamError without a reply.
+func Lost(err error) bool {
+	var stream *StreamError
+	return errors.As(err, &stream) && stream.Lost
+}
 
 // Alone reports whether err concerns one stream, so that others need not wait.
 func Alone(err error) bool {

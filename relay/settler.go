@@ -312,6 +312,7 @@ func (s *settler) move(ctx context.Context, passed outbox.LSN) (step string, err
 	}
 	s.last = look.Pass
 	to, news, undone := s.tracker.reach(look, below, s.least)
+	s.took = time.Since(began)
 	if len(s.suspects.Owed) == 0 {
 		s.suspects = outbox.Look{Pass: look.Pass, Owed: undone}
 	}

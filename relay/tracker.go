@@ -192,7 +192,7 @@ func (t *tracker) whole(o outbox.Owed) bool {
 	if len(rows) < len(o.Seqs) {
 		return false
 	}
-	slices.SortFunc(rows, func(a, b rowID) int { return cmp.Compare(a.seq, b.seq) })
+	slices.SortFunc(rows, bySeq)
 	for _, seq := range o.Seqs {
 		_, there := slices.BinarySearchFunc(rows, seq, func(r rowID, seq int64) int { return cmp.Compare(r.seq, seq) })
 		if !there {
@@ -206,31 +206,41 @@ func (t *tracker) whole(o outbox.Owed) bool {
 // transaction. If it were settled alone, and the sink then lost both events, it would be restored before the other one
 // is published again.
 func hide(hidden map[uint64]bool, rows map[uint64][]rowID) {
-	first := map[aggregate]int64{} // by aggregate: the first event of a hidden transaction
-	note := func(xid uint64) {
-		for _, r := range rows[xid] {
-			if seq, known := first[r.aggregate]; !known || r.seq < seq {
-				first[r.aggregate] = r.seq
-			}
+	var work []rowID // of hidden transactions
+	for xid := range hidden {
+		work = append(work, rows[xid]...)
+	}
+	if len(work) == 0 {
+		return
+	}
+	slices.SortFunc(work, bySeq)
+	type event struct {
+		seq int64
+		xid uint64
+	}
+	events := map[aggregate][]event{}
+	for xid, list := range rows {
+		for _, r := range list {
+			events[r.aggregate] = append(events[r.aggregate], event{r.seq, xid})
 		}
 	}
-	for xid := range hidden {
-		note(xid)
-	}
-	for before := -1; before != len(hidden) && len(first) > 0; {
-		before = len(hidden)
-		for xid, list := range rows {
-			follows := func(r rowID) bool {
-				seq, known := first[r.aggregate]
-				return known && r.seq > seq
-			}
-			if !hidden[xid] && slices.ContainsFunc(list, follows) {
-				hidden[xid] = true
-				note(xid)
+	first := map[aggregate]int64{} // the first event of a hidden transaction
+	for n := 0; n < len(work); n++ {
+		r := work[n]
+		if seq, known := first[r.aggregate]; known && seq <= r.seq {
+			continue
+		}
+		first[r.aggregate] = r.seq
+		for _, e := range events[r.aggregate] {
+			if e.seq > r.seq && !hidden[e.xid] {
+				hidden[e.xid] = true
+				work = append(work, rows[e.xid]...)
 			}
 		}
 	}
 }
+
+func bySeq(a, b rowID) int { return cmp.Compare(a.seq, b.seq) }
 
 // underway returns the transactions of a portion that is not confirmed.
 func (t *tracker) underway(p *portion) (xids []uint64) {
@@ -283,7 +293,7 @@ func (t *tracker) open() bool {
 	for _, p := range t.portions {
 		for _, r := range p.ids {
 			if xid := t.snapshot.Widen(r.xid); p.done {
-				published[xid] = append(slices.Clip(published[xid]), r)
+				published[xid] = append(published[xid], r)
 			} else {
 				unpublished[xid] = true
 			}

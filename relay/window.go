@@ -114,11 +114,11 @@ func (w *window) inflight() (events, bytes int) {
 	return w.held.events, w.held.bytes
 }
 
-// behind is how many events are published and not settled.
+// behind is how many events are published and not settled. For a moment, the settler may be ahead of a worker's report.
 func (w *window) behind() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.unsettled
+	return max(w.unsettled, 0)
 }
 
 // halfFull reports whether there may be no room for another piece.

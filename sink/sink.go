@@ -308,8 +308,11 @@ func (s *Sink) failed(step, stream string, err error) error {
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
 	reply := redis.Error(nil)
 	answered := errors.As(err, &reply)
-	if cluster && !errors.Is(err, context.Canceled) || answered && oneStream[class] {
-		return &outbox.StreamError{Stream: stream, Unknown: answered && class == classOther, Err: wrapped}
+	ofNode := cluster && (step == "publish to" || step == "adopt") && class != "canceled"
+	if ofNode || answered && oneStream[class] {
+		return &outbox.StreamError{
+			Stream: stream, Unknown: answered && class == classOther, Lost: !answered, Err: wrapped,
+		}
 	}
 	return wrapped
 }

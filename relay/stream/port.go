@@ -20,7 +20,8 @@ import (
 // and may be executed later: every call can be repeated, and one that arrives after a later call publishes nothing. The
 // errors that all ports share are outbox.ErrGap if the gate is missing, is of an earlier owner than the caller, or
 // lacks something that it has let through; *outbox.FencedError if it is of a later owner, or of another one of the same
-// epoch; outbox.ErrMoved if the server is not the bound one; *outbox.StreamError if the sink refuses this stream alone.
+// epoch; outbox.ErrMoved if the server is not the bound one; *outbox.StreamError if the failure
+// concerns this stream, or those of one node of a cluster.
 type Sink interface {
 	Servers
 	Gates

@@ -39,11 +39,11 @@ func (b *blockades) note(stream string, err error) {
 	b.streams[stream] = s
 }
 
-// why returns why a stream cannot be published to, nil if it is time for an attempt.
-func (b *blockades) why(stream string) error {
+// why returns why a stream cannot be published to, nil if it is time for an attempt. If late, it is not.
+func (b *blockades) why(stream string, late bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if s, ok := b.streams[stream]; ok && time.Now().Before(s.next) {
+	if s, ok := b.streams[stream]; ok && (late || time.Now().Before(s.next)) {
 		return s.err
 	}
 	return nil

@@ -20,6 +20,7 @@ type claim struct {
 	lanes   map[string]outbox.LanePublisher
 	settled map[string]outbox.Mark
 	within  *outbox.Pass
+	began   time.Time
 	// refused are the events that the claim parks; held are the first of each aggregate.
 	refused []outbox.Refused
 	held    map[[2]string]*outbox.Record
@@ -86,7 +87,7 @@ func (c *claim) batch(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		if poison := (*outbox.PoisonError)(nil); !errors.As(err, &poison) && !outbox.Alone(err) {
+		if poison := (*outbox.PoisonError)(nil); !errors.As(err, &poison) && (!outbox.Alone(err) || outbox.Lost(err)) {
 			w.s.shrink(c.part, len(events))
 		}
 		return err
@@ -205,7 +206,7 @@ type putting struct {
 
 // publishTo makes one attempt, unless the stream was blocked a moment ago.
 func (c *claim) publishTo(ctx context.Context, p *putting, out *outcome) error {
-	err := c.w.s.blocked.why(p.stream)
+	err := c.w.s.blocked.why(p.stream, time.Since(c.began) > claimTime)
 	if err == nil {
 		if err = c.attempt(ctx, p, out); err == nil || outbox.Alone(err) {
 			c.w.s.blocked.note(p.stream, err)

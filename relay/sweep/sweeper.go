@@ -28,6 +28,8 @@ const (
 	idleFirst, idleMost = 20 * time.Millisecond, 500 * time.Millisecond
 	// failFirst and failMost bound the wait after a failure.
 	failFirst, failMost = 50 * time.Millisecond, 2 * time.Second
+	// claimTime is how long a claim tries blocked streams: the server ends a session that is idle for 15 seconds.
+	claimTime = 6 * time.Second
 	// blockedFirst and blockedMost bound the wait before the next attempt to publish to a blocked stream.
 	blockedFirst, blockedMost = 200 * time.Millisecond, 2 * time.Second
 	// aheadRows bounds the rows of a part that are published and cannot be settled, because rows of a blocked stream

@@ -205,7 +205,7 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 		c := &claim{
 			w: w, part: part, lane: outbox.Lane{Part: part, Claim: number, Nonce: w.nonce},
 			lanes: map[string]outbox.LanePublisher{}, settled: w.settled[part],
-			held: map[[2]string]*outbox.Record{}, within: within,
+			held: map[[2]string]*outbox.Record{}, within: within, began: time.Now(),
 		}
 		if err := w.scope.Refresh(ctx); err != nil { // another relay may have parked rows since the last page
 			return true, false, err
