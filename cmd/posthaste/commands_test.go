@@ -50,7 +50,7 @@ func TestCommands(t *testing.T) {
 	says(w.once("healthcheck", addr), 0, "200")
 	says(w.once("healthcheck", "http://"+addr), 0, "200")
 	says(w.once("healthcheck", "http://"+addr+"/readyz"), 0, "200", "leader")
-	w.once("healthcheck", "ftp://"+addr).oneLine(t, 2, "want host:port, or http://host:port")
+	w.once("healthcheck", "ftp://"+addr).oneLine(t, 2, "is host:port, or http://host:port")
 	w.once("healthcheck", addr, "--addr="+addr).oneLine(t, 2, "once")
 	r.stop()
 	w.once("healthcheck", "--addr="+addr).oneLine(t, 1, "refuses the connection: start the process, or pass")

@@ -65,7 +65,7 @@ func (h Healthcheck) Do(ctx context.Context, c Config, out io.Writer) error {
 			if of := (*url.Error)(nil); why == "" && errors.As(err, &of) {
 				why = of.Err.Error() // without the URL
 			}
-			silent = append(silent, target+" "+why)
+			silent = append(silent, req.URL.Redacted()+" "+why)
 			continue
 		}
 		defer resp.Body.Close()
@@ -90,10 +90,10 @@ func (h Healthcheck) url(addr string, secure bool) (string, error) {
 	if strings.Contains(addr, "://") {
 		var err error
 		if u, err = url.Parse(addr); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return "", cli.Usage(fmt.Sprintf("address %q: want host:port, or http://host:port", addr))
+			return "", cli.Usage("an address of healthcheck is host:port, or http://host:port")
 		}
 	} else if _, _, err := net.SplitHostPort(addr); err != nil {
-		return "", cli.Usage(fmt.Sprintf("address %q: %v", addr, err))
+		return "", cli.Usage("an address of healthcheck is host:port, or http://host:port")
 	}
 	if ip := net.ParseIP(u.Hostname()); u.Hostname() == "" || ip != nil && ip.IsUnspecified() {
 		u.Host = net.JoinHostPort("127.0.0.1", u.Port())

@@ -97,7 +97,8 @@ func (e event) count(ctx context.Context, db sql.DB) (n int64, err error) {
 	case sql.Denied(err):
 		return 0, fmt.Errorf("count the waiting rows of %s: %w", e.name(), err)
 	case strings.HasPrefix(state, "42"):
-		return 0, fmt.Errorf("--pending must be a condition of a WHERE clause, such as 'published_at IS NULL': %w", err)
+		return 0, errors.New("--pending must be a condition of a WHERE clause, such as 'published_at IS NULL': " +
+			err.Error())
 	case err != nil:
 		return 0, fmt.Errorf("count the waiting rows of %s: %w", e.name(), detailed(err))
 	}

@@ -316,7 +316,7 @@ func (a *assessment) dead() {
 	if d.Relay > 0 {
 		cure := "Remove the cause"
 		if key := wrongKey.FindStringSubmatch(d.First); key != nil {
-			cure = "Rename or delete that key: redis-cli RENAME " + quoted(key[1]) + " " + quoted(key[1]+":aside")
+			cure = "Rename or delete that key: redis-cli RENAMENX " + quoted(key[1]) + " " + quoted(key[1]+":aside")
 		}
 		a.add(Problem{
 			Level: Failing, Part: partPath, Title: are(d.Relay) + " dead: Redis refuses " + them(d.Relay),

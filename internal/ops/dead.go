@@ -114,7 +114,8 @@ func (d *DeadIn) ShowDead(
 		}
 		var headers map[string]json.RawMessage
 		_ = json.Unmarshal([]byte(text("headers")), &headers) // an entry without headers has no such field
-		one.Headers = slices.Sorted(maps.Keys(headers))
+		one.Headers = slices.AppendSeq([]string{}, maps.Keys(headers))
+		slices.Sort(one.Headers)
 		if payload && json.Valid([]byte(text("data"))) {
 			one.Payload = json.RawMessage(text("data"))
 		}
@@ -175,6 +176,8 @@ type DeadIn struct {
 	Client redis.UniversalClient
 	// Groups are the dead events of consumer groups, as they were read.
 	Groups []consumer.DeadEntry
+	// Source limits an action to the relay ("relay") or a group; "" does not.
+	Source string
 	// Limit bounds the action on each event; 0 does not.
 	Limit time.Duration
 }
@@ -209,11 +212,14 @@ func (d *DeadIn) Each(
 			return err
 		}
 		id := strings.ToLower(g.EventID)
-		if all || wanted[id] {
+		if (all || wanted[id]) && (d.Source == "" || d.Source == g.Group) {
 			handled[id] = true
 			err := d.limited(ctx, func(ctx context.Context) error { return a.Group(ctx, d.Client, g) })
 			said(g.EventID, g.Group, err)
 		}
+	}
+	if d.Source != "" && d.Source != sourceRelay {
+		return nil
 	}
 	for _, id := range ids {
 		if err := ctx.Err(); err != nil {

@@ -11,6 +11,10 @@ import (
 	"posthaste/sink"
 )
 
+// lastID returns the id of a stream's last entry, without its payload.
+var lastID = redis.NewScript(`local e = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+return e and e[1] or ''`)
+
 // StreamState is the state of one stream.
 type StreamState struct {
 	Stream  string `json:"stream"`
@@ -34,8 +38,8 @@ func (g *GroupList) Streams(ctx context.Context) ([]StreamState, error) {
 			errs = append(errs, fmt.Errorf("stream %q: %w", name, err))
 			continue
 		}
-		if last, err := g.client.XRevRangeN(ctx, name, "+", "-", 1).Result(); err == nil && len(last) > 0 {
-			s.Last = entryTime(last[0].ID)
+		if last, err := lastID.RunRO(ctx, g.client, []string{name}).Text(); err == nil && last != "" {
+			s.Last = entryTime(last)
 		}
 		s.Bytes, err = g.client.MemoryUsage(ctx, name, 5).Result()
 		if err != nil && !errors.Is(err, redis.Nil) { // an ACL may refuse it

@@ -291,7 +291,7 @@ func TestTheRemedyNamesTheKey(t *testing.T) {
 	t.Parallel()
 	s := well()
 	s.Dead = DeadCount{Relay: 600, First: "WRONGTYPE the key outbox.bill.0 holds a string"}
-	const want = "Rename or delete that key: redis-cli RENAME outbox.bill.0 outbox.bill.0:aside, then press Retry " +
+	const want = "Rename or delete that key: redis-cli RENAMENX outbox.bill.0 outbox.bill.0:aside, then press Retry " +
 		"all, or run posthaste dead retry --all."
 	if v := Assess(s).Page(); v.Remedy != want {
 		t.Errorf("%q, want %q", v.Remedy, want)

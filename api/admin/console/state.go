@@ -189,7 +189,8 @@ type result struct {
 func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var body struct {
-			IDs []uuid.UUID `json:"ids"`
+			IDs    []uuid.UUID `json:"ids"`
+			Source string      `json:"source"` // relay, or a group; empty for each that has given the event up
 		}
 		if !admin.Read(w, r, &body, "the body is not the JSON that this call expects") {
 			return
@@ -205,7 +206,7 @@ func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 			c.fail(w, err)
 			return
 		}
-		in := ops.DeadIn{Pool: c.o.Pool, Client: c.o.Redis, Groups: l.groups}
+		in := ops.DeadIn{Pool: c.o.Pool, Client: c.o.Redis, Groups: l.groups, Source: body.Source}
 		results := []result{}
 		each := func(ctx context.Context) (audit.Detail, error) {
 			var tally audit.Tally

@@ -517,11 +517,11 @@ async function loadDead(fresh) {
 const nameless = (d) => /^[0-]*$/.test(d.id);
 const retryable = (d) => !d.retrying && !nameless(d);
 
-// causes are the dead events, by their source and reason. Reasons that differ in ids and numbers alone are the same.
+// causes are the dead events, by their source and reason. Reasons that differ in ids and long numbers alone are the same.
 function causes(list) {
   const all = new Map();
   for (const d of list) {
-    const key = JSON.stringify([d.source, d.class, d.error.replace(/[0-9a-f]{8}-[0-9a-f-]{27}|\d+/gi, '#')]);
+    const key = JSON.stringify([d.source, d.class, d.error.replace(/[0-9a-f]{8}-[0-9a-f-]{27}|\d{6,}/gi, '#')]);
     all.set(key, [...(all.get(key) ?? []), d]);
   }
   return [...all];
@@ -572,7 +572,7 @@ async function onDead(action, list) {
   const results = [];
   try {
     for (let i = 0; i < ids.length; i += AT_ONCE) {
-      results.push(...(await change('POST', `dead/${action}`, { ids: ids.slice(i, i + AT_ONCE) })).results);
+      results.push(...(await change('POST', `dead/${action}`, { ids: ids.slice(i, i + AT_ONCE), source: list[0].source })).results);
       if (ids.length > AT_ONCE) text($('ask-yes'), `${count(results.length)} of ${count(ids.length)}`);
     }
   } finally {
