@@ -95,7 +95,7 @@ func TestSettingsOfARoleDoNotCount(t *testing.T) {
 		return p
 	}
 	for _, name := range names {
-		d.Exec(t, "ALTER DATABASE "+d.Name+" SET "+name+" = '20ms'")
+		d.Exec(t, "ALTER DATABASE "+d.Name+" SET "+name+" = '80ms'")
 	}
 	d.Exec(t, "ALTER DATABASE "+d.Name+" SET default_transaction_isolation = serializable")
 	sweep, err := sql.OpenSweep(ctx, d.URL, "public", "test")
