@@ -99,7 +99,7 @@ test('orders appear as they are placed, without their payload', async () => {
   await page.locator('[data-node="groups"]', { hasText: '1 consumer group' }).waitFor();
 
   await page.locator('#events-body tr', { hasText: ids[0] }).getByRole('button').first().click();
-  for (const place of ['order', 'published', 'stream', 'group mailer']) await page.locator('#trace-body li', { hasText: place }).first().waitFor();
+  for (const place of ['order', 'inserted', 'in stream', 'settled', 'group mailer']) await page.locator('#trace-body li', { hasText: place }).first().waitFor();
   await page.reload();
   await page.locator('#events-body tr', { hasText: ids[2] }).waitFor();
   await page.locator('#chart-backlog path.l1').first().waitFor({ state: 'attached' });
@@ -177,7 +177,7 @@ test('a killed Redis turns the picture red within 5 s, and back', async () => {
   await control('/redis/kill');
   await Promise.all([node(page, 'redis', 'bad', 5000), verdict(page, 'bad', 5000)]);
   await page.locator('#verdict-title', { hasText: 'Redis does not take events' }).waitFor();
-  await page.locator('#doctor-body', { hasText: 'redis unreachable' }).waitFor(); // looked again by itself
+  await page.locator('#doctor-body', { hasText: 'refuses the connection' }).waitFor(); // looked again by itself
   const ids = await control('/orders'); // taken without Redis
   await page.locator('#verdict-why', { hasText: '(3 now)' }).waitFor();
   await page.locator('[data-node="outbox"]', { hasText: '3wait, the oldest' }).waitFor();
@@ -250,7 +250,7 @@ test('dead events with one cause are one row, and are retried or dropped togethe
   assert.equal(await page.locator('#dead-body tbody tr').count(), 1);
   await page.locator('#verdict-title', { hasText: '600 events are dead: Redis refuses them' }).waitFor();
   assert.match(await page.locator('#verdict-why').textContent(), /the key outbox\.bill\.\d holds a string/);
-  assert.match(await page.locator('#verdict-remedy').textContent(), /redis-cli RENAME outbox\.bill\.\d \S+, .* posthaste dead retry --all/);
+  assert.match(await page.locator('#verdict-remedy').textContent(), /redis-cli RENAMENX outbox\.bill\.\d \S+, .* posthaste dead retry --all/);
   const [manual] = await Promise.all([page.waitForEvent('popup'), page.locator('#verdict-runbook a').click()]);
   await manual.locator('#outboxdeadevents:target h1', { hasText: 'OutboxDeadEvents' }).waitFor();
   await axe(manual, 'the runbook');
