@@ -63,7 +63,7 @@ func TestTheBacklogIsWhatIsNotPublished(t *testing.T) {
 		_ = l.housekeeper.window.acquire(context.Background(), 3, 3, false)
 		for published, want := range []struct{ rows, oldest float64 }{{2, 60}, {1, 60}, {0, 0}, {0, 0}} {
 			if published > 0 {
-				l.housekeeper.window.published(1, 1, 1)
+				l.housekeeper.window.published(1, 1, 0)
 			}
 			l.keeps(time.Second / 2)
 			m := l.metrics

@@ -67,7 +67,8 @@ func TestSettlingHasAnOrder(t *testing.T) {
 				r.owedRows(), value(t, r.i.relay.metrics.settled))
 		}
 		tr := r.s.settler.tracker
-		if n, b := r.s.window.inflight(); n != 0 || b != 0 || len(tr.rows)+len(tr.portions) > 0 {
+		if n, b := r.s.window.inflight(); n != 0 || b != 0 || len(tr.rows)+len(tr.portions) > 0 ||
+			r.s.window.behind() != 0 {
 			t.Errorf("%d events of %d bytes are held in the window, or the settler remembers something", n, b)
 		}
 	})
@@ -257,7 +258,7 @@ func TestARowThatItsWriterHasDeleted(t *testing.T) {
 				t.Errorf("%s: %d rows are owed; the slot is told %v, want %v; %v were settled", name, r.owedRows(),
 					r.i.settled, others[0].End, value(t, r.i.relay.metrics.settled))
 			}
-			if n, _ := r.s.window.inflight(); n != 0 || len(r.s.settler.tracker.rows) > 0 {
+			if n, _ := r.s.window.inflight(); n != 0 || len(r.s.settler.tracker.rows) > 0 || r.s.window.behind() != 0 {
 				t.Errorf("%s: %d events are held in the window, or the settler remembers something", name, n)
 			}
 		})

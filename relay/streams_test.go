@@ -86,7 +86,10 @@ func TestABlockedStreamWhoseRowsAreParkedIsNotBlocked(t *testing.T) {
 		publishing, _ := r.met("user")
 		r.s.router.blocks.add(&outbox.Record{ID: [16]byte{1}, AggregateType: "fresh", AggregateID: "a"})
 		r.away(true, "outbox.fresh")
-		r.s.chunks <- chunk(r.both("fresh")...)
+		tx := r.begin()
+		tx.insert("fresh", "a", "done")
+		tx.commitNow()
+		r.s.chunks <- chunk(tx.delivered()...)
 		pass(3 * time.Second)
 		r.away(false, "outbox.fresh")
 		pass(10 * time.Second)
@@ -96,8 +99,9 @@ func TestABlockedStreamWhoseRowsAreParkedIsNotBlocked(t *testing.T) {
 		if len(publishing) > 0 {
 			t.Errorf("ended: %v", <-publishing)
 		}
-		if len(bad) > 0 {
-			t.Errorf("reasons %q, %d parked, owed %d", bad, len(r.pg.dead), r.owedRows())
+		if len(bad) > 0 || len(r.pg.dead) != 1 || r.owedRows() != 0 || r.s.window.behind() != 0 {
+			t.Errorf("reasons %q, %d parked, owed %d, %d behind the mark", bad, len(r.pg.dead), r.owedRows(),
+				r.s.window.behind())
 		}
 		r.s.running.Store(true)
 		if _, known := r.s.progress(); !known {

@@ -115,8 +115,8 @@ func (t *tracker) publishedTo(position outbox.LSN) bool {
 }
 
 // complete notes that the rows of portions of one stream were published by batches up to number, after which last was
-// the stream's last entry, or parked. It returns how many were published.
-func (t *tracker) complete(portions []*portion, number int64, last string, parked map[*outbox.Record]bool) (count int) {
+// the stream's last entry, or parked.
+func (t *tracker) complete(portions []*portion, number int64, last string, parked map[*outbox.Record]bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, p := range portions {
@@ -127,9 +127,7 @@ func (t *tracker) complete(portions []*portion, number int64, last string, parke
 			}
 		}
 		p.rows = nil
-		count += p.published
 	}
-	return count
 }
 
 // unconfirmed lists the last batch of each stream that is published and not confirmed, except in streams to skip.
@@ -300,11 +298,12 @@ func (t *tracker) open() bool {
 		}
 	}
 	hide(unpublished, published)
-	return slices.ContainsFunc(t.portions, func(p *portion) bool {
-		return p.done && slices.ContainsFunc(append(t.underway(p), p.xids...), func(xid uint64) bool {
-			return !unpublished[xid] && !t.mark.Snapshot.Sees(xid)
-		})
-	})
+	for xid := range published {
+		if !unpublished[xid] && !t.mark.Snapshot.Sees(xid) {
+			return true
+		}
+	}
+	return false
 }
 
 // reach returns how far the mark may be moved after a scan of what is below a transaction id, whether that settles

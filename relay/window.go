@@ -70,11 +70,11 @@ func (w *window) try(events, bytes int, middle bool) bool {
 	return true
 }
 
-// published notes that events are not queued any more, and that count of them were published, the others parked.
-func (w *window) published(events, bytes, count int) {
+// published notes that events are not queued any more: they were published, except those that were parked.
+func (w *window) published(events, bytes, parked int) {
 	w.mu.Lock()
 	w.queued.add(-events, -bytes)
-	w.unsettled += count
+	w.unsettled += events - parked
 	w.mu.Unlock()
 	signal(w.freed)
 }
@@ -114,11 +114,11 @@ func (w *window) inflight() (events, bytes int) {
 	return w.held.events, w.held.bytes
 }
 
-// behind is how many events are published and not settled. For a moment, the settler may be ahead of a worker's report.
+// behind is how many events are published and not settled.
 func (w *window) behind() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return max(w.unsettled, 0)
+	return w.unsettled
 }
 
 // halfFull reports whether there may be no room for another piece.

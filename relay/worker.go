@@ -160,8 +160,8 @@ func (w *worker) publish(sp span, portions []*portion) error {
 			return err
 		}
 	}
-	count := w.tracker.complete(portions, receipt.Number, receipt.Last, d.parked)
-	w.window.published(events, bytes, count)
+	w.window.published(events, bytes, len(d.parked)) // first: once the portions are complete, they may be settled
+	w.tracker.complete(portions, receipt.Number, receipt.Last, d.parked)
 	return nil
 }
 

@@ -506,6 +506,11 @@ var mutations = []mutation{
 		replacement: "local prev = nil", pkg: "./credits", test: "TestExactlyTheBalanceCanBeSpent",
 	},
 	{
+		safeguard: "the backlog is exact", about: "what is settled stays in the count",
+		file: "relay/settler.go", old: "\t\ts.window.settled(r.rows)\n", replacement: "",
+		pkg: "./relay", test: "TestSettlingHasAnOrder",
+	},
+	{
 		safeguard: "an event is settled after those before it in its aggregate", about: "it may be settled alone",
 		file: "relay/tracker.go", old: "	hide(unsettled, t.rows)\n", replacement: "",
 		pkg: "./relay", test: "TestTracker",
