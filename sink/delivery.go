@@ -148,7 +148,7 @@ func (d *delivery) step(ctx context.Context) error {
 		end = d.pos
 	}
 	if s.moved.Load() {
-		d.final = s.failed("publish to", d.lane.stream, errOther)
+		d.final = s.failed(stepPublish, d.lane.stream, errOther)
 		return d.final
 	}
 	claim, settled := d.lane.acknowledged()
@@ -182,7 +182,7 @@ func (d *delivery) cut() int {
 func (d *delivery) answer(reply []any, end int) error {
 	s := d.lane.sink
 	if err := verdict(d.lane.stream, reply); err != nil {
-		d.final = s.failed("publish to", d.lane.stream, err)
+		d.final = s.failed(stepPublish, d.lane.stream, err)
 		return d.final
 	}
 	done, suppressed := int(number(reply, 1)), int(number(reply, 2))
@@ -192,7 +192,7 @@ func (d *delivery) answer(reply []any, end int) error {
 	raise(d.lane.let, number(reply, 4))
 	d.lost, d.strange, d.last = 0, 0, text(reply, 5)
 	if d.pos+done > len(d.events) {
-		d.final = s.failed("publish to", d.lane.stream,
+		d.final = s.failed(stepPublish, d.lane.stream,
 			fmt.Errorf("the gate accounts for more events: %w", outbox.ErrGap))
 		return d.final
 	}
@@ -200,7 +200,7 @@ func (d *delivery) answer(reply []any, end int) error {
 		return d.refused(d.pos+done, replyError(text(reply, 6)))
 	}
 	if d.pos+done < end {
-		return s.failed("publish to", d.lane.stream, fmt.Errorf("the gate accounts for %d of %d events", done,
+		return s.failed(stepPublish, d.lane.stream, fmt.Errorf("the gate accounts for %d of %d events", done,
 			end-d.pos))
 	}
 	// The repetition of a halved batch may be answered with the whole batch, which then counts.
@@ -219,7 +219,7 @@ func (d *delivery) answer(reply []any, end int) error {
 func (d *delivery) refused(i int, err replyError) error {
 	class, poison := classify(string(err))
 	if !poison || i >= len(d.events) {
-		return d.lane.sink.failed("publish to", d.lane.stream, err)
+		return d.lane.sink.failed(stepPublish, d.lane.stream, err)
 	}
 	return d.poisoned(i, class, err)
 }
@@ -236,7 +236,7 @@ func (d *delivery) poisoned(i int, class string, err error) error {
 // broken handles a call without an answer, whose execution is unknown.
 func (d *delivery) broken(ctx context.Context, args []any, err error) error {
 	s := d.lane.sink
-	err = s.failed("publish to", d.lane.stream, err)
+	err = s.failed(stepPublish, d.lane.stream, err)
 	if errors.Is(err, outbox.ErrMoved) {
 		d.final = err
 	}

@@ -143,7 +143,7 @@ func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force s
 	if err == nil {
 		s.memory(stream).Store(number(reply, 1)) // the gate's number counts, even if it is lower
 	}
-	return s.failed("adopt", stream, err)
+	return s.failed(stepAdopt, stream, err)
 }
 
 // Missed implements stream.Sink.
@@ -280,6 +280,9 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 // refused and reported by the publisher; the housekeeping of the other streams continues.
 func notAStream(err error) bool { return err != nil && Class(err) == classWrongType }
 
+// The steps that concern one stream of a node, so that those of other nodes need not wait.
+const stepPublish, stepAdopt = "publish to", "adopt"
+
 // failed counts err and adds the step in which it happened and the node of a cluster.
 func (s *Sink) failed(step, stream string, err error) error {
 	if err == nil {
@@ -308,7 +311,7 @@ func (s *Sink) failed(step, stream string, err error) error {
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
 	reply := redis.Error(nil)
 	answered := errors.As(err, &reply)
-	ofNode := cluster && (step == "publish to" || step == "adopt") && class != "canceled"
+	ofNode := cluster && (step == stepPublish || step == stepAdopt) && class != "canceled"
 	if ofNode || answered && oneStream[class] {
 		return &outbox.StreamError{
 			Stream: stream, Unknown: answered && class == classOther, Lost: !answered, Err: wrapped,

@@ -38,7 +38,7 @@ var ErrNotParked = errors.New("no dead event has this id: see posthaste dead lis
 // ErrUnreadable means that a dead event has no payload to publish: its row could not be read.
 var ErrUnreadable = errors.New("the event's row could not be read; it can only be dropped")
 
-// RetryDead inserts a parked event into the outbox again, as its newest row, and deletes the old row. The dead event
+// RetryDead inserts a dead event into the outbox again, as its newest row, and deletes the old row. The dead event
 // is removed when the new row is published. Retrying an event that is being retried changes nothing. Errors:
 // ErrNotParked, ErrUnreadable.
 func RetryDead(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) error {

@@ -87,12 +87,13 @@ func (h Healthcheck) url(addr string, secure bool) (string, error) {
 	if secure {
 		u.Scheme = "https"
 	}
+	var err error
 	if strings.Contains(addr, "://") {
-		var err error
-		if u, err = url.Parse(addr); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return "", cli.Usage("an address of healthcheck is host:port, or http://host:port")
-		}
-	} else if _, _, err := net.SplitHostPort(addr); err != nil {
+		u, err = url.Parse(addr)
+	} else {
+		_, _, err = net.SplitHostPort(addr)
+	}
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return "", cli.Usage("an address of healthcheck is host:port, or http://host:port")
 	}
 	if ip := net.ParseIP(u.Hostname()); u.Hostname() == "" || ip != nil && ip.IsUnspecified() {

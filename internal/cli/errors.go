@@ -62,7 +62,7 @@ func Line(err error, redisAt string) string {
 		if failure := socket.Failure(err); failure != "" {
 			problem, remedy = request.URL+" "+failure, "check the address, and that its process runs"
 		}
-	case errors.As(err, new(ofRedis)), errors.As(err, new(*sink.NotReadyError)), isReply(err):
+	case errors.As(err, new(ofRedis)), errors.As(err, new(*sink.NotReadyError)), errors.As(err, new(redis.Error)):
 		problem, remedy = sink.Explain(err, redisAt)
 	case errors.Is(err, context.DeadlineExceeded):
 		step, _, _ := strings.Cut(err.Error(), ": timeout")
@@ -80,12 +80,6 @@ func Line(err error, redisAt string) string {
 		problem += ": " + remedy
 	}
 	return ops.Printable(strings.Join(strings.Fields(problem), " "))
-}
-
-// isReply reports whether err is an error reply of Redis.
-func isReply(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply)
 }
 
 // OneLine folds an error into one line: the connection library lists its attempts on several. It returns nil for nil.

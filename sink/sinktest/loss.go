@@ -208,11 +208,12 @@ func restarted(f *fixture) {
 	if again, err := f.sink.Bind(ctx); err != nil || again == server {
 		f.Errorf("the server is %q, %v, and was %q", again, err, server)
 	}
-	f.again(f.lane(f.adopted(2)), 2, events...)
+	o = f.adopted(2)
+	f.again(f.lane(o), 2, events...)
 	f.Restart()
 	f.sink.Release()
 	for range 100 {
-		if err = f.sink.Check(ctx, o, nil); err == nil {
+		if err = f.sink.Check(ctx, o, []string{order}); err == nil {
 			break
 		}
 	}
