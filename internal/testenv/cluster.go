@@ -120,8 +120,10 @@ func (c *RedisCluster) Slot(tb testing.TB, key string) int {
 func (c *RedisCluster) Master(tb testing.TB, slot int) (master int) {
 	tb.Helper()
 	Eventually(tb, 30*time.Second, func() error {
+		var views []string
 		for i, n := range c.Nodes {
 			if !n.Running() {
+				views = append(views, "not running")
 				continue
 			}
 			client := c.client(i)
@@ -131,8 +133,9 @@ func (c *RedisCluster) Master(tb testing.TB, slot int) (master int) {
 				master = i
 				return nil
 			}
+			views = append(views, fmt.Sprintf("%d %v", m, err))
 		}
-		return fmt.Errorf("no node serves slot %d", slot)
+		return fmt.Errorf("no node serves slot %d: the nodes name %q", slot, views)
 	})
 	return master
 }
@@ -200,7 +203,8 @@ func (c *RedisCluster) sameEpoch(tb testing.TB) {
 // MoveKeys moves at most n keys of a slot that is being moved, and returns their number.
 func (c *RedisCluster) MoveKeys(tb testing.TB, slot, from, to, n int) int {
 	tb.Helper()
-	client := c.On(tb, from)
+	client := c.client(from)
+	defer client.Close()
 	keys, err := client.ClusterGetKeysInSlot(tb.Context(), slot, n).Result()
 	Must(tb, err)
 	if len(keys) == 0 {
@@ -300,7 +304,9 @@ func (c *RedisCluster) Drain(tb testing.TB, from, to int) {
 
 func (c *RedisCluster) pipeline(tb testing.TB, i int, fill func(p redis.Pipeliner)) {
 	tb.Helper()
-	pipe := c.On(tb, i).Pipeline()
+	client := c.client(i)
+	defer client.Close()
+	pipe := client.Pipeline()
 	fill(pipe)
 	if _, err := pipe.Exec(tb.Context()); err != nil && !notMaster(err) {
 		tb.Fatalf("node %d: %v", i, err)
