@@ -273,6 +273,14 @@ func (m *mistakes) ofDoctor() []mistake {
 		"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO $1")
 	return []mistake{
 		{"wal_level", on("doctor", db.URL), 1, "fail  wal_level | -> ALTER SYSTEM SET wal_level = logical", ""},
+		{
+			"no free slot", on("doctor", db.URL), 1,
+			"fail  max_replication_slots | no slot is free | -> drop a slot that is not used", "",
+		},
+		{
+			"no free walsender", on("doctor", db.URL), 1,
+			"fail  max_wal_senders | no walsender is free | -> raise max_wal_senders", "",
+		},
 		{"no REPLICATION", on("doctor", relay), 1, "fail  replication right | -> ALTER ROLE | REPLICATION", ""},
 		{
 			"cdc through a pooler", on("doctor", testenv.PgBouncer(m.t, m.db.URL, "transaction")), 1,
@@ -317,8 +325,10 @@ func (m *mistakes) ofRedis() []mistake {
 	sentinel := testenv.SentinelOf(m.t, local.SentinelOptions{Sentinels: 1})
 	watch := sentinel.Sentinels[0].Addr()
 	do(m.t, m.redis.Client, "set", "outbox.text", "x")
+	evicts := testenv.Redis(m.t, "maxmemory-policy allkeys-lru").Addr()
 	set := " | POSTHASTE_REDIS_URL"
 	return []mistake{
+		{"keys may be evicted", redisOn("doctor", "redis://"+evicts), 0, "redis eviction | allkeys-lru | noeviction", ""},
 		{"no password of Redis", redisOn("groups list", "redis://"+closed), 1, closed + " | password" + set, ""},
 		{
 			"wrong password of Redis", redisOn("groups list", "redis://:"+secret+"x@"+closed), 1,

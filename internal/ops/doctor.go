@@ -166,7 +166,7 @@ func (d *doctor) postgres(ctx context.Context) {
 		return
 	}
 	defer func() { _ = conn.Close(ctx) }()
-	f, err := readFacts(ctx, conn)
+	f, err := readFacts(ctx, conn, d.config.Slot)
 	if err != nil {
 		d.add(SeverityFail, "postgres", "retry; if it persists, see the log of Postgres", "%v", oneLine(err))
 		return
@@ -252,7 +252,7 @@ func (d *doctor) leader(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
+func readFacts(ctx context.Context, conn *pgx.Conn, slot string) (f facts, err error) {
 	var sync, idle *string
 	err = conn.QueryRow(ctx, query("doctor_facts")).Scan(
 		&f.version, &f.walLevel, &f.maxSlots, &f.maxSenders, &f.keepMB, &f.replication, &f.recovery, &sync, &idle,
@@ -266,7 +266,7 @@ func readFacts(ctx context.Context, conn *pgx.Conn) (f facts, err error) {
 	if err != nil {
 		return f, err
 	}
-	if err = conn.QueryRow(ctx, query("doctor_used")).Scan(&f.slots, &f.senders); sql.Withheld(err) {
+	if err = conn.QueryRow(ctx, query("doctor_used"), slot).Scan(&f.slots, &f.senders); sql.Withheld(err) {
 		err = nil
 	}
 	return f, err
@@ -396,12 +396,13 @@ func (d *doctor) stream(f facts) {
 			"this role may not use replication slots")
 	}
 	if f.slots >= f.maxSlots {
-		d.add(SeverityWarn, "max_replication_slots", "raise max_replication_slots, or drop unused slots",
-			"%d of %d slots are in use", f.slots, f.maxSlots)
+		d.add(severity, "max_replication_slots", "drop a slot that is not used (SELECT slot_name FROM "+
+			"pg_replication_slots WHERE NOT active), or raise max_replication_slots, and restart Postgres",
+			"no slot is free for the relay: others use %d of %d", f.slots, f.maxSlots)
 	}
 	if f.senders >= f.maxSenders {
-		d.add(SeverityWarn, "max_wal_senders", "raise max_wal_senders",
-			"%d of %d walsenders are in use", f.senders, f.maxSenders)
+		d.add(severity, "max_wal_senders", "raise max_wal_senders, and restart Postgres",
+			"no walsender is free for the relay: others use %d of %d", f.senders, f.maxSenders)
 	}
 	if f.syncSlots != "" {
 		d.add(SeverityWarn, "synchronized slots", "monitor the standbys named there",
