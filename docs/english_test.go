@@ -1,0 +1,66 @@
+package docs_test
+
+import (
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// mark matches words for which the field has a plainer one.
+var mark = regexp.MustCompile(`(?i)\b(who(ever|mever|m)?|nobody|somebody|anybody|everybody|ow(ed|es)|told|anew|goes on|` +
+	`gone on|stands? still|has no say|forgets?|forgotten|remembers?|is to be|are to be|has to have|but for|` +
+	`all the same|as a rule|of late|takes as long|beside|say so|says so|said so|asks|asked for|a look|is none|` +
+	`are none)\b`)
+
+// budgets are how many sentences of each kind have a mark. They may only fall.
+var budgets = map[string]int{"comments": 40, "comments of tests": 11, "texts": 6, "SQL and Lua": 6, "pages": 8}
+
+// TestEnglish counts the sentences with a mark.
+func TestEnglish(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), "git", "ls-files").Output()
+	must(t, err)
+	found := map[string][]string{}
+	count := func(kind, name, text string) {
+		for _, s := range regexp.MustCompile(`[.:;!?]\s+|\n\s*\n`).Split(text, -1) {
+			if len(strings.Fields(s)) >= 4 && mark.MatchString(s) {
+				found[kind] = append(found[kind], name+": "+s)
+			}
+		}
+	}
+	code := regexp.MustCompile("`[^`]*`|https?://\\S+|(?s:```.*?```)")
+	literal, comment := regexp.MustCompile(`"([^"\n]{20,})"`), regexp.MustCompile(`(?m)^\s*(?://|--) ?(.*)\n`)
+	for name := range strings.FieldsSeq(string(out)) {
+		switch {
+		case name == "docs/english_test.go":
+		case strings.HasSuffix(name, ".md"):
+			count("pages", name, code.ReplaceAllString(read(t, name), " "))
+		case strings.HasSuffix(name, ".sql"), strings.HasSuffix(name, ".lua"), strings.HasSuffix(name, ".go"):
+			text, kind := read(t, name), "SQL and Lua"
+			if strings.HasSuffix(name, ".go") {
+				kind = "comments"
+			}
+			if strings.HasSuffix(name, "_test.go") {
+				kind = "comments of tests"
+			} else if kind == "comments" {
+				for _, m := range literal.FindAllStringSubmatch(text, -1) {
+					count("texts", name, m[1])
+				}
+			}
+			comments := regexp.MustCompile(`(?m)(?:^\s*(?://|--).*\n)+`).FindAllString(text, -1)
+			for _, c := range comments {
+				count(kind, name, code.ReplaceAllString(comment.ReplaceAllString(c, "$1 "), " "))
+			}
+		}
+	}
+	for kind, budget := range budgets {
+		switch n := len(found[kind]); {
+		case n > budget:
+			t.Errorf("%s: %d sentences have a mark, and %d had one before:\n%s", kind, n, budget,
+				strings.Join(found[kind], "\n"))
+		case n < budget:
+			t.Errorf("%s: set its budget to %d", kind, n)
+		}
+	}
+}
