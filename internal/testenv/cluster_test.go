@@ -110,3 +110,20 @@ func TestSentinelReplaces(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A slot whose owner names another node, which names the owner, is served again.
+func TestALostSlotIsServedAgain(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t, 3, 0)
+	testenv.Must(t, c.Client.Set(t.Context(), "k", "v", 0).Err())
+	slot := c.Slot(t, "k")
+	was := c.Master(t, slot)
+	other := (was + 1) % 3
+	c.BeginMove(t, slot, other)
+	c.MoveKeys(t, slot, was, other, 10)
+	testenv.Must(t, c.Do(t.Context(), other, "CLUSTER", "SETSLOT", slot, "STABLE"))
+	testenv.Must(t, c.Do(t.Context(), was, "CLUSTER", "SETSLOT", slot, "NODE", c.IDs[other]))
+	if now := c.Master(t, slot); now != other {
+		t.Errorf("node %d serves the slot, and %d has its keys", now, other)
+	}
+}
