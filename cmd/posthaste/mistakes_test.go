@@ -328,7 +328,10 @@ func (m *mistakes) ofRedis() []mistake {
 	evicts := testenv.Redis(m.t, "maxmemory-policy allkeys-lru").Addr()
 	set := " | POSTHASTE_REDIS_URL"
 	return []mistake{
-		{"keys may be evicted", redisOn("doctor", "redis://"+evicts), 0, "redis eviction | allkeys-lru | noeviction", ""},
+		{
+			"keys may be evicted", redisOn("doctor", "redis://"+evicts), 0,
+			"redis eviction | allkeys-lru | noeviction", "",
+		},
 		{"no password of Redis", redisOn("groups list", "redis://"+closed), 1, closed + " | password" + set, ""},
 		{
 			"wrong password of Redis", redisOn("groups list", "redis://:"+secret+"x@"+closed), 1,
