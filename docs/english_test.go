@@ -8,8 +8,8 @@ import (
 )
 
 // mark matches words for which the field has a plainer one.
-var mark = regexp.MustCompile(`(?i)\b(who(ever|mever|m)?|nobody|somebody|anybody|everybody|ow(ed|es)|told|anew|goes on|` +
-	`gone on|stands? still|has no say|forgets?|forgotten|remembers?|is to be|are to be|has to have|but for|` +
+var mark = regexp.MustCompile(`(?i)\b(who(ever|mever|m)?|nobody|somebody|anybody|everybody|ow(ed|es)|told|anew|` +
+	`goes on|gone on|stands? still|has no say|forgets?|forgotten|remembers?|is to be|are to be|has to have|but for|` +
 	`all the same|as a rule|of late|takes as long|beside|say so|says so|said so|asks|asked for|a look|is none|` +
 	`are none)\b`)
 
