@@ -130,19 +130,3 @@ func TestWatchdogSeesPastRetries(t *testing.T) {
 		}
 	}
 }
-
-// All goroutines that wait for new streams are woken: a reader without any, and the one that starts a reader for each.
-func TestEverybodyIsToldOfAStream(t *testing.T) {
-	t.Parallel()
-	s := newStreams(nil)
-	_, a := s.watch()
-	_, b := s.watch()
-	s.add("outbox.order")
-	for _, ch := range []<-chan struct{}{a, b} {
-		select {
-		case <-ch:
-		default:
-			t.Error("somebody is not told")
-		}
-	}
-}

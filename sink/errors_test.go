@@ -268,47 +268,6 @@ func alone(t *testing.T, server *testenv.RedisServer) *redis.Client {
 	return c
 }
 
-// Two nodes of a cluster, asked by a client that does not follow them.
-func TestClassesOfACluster(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	a, b := testenv.Redis(t, "cluster-enabled yes"), testenv.Redis(t, "cluster-enabled yes")
-	f := on(t, a, sink.Options{})
-	f.client = alone(t, a)
-	f.sink, f.reg = newSink(t, f.client, sink.Options{})
-	f.must(a.Client.ClusterAddSlotsRange(ctx, 0, 16383).Err())
-	f.must(a.Client.ClusterMeet(ctx, "127.0.0.1", fmt.Sprint(b.Port)).Err())
-	id := b.Client.Do(ctx, "cluster", "myid").Val()
-	testenv.Eventually(t, 60*time.Second, func() error {
-		nodes, err := a.Client.ClusterNodes(ctx).Result()
-		if err == nil && (strings.Contains(nodes, "handshake") || strings.Count(nodes, "connected") < 2) {
-			err = errors.New("not met yet")
-		}
-		if err == nil {
-			err = a.Client.Set(ctx, "up", "", 0).Err()
-		}
-		return err
-	})
-	o := f.adopted(1)
-	attempt := func(name, class string) {
-		t.Helper()
-		lane := streamLane(o)
-		if _, err := f.sink.Lane(name, o, lane).Deliver(makeEvents(1)).Publish(ctx); sink.Class(err) != class {
-			t.Errorf("class %q of %v, want %q", sink.Class(err), err, class)
-		}
-	}
-	migrate := func(name string) {
-		f.do("CLUSTER", "SETSLOT", a.Client.ClusterKeySlot(ctx, name).Val(), "MIGRATING", id)
-	}
-	attempt("a}b", "crossslot")
-	migrate(stream)
-	attempt(stream, "tryagain") // the gate is here, the stream is not
-	migrate("outbox.other")
-	attempt("outbox.other", "moved") // ASK
-	f.do("CLUSTER", "SETSLOT", a.Client.ClusterKeySlot(ctx, "outbox.other").Val(), "NODE", id)
-	attempt("outbox.other", "moved")
-}
-
 func TestTimeoutAndCancel(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

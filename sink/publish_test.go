@@ -216,6 +216,12 @@ func TestWorksInACluster(t *testing.T) {
 	for _, name := range []string{"outbox.user", "{tag}outbox.user"} {
 		everyCall(t, c, sink.Options{MaxLen: 1, Shared: true}, name)
 	}
+	s, _ := newSink(t, c, sink.Options{})
+	o := outbox.Owner{Source: [16]byte{1}, Epoch: 1, Nonce: nonce()}
+	_, err := s.Lane("a}b", o, streamLane(o)).Deliver(makeEvents(1)).Publish(t.Context())
+	if sink.Class(err) != "crossslot" {
+		t.Errorf("class %q of %v, want crossslot", sink.Class(err), err)
+	}
 }
 
 // everyCall uses every method once.

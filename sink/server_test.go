@@ -68,27 +68,11 @@ func TestNothingIsPublishedToAServerPromotedInPlace(t *testing.T) {
 	f.moved(l)
 }
 
-// A user without the right to run INFO can publish anyway.
-func TestAUserWithoutINFO(t *testing.T) {
-	t.Parallel()
-	server := testenv.Redis(t)
-	if err := server.Client.Do(t.Context(), "ACL", "SETUSER", "u", "on", "nopass", "~*", "&*", "+@all",
-		"-info").Err(); err != nil {
-		t.Fatal(err)
-	}
-	f := bound(t, "redis://u:x@"+server.Addr(), server)
-	if id := f.bind(); id != "" {
-		t.Errorf("the server is %q", id)
-	}
-	f.publish(f.lane(f.adopted(1)), makeEvents(1)...)
-	f.must(f.sink.Ready(t.Context()))
-}
-
 // addYounger adds an entry whose id is younger than that of any event.
 var addYounger = []any{"XADD", stream, "9999999999999-0", "somebody", "else"}
 
-// The loss is also noticed if a third party has added entries and trimmed some before the next publish. Unsettled events
-// are published again, because their entries are gone.
+// The loss is also noticed if a third party has added entries and trimmed some before the next publish. Unsettled
+// events are published again, because their entries are gone.
 func TestAStreamMadeAnewIsAGap(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

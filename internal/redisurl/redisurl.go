@@ -243,8 +243,8 @@ func alone() func(ctx context.Context, cn *redis.Conn) error {
 	}
 }
 
-// ModeOf returns the mode of a server: standalone, cluster or sentinel; "" if unknown. It uses HELLO, because every user
-// may call that.
+// ModeOf returns the mode of a server: standalone, cluster or sentinel; "" if unknown. It uses HELLO, because every
+// user may call that.
 func ModeOf(ctx context.Context, c interface {
 	Do(ctx context.Context, args ...any) *redis.Cmd
 },
