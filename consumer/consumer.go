@@ -33,7 +33,7 @@ type Consumer struct {
 	suspect quarantine
 	workers sync.WaitGroup
 	outages outages
-	dog     watchdog
+	dog     *watchdog
 	// outageLogged is when an outage of the handlers was last logged, in Unix ns.
 	outageLogged atomic.Int64
 }
@@ -56,10 +56,9 @@ func New(opt Options) (*Consumer, error) {
 		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster,
 		self:   fmt.Sprintf("%016x", rand.Uint64()), //nolint:gosec // a name, not a secret
 		queues: newQueues(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(),
-		streams: newStreams(opt.Streams), leases: newLeases(),
+		streams: newStreams(opt.Streams), leases: newLeases(), dog: newWatchdog(),
 	}
 	c.outages = outages{log: c.log, metrics: m}
-	c.dog.stall, c.dog.hang = stallAfter, hangAfter
 	return c, nil
 }
 

@@ -163,17 +163,30 @@ func ascending(t *testing.T, bySubject map[string][]int, want int) {
 	}
 }
 
+// lease is the key of the lease in these tests.
+const lease = "{outbox.order}:lease:g"
+
+// orderedConfig is a process in ordered mode that keeps a journal.
+func orderedConfig(r *testenv.RedisServer, idle time.Duration) childConfig {
+	return childConfig{
+		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: idle, Workers: 8, Ordered: true, Journal: "journal",
+	}
+}
+
+// journaled is what the processes have noted, by subject.
+func journaled(t *testing.T, r *testenv.RedisServer) map[string][]int {
+	t.Helper()
+	return firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val())
+}
+
 // In ordered mode the order per subject holds over kills and over all processes.
 func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Ordered: true,
-		Journal: "journal",
-	}
+	cfg := orderedConfig(r, time.Second)
 	n := scale(20_000, 4000)
 	fill(t, r.Client, "outbox.order", n, 20)
-	owner := func() string { return r.Client.Get(t.Context(), "{outbox.order}:lease:g").Val() }
+	owner := func() string { return r.Client.Get(t.Context(), lease).Val() }
 	byPID := map[string]*process{}
 	for range 3 {
 		p := spawn(t, cfg)
@@ -196,7 +209,7 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 		holder.kill()
 	}
 	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
-	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
+	ascending(t, journaled(t, r), n)
 }
 
 // A process that was paused for longer than its lease reads nothing more when it continues: its entries would wait for
@@ -204,13 +217,10 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: time.Second, Workers: 8, Ordered: true,
-		Journal: "journal",
-	}
+	cfg := orderedConfig(r, time.Second)
 	n := scale(20_000, 8000)
 	fill(t, r.Client, "outbox.order", n, 20)
-	owner := func() string { return r.Client.Get(t.Context(), "{outbox.order}:lease:g").Val() }
+	owner := func() string { return r.Client.Get(t.Context(), lease).Val() }
 	holder := spawn(t, cfg)
 	testenv.Eventually(t, 60*time.Second, func() error {
 		return testenv.FailIf(r.Client.LLen(t.Context(), "journal").Val() == 0, "nothing has run")
@@ -241,7 +251,7 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	})
 	must(t, holder.cmd.Process.Signal(syscall.SIGCONT))
 	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
-	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
+	ascending(t, journaled(t, r), n)
 }
 
 // A process that is paused for about as long as its lease may find it expired, drop events, and have it again a moment
@@ -249,10 +259,7 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	cfg := childConfig{
-		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: 300 * time.Millisecond, Workers: 8, Ordered: true,
-		Journal: "journal",
-	}
+	cfg := orderedConfig(r, 300*time.Millisecond)
 	n := scale(60_000, 8000)
 	fill(t, r.Client, "outbox.order", n, 20)
 	p := spawn(t, cfg)
@@ -266,7 +273,7 @@ func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 		must(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		least := cfg.ClaimIdle/3 - time.Duration(i%10)*cfg.ClaimIdle/20
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if left := r.Client.PTTL(t.Context(), "{outbox.order}:lease:g").Val(); left >= max(least, 0) {
+			if left := r.Client.PTTL(t.Context(), lease).Val(); left >= max(least, 0) {
 				return fmt.Errorf("the lease lasts for another %v", left)
 			}
 			return nil
@@ -274,7 +281,7 @@ func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 		must(t, p.cmd.Process.Signal(syscall.SIGCONT))
 	}
 	settled(t, r.Client, 60*time.Second, "g", "outbox.order")
-	ascending(t, firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()), n)
+	ascending(t, journaled(t, r), n)
 }
 
 // An event that kills the process is given up after its attempts, and takes none of the events that merely waited in
@@ -314,7 +321,7 @@ func TestEventThatKillsTheProcess(t *testing.T) {
 		t.Errorf("dead: %v, want only event %s after 10 attempts", dead, ids[40])
 	}
 	total := 0
-	for _, ns := range firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val()) {
+	for _, ns := range journaled(t, r) {
 		total += len(ns)
 	}
 	if total != n-1 {

@@ -1,11 +1,24 @@
 package consumer
 
 import (
+	"cmp"
 	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
+
+// entries returns the first n entries of a stream, of one subject or, with "", of a subject each.
+func entries(attempt, n int, subject string) (es []*entry) {
+	for i := range n {
+		id := strconv.Itoa(i+1) + "-0"
+		values := map[string]any{"subject": cmp.Or(subject, id)}
+		es = append(es, newEntry("s", redis.XMessage{ID: id, Values: values}, attempt, time.Now()))
+	}
+	return es
+}
 
 // A reader finds no room before the woken worker has taken the only queue. It must be woken when that has happened:
 // only then can entries be parked, and nothing else may happen while the handler runs.
@@ -14,15 +27,7 @@ func TestCapacityIsFoundWhenTheLastQueueIsTaken(t *testing.T) {
 	const window = 64
 	l := newQueues(window, time.Hour)
 	l.idle = 1 // a second worker, which waits
-	var es []*entry
-	for i := range window - 16 {
-		id := strconv.Itoa(i+1) + "-0"
-		es = append(es, &entry{
-			stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": "one"}, size: 1,
-			seen: time.Now(),
-		})
-	}
-	l.add(es)
+	l.add(entries(1, window-16, "one"))
 	n, changed := l.tryCapacity(32)
 	if n >= 32 {
 		t.Fatalf("room for %d", n)
@@ -47,14 +52,7 @@ func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const window = 64
 		l := newQueues(window, time.Hour)
-		var es []*entry
-		for i := range window {
-			id := strconv.Itoa(i+1) + "-0"
-			es = append(es, &entry{
-				stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": id}, size: 1,
-				seen: time.Now(),
-			})
-		}
+		es := entries(1, window, "")
 		l.add(es)
 		for range es {
 			e, _ := l.next()
@@ -83,17 +81,7 @@ func TestEverybodyWhoWaitsForRoomIsTold(t *testing.T) {
 func TestWhatIsDroppedComesBackInOrder(t *testing.T) {
 	t.Parallel()
 	l := newQueues(64, time.Hour)
-	entries := func(from int) (es []*entry) {
-		for n := from; n <= 3; n++ {
-			id := strconv.Itoa(n) + "-0"
-			es = append(es, &entry{
-				stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": "one"}, size: 1,
-				seen: time.Now(),
-			})
-		}
-		return es
-	}
-	l.add(entries(1))
+	l.add(entries(1, 3, "one"))
 	first, _ := l.next()
 	l.drop("other")
 	if n := l.counts(); n.held != 3 {
@@ -103,7 +91,7 @@ func TestWhatIsDroppedComesBackInOrder(t *testing.T) {
 	if n := l.counts(); n.held != 1 || n.loaded != 1 {
 		t.Fatalf("%d entries are held, %d with payload; want the one that runs", n.held, n.loaded)
 	}
-	l.add(entries(1))
+	l.add(entries(1, 3, "one"))
 	l.retry(first, 0)
 	for _, want := range []string{"1-0", "2-0", "3-0"} {
 		e, _ := l.next()
@@ -145,14 +133,7 @@ func TestSuccessesBeforeAnOutageDoNotCount(t *testing.T) {
 	t.Parallel()
 	const n, good, attempts = 70, 50, 10
 	l := newQueues(n, time.Hour)
-	var es []*entry
-	for i := range n {
-		id := strconv.Itoa(i+1) + "-0"
-		es = append(es, &entry{
-			stream: "s", id: id, at: parseEntryID(id), values: map[string]any{"subject": id}, attempt: attempts,
-			seen: time.Now(),
-		})
-	}
+	es := entries(attempts, n, "")
 	l.add(es)
 	for i := range es {
 		if e, ok := l.next(); !ok || e != es[i] {

@@ -26,12 +26,13 @@ type watchdog struct {
 	stall, hang time.Duration
 
 	mu sync.Mutex
-	// deaf is since when Redis has not answered for a stream, or, under "", not listed the streams.
-	deaf map[string]time.Time
-	// unread are the streams with entries that are not delivered to the group, where this process is to read them.
-	unread map[string]*unread
-	// cuts has, by the stream of a reader, since when and why answers with entries do not arrive.
-	cuts map[string]cut
+	// deaf has the streams for which Redis does not answer; "" is the list of streams.
+	deaf map[string]trouble
+	// unread has the streams with entries that are not delivered to the group, where this process is to read them, from
+	// when they are not read.
+	unread map[string]trouble
+	// cuts has, by the stream of a reader, why answers with entries do not arrive.
+	cuts map[string]trouble
 	// moves is what the queues had moved when that last changed, or when there was last nothing to move, at since.
 	moves int64
 	since time.Time
@@ -39,75 +40,62 @@ type watchdog struct {
 	why string
 }
 
-// unread is how much of a stream waits, and since when without being read.
-type unread struct {
-	lag   int64
+// trouble is since when something is wrong, and what.
+type trouble struct {
 	since time.Time
+	what  string
 }
 
-// cut is since when answers with entries do not arrive, and why.
-type cut struct {
-	since time.Time
-	why   string
+func newWatchdog() *watchdog {
+	return &watchdog{
+		stall: stallAfter, hang: hangAfter,
+		deaf: map[string]trouble{}, unread: map[string]trouble{}, cuts: map[string]trouble{},
+	}
+}
+
+// note records what is wrong with a stream, in one of the maps; "" if it is well. It keeps since when.
+func (w *watchdog) note(of map[string]trouble, stream, what string, now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if what == "" {
+		delete(of, stream)
+		return
+	}
+	if old, ok := of[stream]; ok {
+		now = old.since
+	}
+	of[stream] = trouble{now, what}
 }
 
 // answered records whether Redis has answered for a stream, or for the list of streams with "".
 func (w *watchdog) answered(stream string, err error, now time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch _, deaf := w.deaf[stream]; {
-	case err == nil || isReply(err):
-		delete(w.deaf, stream)
-	case w.deaf == nil:
-		w.deaf = map[string]time.Time{stream: now}
-	case !deaf:
-		w.deaf[stream] = now
+	what := "Redis has not answered"
+	if err == nil || isReply(err) {
+		what = ""
 	}
+	w.note(w.deaf, stream, what, now)
 }
 
 // told records how many entries of a stream this process has yet to read; below zero: unknown.
 func (w *watchdog) told(stream string, lag int64, now time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if lag <= 0 {
-		delete(w.unread, stream)
-		return
+	what := ""
+	if lag > 0 {
+		what = fmt.Sprintf("%d entries of stream %s wait, and none was read", lag, stream)
 	}
-	if u := w.unread[stream]; u != nil {
-		u.lag = lag
-		return
-	}
-	if w.unread == nil {
-		w.unread = map[string]*unread{}
-	}
-	w.unread[stream] = &unread{lag: lag, since: now}
+	w.note(w.unread, stream, what, now)
 }
 
 // read notes that entries of a stream were read.
 func (w *watchdog) read(stream string, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if u := w.unread[stream]; u != nil {
-		u.since = now
+	if u, ok := w.unread[stream]; ok {
+		w.unread[stream] = trouble{now, u.what}
 	}
 }
 
 // cut notes why answers with entries do not arrive; "" if they do.
-func (w *watchdog) cut(stream, why string, now time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case why == "":
-		delete(w.cuts, stream)
-	case w.cuts == nil:
-		w.cuts = map[string]cut{stream: {now, why}}
-	default:
-		if old, ok := w.cuts[stream]; ok {
-			now = old.since
-		}
-		w.cuts[stream] = cut{now, why}
-	}
-}
+func (w *watchdog) cut(stream, why string, now time.Time) { w.note(w.cuts, stream, why, now) }
 
 // check compares, and returns why the consumer makes no progress, "" if it does not, and whether that is news.
 func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string, news bool) {
@@ -130,11 +118,11 @@ func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string,
 	for _, stream := range slices.Sorted(maps.Keys(w.cuts)) {
 		c := w.cuts[stream]
 		if why != "" {
-			why += "; " + c.why
+			why += "; " + c.what
 			break
 		}
 		if now.Sub(c.since) > w.stall { // these entries are pending, and no longer unread
-			why = c.why
+			why = c.what
 			break
 		}
 	}
@@ -146,19 +134,16 @@ func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string,
 // waiting returns which stream Redis does not answer for, or no reader reads; while every handler runs, reading is not
 // expected.
 func (w *watchdog) waiting(busy bool, now time.Time) (why string) {
-	for _, stream := range slices.Sorted(maps.Keys(w.deaf)) {
-		if still := now.Sub(w.deaf[stream]); still > w.stall {
-			why = fmt.Sprintf("Redis has not answered for %s", still.Round(time.Second))
+	if busy {
+		for stream, u := range w.unread {
+			w.unread[stream] = trouble{now, u.what}
 		}
 	}
-	for _, stream := range slices.Sorted(maps.Keys(w.unread)) {
-		u := w.unread[stream]
-		if busy {
-			u.since = now
-		}
-		if still := now.Sub(u.since); still > w.stall {
-			why = fmt.Sprintf("%d entries of stream %s wait, and none was read for %s", u.lag, stream,
-				still.Round(time.Second))
+	for _, of := range []map[string]trouble{w.deaf, w.unread} {
+		for _, stream := range slices.Sorted(maps.Keys(of)) {
+			if still := now.Sub(of[stream].since); still > w.stall {
+				why = fmt.Sprintf("%s for %s", of[stream].what, still.Round(time.Second))
+			}
 		}
 	}
 	return why

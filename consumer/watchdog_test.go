@@ -43,7 +43,7 @@ func TestWatchdog(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := &watchdog{stall: stallAfter, hang: hangAfter}
+			w := newWatchdog()
 			began := time.Now()
 			w.told("s", c.lag, began)
 			if c.deaf {
@@ -89,7 +89,7 @@ func TestWatchdog(t *testing.T) {
 // A consumer that was idle for hours is not stalled as soon as there is work.
 func TestWatchdogOfAnIdleConsumer(t *testing.T) {
 	t.Parallel()
-	w := &watchdog{stall: stallAfter, hang: hangAfter}
+	w := newWatchdog()
 	began := time.Now()
 	w.told("s", 0, began)
 	w.check(queueCounts{}, 1, began)
@@ -105,7 +105,7 @@ func TestWatchdogOfAnIdleConsumer(t *testing.T) {
 // An event that is tried again and again does not hide that nothing else moves, nor does another stream.
 func TestWatchdogSeesPastRetries(t *testing.T) {
 	t.Parallel()
-	w := &watchdog{stall: stallAfter, hang: hangAfter}
+	w := newWatchdog()
 	l := newQueues(10, time.Hour)
 	e := newEntry("s", redis.XMessage{ID: "1-0", Values: map[string]any{"subject": "a"}}, 1, time.Now())
 	l.add([]*entry{e})
@@ -127,22 +127,6 @@ func TestWatchdogSeesPastRetries(t *testing.T) {
 		why, _ := w.check(l.counts(), 8, began.Add(at))
 		if want := at > stallAfter; (why != "") != want {
 			t.Fatalf("after %v: %q", at, why)
-		}
-	}
-}
-
-// All goroutines that wait for new streams are woken: a reader without any, and the one that starts a reader for each.
-func TestEverybodyIsToldOfAStream(t *testing.T) {
-	t.Parallel()
-	s := newStreams(nil)
-	_, a := s.watch()
-	_, b := s.watch()
-	s.add("outbox.order")
-	for _, ch := range []<-chan struct{}{a, b} {
-		select {
-		case <-ch:
-		default:
-			t.Error("somebody is not told")
 		}
 	}
 }

@@ -75,8 +75,8 @@ func target(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServer
 			}
 		},
 		Late: func() func() {
-			h.hold.Store(true)
-			return func() { f.do(h.held...) }
+			h.hold.Store(1)
+			return func() { f.do(h.held[0]...) }
 		},
 		Poison: func(e *outbox.Record) { e.Payload = big(2 << 20).Payload },
 		Refuse: func(name string) func() {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -108,8 +109,12 @@ func TestEveryClassPasses(t *testing.T) {
 				}
 				return nil
 			})
+			if slices.Contains([]string{"oom", "readonly", "noreplicas", "misconf"}, c.class) {
+				wantNotReady(t, f.sink.Ready(t.Context()), "not_writable")
+			}
 			c.end(f)
 			r := retry(t, d, c.class)
+			f.must(f.sink.Ready(t.Context()))
 			f.wantStored(events...)
 			f.wantLast(r)
 			if n := f.metric("outbox_publish_errors_total", "class", c.class); n == 0 {
@@ -263,47 +268,6 @@ func alone(t *testing.T, server *testenv.RedisServer) *redis.Client {
 	return c
 }
 
-// Two nodes of a cluster, asked by a client that does not follow them.
-func TestClassesOfACluster(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	a, b := testenv.Redis(t, "cluster-enabled yes"), testenv.Redis(t, "cluster-enabled yes")
-	f := on(t, a, sink.Options{})
-	f.client = alone(t, a)
-	f.sink, f.reg = newSink(t, f.client, sink.Options{})
-	f.must(a.Client.ClusterAddSlotsRange(ctx, 0, 16383).Err())
-	f.must(a.Client.ClusterMeet(ctx, "127.0.0.1", fmt.Sprint(b.Port)).Err())
-	id := b.Client.Do(ctx, "cluster", "myid").Val()
-	testenv.Eventually(t, 60*time.Second, func() error {
-		nodes, err := a.Client.ClusterNodes(ctx).Result()
-		if err == nil && (strings.Contains(nodes, "handshake") || strings.Count(nodes, "connected") < 2) {
-			err = errors.New("not met yet")
-		}
-		if err == nil {
-			err = a.Client.Set(ctx, "up", "", 0).Err()
-		}
-		return err
-	})
-	o := f.adopted(1)
-	attempt := func(name, class string) {
-		t.Helper()
-		lane := streamLane(o)
-		if _, err := f.sink.Lane(name, o, lane).Deliver(makeEvents(1)).Publish(ctx); sink.Class(err) != class {
-			t.Errorf("class %q of %v, want %q", sink.Class(err), err, class)
-		}
-	}
-	migrate := func(name string) {
-		f.do("CLUSTER", "SETSLOT", a.Client.ClusterKeySlot(ctx, name).Val(), "MIGRATING", id)
-	}
-	attempt("a}b", "crossslot")
-	migrate(stream)
-	attempt(stream, "tryagain") // the gate is here, the stream is not
-	migrate("outbox.other")
-	attempt("outbox.other", "moved") // ASK
-	f.do("CLUSTER", "SETSLOT", a.Client.ClusterKeySlot(ctx, "outbox.other").Val(), "NODE", id)
-	attempt("outbox.other", "moved")
-}
-
 func TestTimeoutAndCancel(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -337,19 +301,9 @@ func TestTimeoutAndCancel(t *testing.T) {
 
 func TestNewClientKeepsThePasswordToItself(t *testing.T) {
 	t.Parallel()
-	for _, url := range []string{
-		"redis://user:geheim@localhost:port/0", "http://:geheim@localhost", "redis://:geheim@localhost/geheim",
-		"redis://:gehe%zzim@localhost", "redis://:geheim@localhost/0?geheim=1", "redis://:geheim/extra@localhost",
-		"geheim",
-	} {
-		_, err := sink.NewClient(url)
-		if err == nil {
-			t.Errorf("%s is accepted", url)
-			continue
-		}
-		if strings.Contains(err.Error(), "gehe") {
-			t.Errorf("the error tells the password: %v", err)
-		}
+	if _, err := sink.NewClient("redis://:geheim@localhost/geheim"); err == nil ||
+		strings.Contains(err.Error(), "gehe") {
+		t.Errorf("the password is accepted, or told: %v", err)
 	}
 	for _, url := range []string{"redis://localhost:6379/2", "rediss://u:p@localhost", "unix:///run/redis.sock"} {
 		c, err := sink.NewClient(url)

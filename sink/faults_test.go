@@ -1,12 +1,7 @@
 package sink_test
 
 import (
-	"bytes"
-	"context"
-	"io"
 	"testing"
-
-	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
@@ -50,22 +45,6 @@ func TestAConnectionCutInMidCommandPublishesOnce(t *testing.T) {
 	f.wantLast(r)
 }
 
-func TestScriptFlushInMidRun(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	l := f.lane(o)
-	events := makeEvents(4)
-	f.publish(l, events[:2]...)
-	f.do("SCRIPT", "FLUSH")
-	f.publish(l, events[2:]...)
-	f.do("SCRIPT", "FLUSH")
-	f.must(f.sink.Confirm(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 2}}))
-	f.do("SCRIPT", "FLUSH")
-	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 2}}))
-	f.wantStored(events...)
-}
-
 func TestAServerWithASmallBufferGetsSmallerBatches(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, "client-query-buffer-limit 1mb")
@@ -90,35 +69,6 @@ func TestAServerWithASmallBufferGetsSmallerBatches(t *testing.T) {
 	f.wantStored(append(events, more...)...)
 }
 
-// holdBack keeps the first calls instead of sending them, and reports each as a lost connection.
-type holdBack struct {
-	faults
-	n    int
-	held [][]any
-	sent []int
-}
-
-func (h *holdBack) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() != "evalsha" {
-			return next(ctx, cmd)
-		}
-		h.sent = append(h.sent, len(cmd.Args()))
-		if len(h.held) >= h.n {
-			return next(ctx, cmd)
-		}
-		var args []any
-		for _, a := range cmd.Args() {
-			if b, ok := a.([]byte); ok {
-				a = bytes.Clone(b) // the lane uses its buffer again
-			}
-			args = append(args, a)
-		}
-		h.held = append(h.held, args)
-		return io.EOF
-	}
-}
-
 // A call given up as lost may still arrive: bytes of a closed connection wait in the server's socket. Arriving after
 // its half, the whole must not publish the other half too, because that goes under the next number.
 func TestALateWholeAfterItsHalfPublishesNothing(t *testing.T) {
@@ -127,7 +77,8 @@ func TestALateWholeAfterItsHalfPublishesNothing(t *testing.T) {
 	l := f.lane(f.adopted(1))
 	before := makeEvent() // also makes the server learn the script
 	f.publish(l, before)
-	h := &holdBack{n: 2}
+	h := &faults{}
+	h.hold.Store(2)
 	f.client.AddHook(h)
 	events := makeEvents(20)
 	d := l.Deliver(events)
@@ -136,13 +87,13 @@ func TestALateWholeAfterItsHalfPublishesNothing(t *testing.T) {
 			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
 		}
 	}
-	h.n = 3
+	h.hold.Store(1)
 	if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
 		t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
 	}
 	whole, first := h.held[0], h.held[2]
 	if len(h.held[1]) != len(whole) || len(first) >= len(whole) {
-		t.Fatalf("calls of %v arguments, want two wholes and a half", h.sent)
+		t.Fatalf("calls of %d, %d and %d arguments, want two wholes and a half", len(whole), len(h.held[1]), len(first))
 	}
 	for _, args := range [][]any{first, whole, whole} {
 		f.do(args...)

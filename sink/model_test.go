@@ -18,11 +18,10 @@ import (
 )
 
 // faults loses calls on their way to the server (nothing happens) or replies on their way back (it happened). hold
-// keeps the next call in held instead of sending it.
+// keeps the next calls in held instead of sending them.
 type faults struct {
-	before, after atomic.Int32
-	hold          atomic.Bool
-	held          []any
+	before, after, hold atomic.Int32
+	held                [][]any
 }
 
 func (h *faults) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -36,13 +35,15 @@ func (h *faults) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if name := cmd.Name(); name != "evalsha" && name != "eval" {
 			return next(ctx, cmd)
 		}
-		if h.hold.Swap(false) {
+		if h.hold.Add(-1) >= 0 {
+			var held []any
 			for _, a := range cmd.Args() {
 				if b, ok := a.([]byte); ok {
 					a = bytes.Clone(b) // the lane uses its buffer again
 				}
-				h.held = append(h.held, a)
+				held = append(held, a)
 			}
+			h.held = append(h.held, held)
 			return io.EOF
 		}
 		if h.before.Add(-1) >= 0 {

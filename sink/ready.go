@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -192,22 +190,13 @@ func aofExists(ctx context.Context, c *redis.Client) error {
 	return nil
 }
 
-// infoOf returns sections of INFO, nil if that is refused. Their fields have different names.
+// infoOf returns the fields of sections of INFO, whose names differ, nil if that is refused.
 func infoOf(ctx context.Context, c *redis.Client, sections ...string) (map[string]string, error) {
-	t, err := c.Info(ctx, sections...).Result()
+	info, err := redisurl.Info(ctx, c, sections...)
 	if redisurl.Refused(err) {
 		return nil, nil //nolint:nilnil // nothing is known
 	}
-	if err != nil {
-		return nil, err
-	}
-	m := make(map[string]string)
-	for line := range strings.SplitSeq(t, "\r\n") {
-		if k, v, ok := strings.Cut(line, ":"); ok {
-			m[k] = v
-		}
-	}
-	return m, nil
+	return info, err
 }
 
 // infos returns those of the server, or of all masters of a cluster, by address.
@@ -224,45 +213,6 @@ func (s *Sink) infos(ctx context.Context, sections ...string) (map[string]map[st
 		return err
 	})
 	return all, unreachable(err)
-}
-
-// Warning is a setting of Redis with which events can be lost although everything runs.
-type Warning struct {
-	// Name is "eviction_policy" or "aof_off".
-	Name string
-	// Text describes the problem, and Remedy is a sentence with what an operator can do.
-	Text, Remedy string
-}
-
-// Warnings returns unsafe settings of Redis; in a cluster, each with the first master that has it.
-func (s *Sink) Warnings(ctx context.Context) ([]Warning, error) {
-	infos, err := s.infos(ctx, "memory", "persistence")
-	if err != nil {
-		return nil, err
-	}
-	var w []Warning
-	add := func(name, addr, text, remedy string) {
-		if slices.ContainsFunc(w, func(x Warning) bool { return x.Name == name }) {
-			return
-		}
-		if len(infos) > 1 {
-			text = "node " + addr + ": " + text
-		}
-		w = append(w, Warning{Name: name, Text: text, Remedy: remedy})
-	}
-	for _, addr := range slices.Sorted(maps.Keys(infos)) {
-		if p := infos[addr]["maxmemory_policy"]; unsafeEviction(p) {
-			add("eviction_policy", addr,
-				fmt.Sprintf("maxmemory-policy is %s: Redis may delete streams and gates when memory is short", p),
-				"set maxmemory-policy noeviction")
-		}
-		if infos[addr]["aof_enabled"] == "0" {
-			add("aof_off", addr,
-				"the append-only file is off: a restart of Redis loses every event since the last snapshot",
-				"set appendonly yes")
-		}
-	}
-	return w, nil
 }
 
 func unsafeEviction(policy string) bool { return policy != "" && policy != "noeviction" }

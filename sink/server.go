@@ -101,7 +101,7 @@ var errOther = errors.New("this is another process of Redis, or it was restarted
 func (m *member) onConnect(ctx context.Context, cn *redis.Conn) error {
 	if m.server.sentinels {
 		// The client also runs onConnect for connections to Sentinels.
-		if is, err := isSentinel(ctx, cn); is || err != nil {
+		if mode, err := redisurl.ModeOf(ctx, cn); mode == "sentinel" || err != nil {
 			return err
 		}
 	}
@@ -110,22 +110,6 @@ func (m *member) onConnect(ctx context.Context, cn *redis.Conn) error {
 		return err
 	}
 	return m.meet(id)
-}
-
-// isSentinel uses the command that every user may call.
-func isSentinel(ctx context.Context, cn *redis.Conn) (bool, error) {
-	v, err := cn.Do(ctx, "hello").Result()
-	if reply := redis.Error(nil); errors.As(err, &reply) {
-		return false, nil // a proxy that does not know the command
-	}
-	switch v := v.(type) { // connections to Sentinels use RESP3
-	case map[any]any:
-		return v["mode"] == "sentinel", err
-	case []any:
-		i := slices.Index(v, any("mode"))
-		return i >= 0 && i+1 < len(v) && v[i+1] == "sentinel", err
-	}
-	return false, err
 }
 
 // meet binds the first process if first is set, and refuses a process other than the bound one. At an address without a

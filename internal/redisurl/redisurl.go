@@ -195,7 +195,7 @@ func Mode(ctx context.Context, o *redis.UniversalOptions) string {
 	one.MaxRetries, one.DialerRetries, one.ContextTimeoutEnabled, one.DialTimeout = -1, 1, true, askFor
 	client := redis.NewClient(one)
 	defer client.Close()
-	mode, _ := ask(ctx, client) // the client's user gets the error when it connects
+	mode, _ := ModeOf(ctx, client) // the client's user gets the error when it connects
 	return mode
 }
 
@@ -229,7 +229,7 @@ func alone() func(ctx context.Context, cn *redis.Conn) error {
 		if known.Load() {
 			return nil
 		}
-		mode, err := ask(ctx, cn)
+		mode, err := ModeOf(ctx, cn)
 		switch {
 		case err != nil:
 			return err
@@ -243,9 +243,9 @@ func alone() func(ctx context.Context, cn *redis.Conn) error {
 	}
 }
 
-// ask returns the mode of a server: standalone, cluster or sentinel; "" if unknown. It uses HELLO, because every user
-// may call that.
-func ask(ctx context.Context, c interface {
+// ModeOf returns the mode of a server: standalone, cluster or sentinel; "" if unknown. It uses HELLO, because every
+// user may call that.
+func ModeOf(ctx context.Context, c interface {
 	Do(ctx context.Context, args ...any) *redis.Cmd
 },
 ) (string, error) {

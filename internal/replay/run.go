@@ -389,8 +389,7 @@ func postgresRemedy(error) string { return "check that Postgres runs" }
 func (r *replaying) patiently(ctx context.Context, remedy func(err error) string,
 	call func(ctx context.Context) error,
 ) error {
-	wait := 100 * time.Millisecond
-	failed := false
+	backoff := pause.Backoff{First: 100 * time.Millisecond, Most: 5 * time.Second}
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -398,23 +397,18 @@ func (r *replaying) patiently(ctx context.Context, remedy func(err error) string
 		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 		err := call(actx)
 		cancel()
-		if err == nil {
-			if failed {
+		switch {
+		case err == nil:
+			if backoff.Waited() {
 				r.progress.Say("going on")
 			}
 			return nil
-		}
-		if final(err) {
+		case final(err):
 			return err
-		}
-		if !failed {
-			failed = true
+		case !backoff.Waited():
 			r.progress.Say("%v (%s); waiting", cli.OneLine(err), remedy(err))
 		}
-		if err := pause.For(ctx, wait); err != nil {
-			return err
-		}
-		wait = min(2*wait, 5*time.Second)
+		backoff.Wait(ctx)
 	}
 }
 
