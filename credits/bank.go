@@ -405,16 +405,3 @@ func (b *Bank) reopen(ctx context.Context, bkt int16, had view) error {
 	}
 	return retryable{ErrRecovering}
 }
-
-// Evict removes an account from Redis if the ledger has all its operations, and reports whether it did.
-func (b *Bank) Evict(ctx context.Context, user uuid.UUID) (bool, error) {
-	acct, _, err := accountAt(ctx, b.pool, user)
-	if err != nil || acct == nil {
-		return false, err
-	}
-	r, err := call(ctx, b.redis, fnEvict, []string{accountKey(user)}, acct.LastSeq)
-	if err != nil {
-		return false, err
-	}
-	return r[0] == string(OK), nil
-}

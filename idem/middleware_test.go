@@ -221,7 +221,9 @@ func TestLongResponsesArePointers(t *testing.T) {
 			t.Fatal(keys, err)
 		}
 		// A long response without a reference is not kept: its replay runs the handler again.
-		s = serve(idem.HTTPOptions{}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body(64<<10)) })
+		s = serve(idem.HTTPOptions{}, func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, body(64<<10))
+		})
 		for range 2 {
 			if status, header, text := pay(t, s, "u", key, "1"); status != 200 || text != body(64<<10) ||
 				header.Get("Idempotent-Replayed") != "false" {
