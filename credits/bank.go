@@ -275,7 +275,7 @@ func (b *Bank) ask(ctx context.Context, bkt int16) error {
 		defer cancel()
 		r, err := readBucket(ctx, b.pool, bkt)
 		if errors.Is(err, errBucketUnused) {
-			if err = addBucket(ctx, b.pool, bkt); err == nil {
+			if _, err = b.pool.Exec(ctx, query("epoch_add"), bkt); err == nil {
 				r, err = readBucket(ctx, b.pool, bkt)
 			}
 		}
