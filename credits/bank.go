@@ -275,7 +275,7 @@ func (b *Bank) ask(ctx context.Context, bkt int16) error {
 		defer cancel()
 		r, err := readBucket(ctx, b.pool, bkt)
 		if errors.Is(err, errBucketUnused) {
-			if err = addBucket(ctx, b.pool, bkt); err == nil {
+			if _, err = b.pool.Exec(ctx, query("epoch_add"), bkt); err == nil {
 				r, err = readBucket(ctx, b.pool, bkt)
 			}
 		}
@@ -404,17 +404,4 @@ func (b *Bank) reopen(ctx context.Context, bkt int16, had view) error {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	return retryable{ErrRecovering}
-}
-
-// Evict removes an account from Redis if the ledger has all its operations, and reports whether it did.
-func (b *Bank) Evict(ctx context.Context, user uuid.UUID) (bool, error) {
-	acct, _, err := accountAt(ctx, b.pool, user)
-	if err != nil || acct == nil {
-		return false, err
-	}
-	r, err := call(ctx, b.redis, fnEvict, []string{accountKey(user)}, acct.LastSeq)
-	if err != nil {
-		return false, err
-	}
-	return r[0] == string(OK), nil
 }

@@ -69,50 +69,6 @@ func BenchmarkSync(b *testing.B) {
 	}
 }
 
-// BenchmarkFunction compares pipelined deductions with a minimal function, and with single deductions through the Bank.
-func BenchmarkFunction(b *testing.B) {
-	bare := "#!lua name=bare\nredis.register_function('bare', function(k, a) return {'OK'} end)"
-	b.Run("bare", func(b *testing.B) {
-		w := newWorld(b)
-		w.redis.Client.FunctionLoadReplace(b.Context(), bare)
-		op := newOp(uuid.New(), Deduct, 1)
-		for done := 0; done < b.N; done += 500 {
-			_, err := w.redis.Client.Pipelined(b.Context(), func(p redis.Pipeliner) error {
-				for range 500 {
-					p.FCall(b.Context(), "bare", []string{accountKey(op.User)}, 1, op.fp(), op.User.String(),
-						op.ID.String(), 1, 0, 1,
-						1, durMemory, "0", "")
-				}
-				return nil
-			})
-			must(b, err)
-		}
-	})
-	b.Run("deduct", func(b *testing.B) {
-		w := newWorld(b)
-		users := w.fill(2000)
-		before := w.used()
-		b.ResetTimer()
-		w.write(users, b.N)
-		b.StopTimer()
-		b.ReportMetric(float64(w.used()-before)/float64(b.N), "B/op-kept")
-	})
-	b.Run("bank", func(b *testing.B) {
-		w := newWorld(b)
-		users := w.fill(2000)
-		w.run()
-		b.SetParallelism(16)
-		b.ResetTimer()
-		b.RunParallel(func(p *testing.PB) {
-			for i := 0; p.Next(); i++ {
-				if _, err := w.bank.Apply(context.Background(), newOp(users[i%len(users)], Deduct, 1)); err != nil {
-					b.Error(err)
-				}
-			}
-		})
-	})
-}
-
 // used returns the memory that the server's data needs, in bytes.
 func (w *world) used() int64 {
 	w.tb.Helper()

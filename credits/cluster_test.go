@@ -3,8 +3,6 @@ package credits
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -18,94 +16,60 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// cluster starts three masters that share the slots. newClient returns a client of the cluster with the settings of
-// world.client.
-func cluster(t *testing.T,
-	start func(testing.TB, ...string) *testenv.RedisServer) (nodes []*testenv.RedisServer,
-	newClient func() (redis.UniversalClient, *Connections),
+// onCluster returns a world on a cluster, and what makes a client of it with the settings of world.client. edit changes
+// the bank.
+func onCluster(t *testing.T, c *testenv.RedisCluster, edit ...func(*Options)) (
+	w *world, newClient func() (redis.UniversalClient, *Connections),
 ) {
 	t.Helper()
-	const masters = 3
-	do := func(n *testenv.RedisServer, args ...any) {
-		t.Helper()
-		if err := n.Client.Do(t.Context(), args...).Err(); err != nil {
-			t.Fatalf("%v: %v", args, err)
-		}
-	}
-	var addrs []string
-	for i := range masters {
-		n := start(t, "cluster-enabled yes", "cluster-node-timeout 30000")
-		nodes, addrs = append(nodes, n), append(addrs, n.Addr())
-		do(n, "CLUSTER", "ADDSLOTSRANGE", i*16384/masters, (i+1)*16384/masters-1)
-		do(n, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
-	}
-	for _, n := range nodes[1:] {
-		do(nodes[0], "CLUSTER", "MEET", "127.0.0.1", n.Port)
-	}
-	testenv.Eventually(t, 20*time.Second, func() error {
-		for _, n := range nodes {
-			info, err := n.Client.ClusterInfo(context.Background()).Result()
-			if err != nil || !strings.Contains(info, "cluster_state:ok") ||
-				!strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", masters)) {
-				return fmt.Errorf("not one cluster yet: %w", err)
-			}
-		}
-		return nil
-	})
-	return nodes, func() (redis.UniversalClient, *Connections) {
-		o := &redis.UniversalOptions{Addrs: addrs, MaxRedirects: 3, IsClusterMode: true}
+	newClient = func() (redis.UniversalClient, *Connections) {
+		o := &redis.UniversalOptions{Addrs: c.Client.Options().Addrs, MaxRedirects: 3, IsClusterMode: true}
 		connections := Configure(o)
 		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 30*time.Second, 30*time.Second, 30*time.Second
-		c := redis.NewUniversalClient(o)
-		t.Cleanup(func() { _ = c.Close() })
-		return c, connections
+		client := redis.NewUniversalClient(o)
+		t.Cleanup(func() { _ = client.Close() })
+		return client, connections
 	}
+	w = &world{tb: t, db: testenv.Postgres(t)}
+	w.bank = w.newBank(append(edit, func(o *Options) { o.Redis, o.Connections = newClient() })...)
+	client, _ := newClient()
+	w.sync = NewSync(SyncOptions{Redis: client, Pool: w.db.Pool, Logger: testenv.Logger(t)})
+	return w, newClient
 }
 
-// nodeOf returns the index of the master that has a user's keys before any slot moves.
-func nodeOf(t *testing.T, nodes []*testenv.RedisServer, user uuid.UUID) int {
+// userOn returns a user whose keys are on a master.
+func userOn(t *testing.T, c *testenv.RedisCluster, master int) uuid.UUID {
 	t.Helper()
-	slot, err := nodes[0].Client.ClusterKeySlot(t.Context(), accountKey(user)).Result()
-	must(t, err)
-	i := 0
-	for int(slot) >= (i+1)*16384/len(nodes) {
-		i++
+	for {
+		if user := uuid.New(); c.Master(t, c.Slot(t, accountKey(user))) == master {
+			return user
+		}
 	}
-	return i
 }
 
 // All features on a cluster of three masters, of Redis and of Valkey: functions on every master, loads, the sync,
 // reconciliation, and exact balances. Then one master loses its data, and only its buckets are rebuilt.
 func TestOnACluster(t *testing.T) {
 	t.Parallel()
-	for name, start := range map[string]func(testing.TB, ...string) *testenv.RedisServer{
-		"redis":  testenv.Redis,
-		"valkey": testenv.Valkey,
+	for name, start := range map[string]func(testing.TB, int, int, ...string) *testenv.RedisCluster{
+		"redis":  testenv.Cluster,
+		"valkey": testenv.ValkeyCluster,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			nodes, newClient := cluster(t, start)
-			db, log := testenv.Postgres(t), testenv.Logger(t)
-			onCluster := func(o *Options) { o.Redis, o.Connections = newClient() }
-			w := &world{tb: t, db: db, redis: nodes[0]}
-			w.bank = w.newBank(onCluster)
-			c, _ := newClient()
-			w.sync = NewSync(SyncOptions{Redis: c, Pool: db.Pool, Logger: log})
+			c := start(t, 3, 0)
+			w, newClient := onCluster(t, c)
 			users := make([]uuid.UUID, 12)
 			for i := range users { // four on each master; random users would often leave a master without any
-				for users[i] = uuid.New(); nodeOf(t, nodes, users[i]) != i%len(nodes); {
-					users[i] = uuid.New()
-				}
+				users[i] = userOn(t, c, i%3)
 				w.must(newOp(users[i], Add, 50), OK)
 			}
-			for _, n := range nodes {
-				if n.Client.DBSize(t.Context()).Val() == 0 {
-					t.Error("a master has nothing")
-				}
-				wantEqual(t, "libraries", len(n.Client.FunctionList(t.Context(), functionQuery).Val()), 1)
+			for i := range c.Nodes {
+				wantEqual(t, "libraries", len(c.On(t, i).FunctionList(t.Context(), functionQuery).Val()), 1)
 			}
-			nodes[1].Client.FunctionFlush(t.Context())
-			banks := []*Bank{w.bank, w.newBank(onCluster), w.newBank(onCluster)}
+			c.On(t, 1).FunctionFlush(t.Context())
+			other := func(o *Options) { o.Redis, o.Connections = newClient() }
+			banks := []*Bank{w.bank, w.newBank(other), w.newBank(other)}
 			var spent atomic.Int64
 			var wg sync.WaitGroup
 			for i := range users {
@@ -136,7 +100,7 @@ func TestOnACluster(t *testing.T) {
 			for _, u := range users {
 				w.inStep(u, 0)
 			}
-			r, err := Reconcile(t.Context(), c, db.Pool, nil)
+			r, err := Reconcile(t.Context(), w.bank.redis, w.db.Pool, nil)
 			if err != nil || !r.Clean() || r.Accounts != len(users) || r.Cached != len(users) {
 				t.Errorf("reconciliation: %+v, %v", r, err)
 			}
@@ -144,21 +108,17 @@ func TestOnACluster(t *testing.T) {
 				w.must(newOp(u, Add, 7), OK)
 			}
 			w.settle()
-			nodes[2].Client.FlushAll(t.Context())
+			c.On(t, 2).FlushAll(t.Context())
 			w.settle()
-			hit := 0
 			for _, u := range users {
 				testenv.Eventually(t, 20*time.Second, func() error {
 					_, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1000))
 					return err
 				})
 				w.inStep(u, 7)
-				if nodeOf(t, nodes, u) == 2 {
-					hit++
-				}
 			}
-			if n := counter(w.sync.metrics.bumps); n == 0 || n > int64(hit) {
-				t.Errorf("%d buckets rebuilt, %d accounts lost their data", n, hit)
+			if n := counter(w.sync.metrics.bumps); n == 0 || n > 4 {
+				t.Errorf("%d buckets rebuilt, 4 accounts lost their data", n)
 			}
 			wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 0)
 		})
@@ -169,19 +129,18 @@ func TestOnACluster(t *testing.T) {
 // was carried out twice.
 func TestABucketMovesInTheCluster(t *testing.T) {
 	t.Parallel()
-	t.Run("memory", func(t *testing.T) { t.Parallel(); aBucketMoves(t, testenv.Redis, Durability{}) })
-	t.Run("durable", func(t *testing.T) { t.Parallel(); aBucketMoves(t, testenv.Valkey, Durability{AOF: true}) })
+	t.Run("memory", func(t *testing.T) { t.Parallel(); aBucketMoves(t, testenv.Cluster(t, 3, 0), Durability{}) })
+	t.Run("durable", func(t *testing.T) {
+		t.Parallel()
+		aBucketMoves(t, testenv.ValkeyCluster(t, 3, 0, "appendfsync always"), Durability{AOF: true})
+	})
 }
 
-func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServer, durable Durability) {
+func aBucketMoves(t *testing.T, c *testenv.RedisCluster, durable Durability) {
 	t.Helper()
-	nodes, newClient := cluster(t, start)
-	db, log := testenv.Postgres(t), testenv.Logger(t)
-	w := &world{tb: t, db: db, redis: nodes[0]}
-	c, connections := newClient()
-	w.bank = w.newBank(func(o *Options) { o.Redis, o.Connections, o.Durability = c, connections, durable })
-	w.sync = NewSync(SyncOptions{Redis: c, Pool: db.Pool, Logger: log})
-	user := w.funded(1_000_000) // more than the writers spend however long the move takes
+	w, _ := onCluster(t, c, func(o *Options) { o.Durability = durable })
+	user := uuid.New()
+	w.durable(newOp(user, Add, 1_000_000), OK) // more than the writers spend however long the move takes
 	stop := make(chan struct{})
 	var done atomic.Int64
 	var wg sync.WaitGroup
@@ -216,33 +175,13 @@ func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.Redis
 	}
 	more()
 	before := newOp(user, Deduct, 1)
-	w.must(before, OK)
+	w.durable(before, OK)
 	done.Add(1)
-	slot := int(nodes[0].Client.ClusterKeySlot(t.Context(), accountKey(user)).Val())
-	from := nodeOf(t, nodes, user)
-	to := (from + 1) % 3
-	ids := make([]string, 3)
-	for i, n := range nodes {
-		ids[i] = n.Client.Do(t.Context(), "CLUSTER", "MYID").Val().(string)
-	}
-	do := func(n int, args ...any) {
-		if err := nodes[n].Client.Do(t.Context(), args...).Err(); err != nil {
-			t.Errorf("%v: %v", args, err)
-		}
-	}
-	do(to, "FUNCTION", "LOAD", "REPLACE", library)
-	do(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[from])
-	do(from, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[to])
-	for {
-		keys := nodes[from].Client.ClusterGetKeysInSlot(t.Context(), slot, 100).Val()
-		if len(keys) == 0 {
-			break
-		}
-		args := []any{"MIGRATE", "127.0.0.1", nodes[to].Port, "", 0, 5000, "KEYS"}
-		for _, k := range keys {
-			args = append(args, k)
-		}
-		do(from, args...)
+	slot := c.Slot(t, accountKey(user))
+	to := (c.Master(t, slot) + 1) % 3
+	must(t, c.On(t, to).FunctionLoadReplace(t.Context(), library).Err())
+	from := c.BeginMove(t, slot, to)
+	for c.MoveKeys(t, slot, from, to, 100) > 0 { //nolint:revive // repeats
 	}
 	// New operations wait until the slot has moved: Redis refuses a command if only some of its keys exist in a moving
 	// slot. A repeated operation is redirected to its record.
@@ -253,9 +192,7 @@ func aBucketMoves(t *testing.T, start func(testing.TB, ...string) *testenv.Redis
 		}
 		return err
 	})
-	for _, n := range []int{to, from} {
-		do(n, "CLUSTER", "SETSLOT", slot, "NODE", ids[to])
-	}
+	c.EndMove(t, slot, to)
 	more()
 	close(stop)
 	wg.Wait()
@@ -296,9 +233,7 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 			w.sync = NewSync(SyncOptions{Redis: newClient(time.Second), Pool: w.db.Pool, Logger: testenv.Logger(t)})
 			users := make([]uuid.UUID, len(c.Nodes))
 			for i := range users {
-				for users[i] = uuid.New(); c.Master(t, c.Slot(t, accountKey(users[i]))) != i; {
-					users[i] = uuid.New()
-				}
+				users[i] = userOn(t, c, i)
 				w.must(newOp(users[i], Add, 50), OK)
 			}
 			w.run()

@@ -29,7 +29,6 @@ const (
 	fnLock   = "cr_lock_v1"
 	fnUnlock = "cr_unlock_v1"
 	fnLoad   = "cr_load_v1"
-	fnEvict  = "cr_evict_v1"
 	fnFreeze = "cr_freeze_v1"
 	fnAck    = "cr_ack_v1"
 	fnLook   = "cr_look_v1"

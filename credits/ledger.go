@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+
+	"posthaste/internal/statement"
 )
 
 // The events of the ledger.
@@ -91,7 +93,8 @@ func (l *ledger) lock(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 		users[e.UserID] = true
 	}
 	delete(users, uuid.Nil)
-	list, err := lockAccounts(ctx, tx, slices.Collect(maps.Keys(users)))
+	list, err := statement.Structs[LedgerAccount](ctx, tx, "lock credit accounts", query("accounts_lock"),
+		slices.Collect(maps.Keys(users)))
 	if err != nil {
 		return err
 	}
@@ -109,7 +112,8 @@ func (l *ledger) lookUp(ctx context.Context, tx pgx.Tx, entries []*entry) error 
 			list = append(list, knownEntry{e.UserID, e.Seq, e.OpID})
 		}
 	}
-	have, err := knownEntries(ctx, tx, list)
+	have, err := statement.Structs[knownEntry](ctx, tx, "read credit entries", query("entries_known"),
+		columns(list)...)
 	if err != nil {
 		return err
 	}

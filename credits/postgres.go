@@ -101,14 +101,6 @@ func readBucket(ctx context.Context, db sql.DB, bucket int16) (LedgerBucket, err
 	return list[0], nil
 }
 
-// addBucket makes sure that a bucket has a row.
-func addBucket(ctx context.Context, db sql.DB, bucket int16) error {
-	if _, err := db.Exec(ctx, query("epoch_add"), bucket); err != nil {
-		return fmt.Errorf("add credit bucket %d: %w", bucket, err)
-	}
-	return nil
-}
-
 // ledgerOwner returns this database's source; "" if no relay has run on it since it was created or copied.
 func ledgerOwner(ctx context.Context, db sql.DB) (string, error) {
 	var source *string
@@ -155,14 +147,6 @@ func bumpEpoch(ctx context.Context, tx pgx.Tx, bucket int16, mark int64) (int64,
 	return epoch, nil
 }
 
-// raiseEpoch sets a bucket's epoch to a higher one. tx must hold the bucket's row.
-func raiseEpoch(ctx context.Context, tx pgx.Tx, bucket int16, epoch int64) error {
-	if _, err := tx.Exec(ctx, query("epoch_raise"), bucket, epoch); err != nil {
-		return fmt.Errorf("raise the epoch of credit bucket %d to %d: %w", bucket, epoch, err)
-	}
-	return nil
-}
-
 // accountAt returns a user's account (nil if it does not exist) and the epoch and mark of its bucket, from one
 // snapshot. Errors: errBucketUnused.
 func accountAt(ctx context.Context, db sql.DB, user uuid.UUID) (*LedgerAccount, LedgerBucket, error) {
@@ -183,11 +167,6 @@ func accountAt(ctx context.Context, db sql.DB, user uuid.UUID) (*LedgerAccount, 
 	return a, e, nil
 }
 
-// lockAccounts locks the users' existing accounts until tx ends, and returns them.
-func lockAccounts(ctx context.Context, tx pgx.Tx, users []uuid.UUID) ([]LedgerAccount, error) {
-	return statement.Structs[LedgerAccount](ctx, tx, "read credit accounts", query("accounts_lock"), users)
-}
-
 // FrozenAccounts returns every frozen account.
 func FrozenAccounts(ctx context.Context, db sql.DB) ([]LedgerAccount, error) {
 	return statement.Structs[LedgerAccount](ctx, db, "read the frozen credit accounts", query("accounts_frozen"))
@@ -206,16 +185,11 @@ func EntryByOp(ctx context.Context, db sql.DB, user, op uuid.UUID) (*LedgerEntry
 	return &list[0], nil
 }
 
-// knownEntry is an entry that the ledger already has.
+// knownEntry identifies an entry, by number and by operation.
 type knownEntry struct {
 	UserID uuid.UUID
 	Seq    int64
 	OpID   uuid.UUID
-}
-
-// knownEntries returns the entries that the ledger already has, by number or by operation.
-func knownEntries(ctx context.Context, tx pgx.Tx, entries []knownEntry) ([]knownEntry, error) {
-	return statement.Structs[knownEntry](ctx, tx, "read credit entries", query("entries_known"), columns(entries)...)
 }
 
 // ledgerEvent is an event of type credits.
@@ -310,15 +284,6 @@ func unbalancedBuckets(ctx context.Context, db sql.DB) ([]Unbalanced, error) {
 	return statement.Structs[Unbalanced](ctx, db, "read the sums of the buckets", query("reconcile_buckets"))
 }
 
-// countAccounts returns the approximate number of accounts, from the planner's statistics.
-func countAccounts(ctx context.Context, db sql.DB) (int64, error) {
-	var n int64
-	if err := db.QueryRow(ctx, query("accounts_count")).Scan(&n); err != nil {
-		return 0, fmt.Errorf("count the accounts: %w", err)
-	}
-	return n, nil
-}
-
 // QuarantinedEntry is the readable part of a stream entry of a frozen account.
 type QuarantinedEntry struct {
 	Reason   string `json:"reason"`
@@ -328,17 +293,4 @@ type QuarantinedEntry struct {
 	Amount string    `json:"amount"`
 	Seq    string    `json:"seq"`
 	At     time.Time `json:"at"`
-}
-
-// quarantinedEntries returns up to limit entries of a user, oldest first.
-func quarantinedEntries(ctx context.Context, db sql.DB, user uuid.UUID, limit int) ([]QuarantinedEntry, error) {
-	return statement.Structs[QuarantinedEntry](ctx, db, "read the quarantine", query("quarantine_list"), user, limit)
-}
-
-// thawAccount clears the frozen state of an account.
-func thawAccount(ctx context.Context, db sql.DB, user uuid.UUID) error {
-	if _, err := db.Exec(ctx, query("account_thaw"), user); err != nil {
-		return fmt.Errorf("thaw a credit account: %w", err)
-	}
-	return nil
 }

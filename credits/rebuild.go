@@ -200,7 +200,8 @@ func (s *Sync) follow(ctx context.Context, bkt int16) error {
 			return nil
 		}
 		from, to = r.Epoch, t.number()
-		return raiseEpoch(ctx, tx, bkt, to)
+		_, err := tx.Exec(ctx, query("epoch_raise"), bkt, to)
+		return err
 	})
 	if err == nil && to > 0 {
 		s.log.Error("the ledger was behind the epoch of redis: was postgres restored to an earlier time?", "bucket",

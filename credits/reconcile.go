@@ -84,9 +84,9 @@ func Reconcile(ctx context.Context, c redis.UniversalClient, pool *sql.Pool,
 		redis: c, pool: pool, report: &Report{Differences: []Difference{}, Buckets: []Unbalanced{}},
 		ledger: map[uuid.UUID]bool{},
 	}
-	about, err := countAccounts(ctx, pool)
-	if err != nil {
-		return nil, err
+	var about int64
+	if err := pool.QueryRow(ctx, query("accounts_count")).Scan(&about); err != nil {
+		return nil, fmt.Errorf("count the accounts: %w", err)
 	}
 	for after := uuid.Nil; ; {
 		page, err := ledgerBalances(ctx, pool, after, reconcilePage, nil)

@@ -339,19 +339,3 @@ func TestLoadNeverOverwritesTheStream(t *testing.T) {
 	wantEqual(t, "from a ledger that is ahead", load(9, 0), "EPOCH")
 	wantEqual(t, "the account", w.redis.Client.Exists(t.Context(), accountKey(user)).Val(), 0)
 }
-
-func TestEvictionOnlyWhenSynced(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	user := w.funded(100)
-	w.settle()
-	w.must(newOp(user, Deduct, 1), OK)
-	if ok, err := w.bank.Evict(t.Context(), user); ok || err != nil {
-		t.Errorf("with an operation that the ledger does not have: %v, %v", ok, err)
-	}
-	w.settle()
-	if ok, err := w.bank.Evict(t.Context(), user); !ok || err != nil {
-		t.Errorf("in step: %v, %v", ok, err)
-	}
-	w.inStep(user, 99)
-}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/statement"
 	"posthaste/sql"
 )
 
@@ -56,7 +57,8 @@ func Inspect(ctx context.Context, c redis.UniversalClient, pool *sql.Pool, user 
 	if err != nil {
 		return nil, err
 	}
-	quarantine, err := quarantinedEntries(ctx, pool, user, quarantineShown)
+	quarantine, err := statement.Structs[QuarantinedEntry](ctx, pool, "read the quarantine", query("quarantine_list"),
+		user, quarantineShown)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +132,10 @@ func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Acc
 		if len(rows) == 0 {
 			return ErrWaiting
 		}
-		return thawAccount(ctx, tx, user)
+		if _, err := tx.Exec(ctx, query("account_thaw"), user); err != nil {
+			return fmt.Errorf("thaw the account: %w", err)
+		}
+		return nil
 	})
 	if err != nil {
 		return a, err

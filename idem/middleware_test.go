@@ -220,7 +220,17 @@ func TestLongResponsesArePointers(t *testing.T) {
 		if err != nil || len(keys) != 5 {
 			t.Fatal(keys, err)
 		}
-		for _, k := range keys {
+		// A long response without a reference is not kept: its replay runs the handler again.
+		s = serve(idem.HTTPOptions{}, func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, body(64<<10))
+		})
+		for range 2 {
+			if status, header, text := pay(t, s, "u", key, "1"); status != 200 || text != body(64<<10) ||
+				header.Get("Idempotent-Replayed") != "false" {
+				t.Fatalf("status %d, %d bytes", status, len(text))
+			}
+		}
+		for _, k := range r.Client.Keys(t.Context(), "i:*").Val() {
 			if n := r.Client.StrLen(t.Context(), k).Val(); n > idem.DefaultMaxInline+512 {
 				t.Errorf("a record of %d bytes", n)
 			}

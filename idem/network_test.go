@@ -18,8 +18,13 @@ import (
 // deaf is a client hook that drops one reply: the server has sent it, and the connection ends before the client reads
 // it.
 type deaf struct {
-	commandHook
 	next atomic.Bool
+}
+
+func (*deaf) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (*deaf) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 type deafConn struct {
@@ -48,7 +53,7 @@ func TestLostRepliesOfEveryScript(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	g := guardOn(t, r.URL())
-	d := &deaf{commandHook: func([]any) error { return nil }}
+	d := &deaf{}
 	g.client.AddHook(d)
 	// loses runs f while the reply of its first command is lost, and nothing after it.
 	loses := func(name string, f func()) {
@@ -105,34 +110,6 @@ func TestSlowRedisCostsABoundedTime(t *testing.T) {
 	// Three calls to open the breaker, and one a second while it is open; each bounded.
 	if took := time.Since(start); took > 6*callTimeout+10*time.Second { // without the breaker it would be 30 s
 		t.Errorf("30 requests took %v", took)
-	}
-}
-
-// Redis Cluster refuses a script that touches another slot than that of its declared key.
-func TestScriptsInACluster(t *testing.T) {
-	t.Parallel()
-	r := testenv.Redis(t, "cluster-enabled yes")
-	must(t, r.Client.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return r.Client.Set(context.Background(), "ready", 1,
-			0).Err()
-	})
-	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{r.Addr()}, Protocol: 2})
-	t.Cleanup(func() { _ = client.Close() })
-	g := Patient(New(Options{Redis: client, Routes: []string{"/t"}}))
-	for i := range 20 { // twenty slots
-		d := begin(t, g, request(fmt.Sprint(i), "a"))
-		wantOutcome(t, d, Proceed)
-		if err := d.Ticket.Heartbeat(t.Context()); err != nil || d.Ticket.Degraded() {
-			t.Fatalf("degraded %v, heartbeat %v", d.Ticket.Degraded(), err)
-		}
-		if i%2 == 0 {
-			d.Ticket.Abort(t.Context())
-			wantOutcome(t, begin(t, g, request(fmt.Sprint(i), "a")), Proceed)
-		} else {
-			d.Ticket.Commit(t.Context(), result)
-			wantOutcome(t, begin(t, g, request(fmt.Sprint(i), "a")), Replay)
-		}
 	}
 }
 

@@ -161,13 +161,6 @@ redis.register_function('cr_load_v1', function(k, a)
   return {'OK'}
 end)
 
--- keys: account. args: the ledger's last seq.
-redis.register_function{function_name = 'cr_evict_v1', flags = {'allow-oom'}, callback = function(k, a)
-  if redis.call('HGET', k[1], 'q') ~= a[1] then return {'UNSYNCED'} end
-  redis.call('DEL', k[1])
-  return {'OK'}
-end}
-
 -- keys: account. args: reason.
 redis.register_function{function_name = 'cr_freeze_v1', flags = {'allow-oom'}, callback = function(k, a)
   if redis.call('EXISTS', k[1]) == 1 then redis.call('HSET', k[1], 'f', a[1]) end
