@@ -10,23 +10,26 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of a body besides MaxBody. A valid body has at most four members and no nesting.
+// Bounds of a body besides MaxBody. A valid body has at most four members and no nesting. An invalid body is read at
+// most once.
 const (
+	maxDepth = 32
+	// maxNames bounds the member names of a body, at all depths together.
 	maxNames = 64
 	// maxFaults bounds the faults in a response.
 	maxFaults = 20
 )
 
-// errManyNames means that a body has more members than maxNames.
+// errManyNames means that a body has more member names than maxNames.
 var errManyNames = fmt.Errorf("has more than %d members", maxNames)
 
-// decodeObject reads one JSON object strictly: valid UTF-8, no duplicate names, no trailing data. The values stay
-// undecoded: no valid one contains another object. An object with too many members is valid JSON and fails validation.
+// decodeObject reads one JSON object strictly: valid UTF-8, no duplicate names at any depth, no trailing data. The
+// values stay undecoded. An object with too many members is valid JSON and fails validation.
 func decodeObject(body []byte) (map[string]json.RawMessage, *problem) {
 	var m map[string]json.RawMessage
 	err := checkText(body)
-	if err == nil {
-		err = json.Unmarshal(body, &m)
+	if err == nil && (json.Unmarshal(body, &m) != nil || m == nil) {
+		err = errors.New("the text is not a JSON object")
 	}
 	switch {
 	case errors.Is(err, errManyNames):
@@ -37,8 +40,8 @@ func decodeObject(body []byte) (map[string]json.RawMessage, *problem) {
 	return m, nil
 }
 
-// checkText refuses invalid JSON, and what encoding/json accepts: duplicate names and invalid UTF-8. It stops at
-// errManyNames, which bounds its memory.
+// checkText refuses invalid JSON, and what encoding/json accepts: duplicate names, deep nesting and invalid UTF-8. It
+// stops at errManyNames, which bounds its memory.
 func checkText(body []byte) error {
 	if !utf8.Valid(body) {
 		return errors.New("the text is not UTF-8")
@@ -46,41 +49,72 @@ func checkText(body []byte) error {
 	if !json.Valid(body) {
 		return errors.New("the text is not JSON, or has data behind it")
 	}
-	if bytes.TrimLeft(body, " \t\r\n")[0] != '{' {
-		return errors.New("the text is not a JSON object")
-	}
-	var names map[string]bool
-	depth, next := 0, false // next: the next string is the name of a member
-	for i := 0; i < len(body); i++ {
-		switch body[i] {
+	w := walker{text: body}
+	return w.walk()
+}
+
+// walker checks the member names of a text that is valid JSON.
+type walker struct {
+	text []byte
+	// open are the containers around the current position.
+	open [maxDepth]container
+	// depth is the number of open containers, count the number of names so far.
+	depth, count int
+}
+
+type container struct {
+	object bool
+	// name reports whether the next string is a member name.
+	name  bool
+	names map[string]bool
+}
+
+func (w *walker) walk() error {
+	for i := 0; i < len(w.text); i++ {
+		switch b := w.text[i]; b {
 		case '{', '[':
-			depth++
-			next = depth == 1
-		case '}', ']':
-			depth--
-		case ',':
-			next = depth == 1
-		case '"':
-			end := stringEnd(body, i)
-			if next {
-				var name string
-				if err := json.Unmarshal(body[i:end], &name); err != nil {
-					return errors.New("the text is not JSON")
-				}
-				switch {
-				case len(names) == maxNames:
-					return errManyNames
-				case names[name]:
-					return fmt.Errorf("the name %q occurs twice", clip(name))
-				case names == nil:
-					names = make(map[string]bool)
-				}
-				names[name] = true
+			if w.depth == maxDepth {
+				return errors.New("the text is nested too deeply")
 			}
-			next = false
+			w.open[w.depth] = container{object: b == '{', name: b == '{'}
+			w.depth++
+		case '}', ']':
+			w.depth--
+		case ',':
+			in := &w.open[w.depth-1]
+			in.name = in.object
+		case '"':
+			end := stringEnd(w.text, i)
+			if err := w.str(w.text[i:end]); err != nil {
+				return err
+			}
 			i = end - 1
 		}
 	}
+	return nil
+}
+
+// str checks a quoted string.
+func (w *walker) str(quoted []byte) error {
+	if w.depth == 0 || !w.open[w.depth-1].name {
+		return nil
+	}
+	in := &w.open[w.depth-1]
+	in.name = false
+	if w.count++; w.count > maxNames {
+		return errManyNames
+	}
+	var name string
+	if err := json.Unmarshal(quoted, &name); err != nil {
+		return errors.New("the text is not JSON")
+	}
+	if in.names[name] {
+		return fmt.Errorf("the name %q occurs twice", clip(name))
+	}
+	if in.names == nil {
+		in.names = make(map[string]bool)
+	}
+	in.names[name] = true
 	return nil
 }
 
