@@ -200,3 +200,20 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("redis_eviction_unsafe %v", got)
 	}
 }
+
+func TestRunWatchesRedis(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.s.Run(ctx) }()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		policy := w.s.eviction.Load()
+		return testenv.FailIf(policy == nil || *policy != "allkeys-lru", "not yet")
+	})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -14,21 +14,6 @@ import (
 	"posthaste/sql"
 )
 
-// AcceptFunc decides whether an order may be placed. A refusal is final for its key: it is stored, and every retry gets
-// it. An error decides nothing, and the client may retry. It may be called several times for one order and must have no
-// side effects.
-type AcceptFunc func(ctx context.Context, c Command) (*Refusal, error)
-
-// Refusal is the business reason why an order may not be placed.
-type Refusal struct {
-	// Status is 402 or 409.
-	Status int
-	// Code names the reason in snake_case, for example insufficient_credits.
-	Code string
-	// Title is the reason for people. Detail is about this order and may be empty.
-	Title, Detail string
-}
-
 type placing struct {
 	cmd     *Command
 	key     idem.Key
@@ -135,8 +120,8 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 		}
 	}()
 	s.fail(work, "after_acquire")
-	d, err := s.newOrder(kept, p, t)
-	if err == nil && d.order.PayWith != "" && d.event != nil {
+	d, err := newOrder(p, t)
+	if err == nil && d.order.PayWith != "" {
 		d, err = s.pay(work, p, d.order)
 	}
 	switch {
@@ -232,31 +217,14 @@ func (d *draft) reject(status int, body []byte) {
 }
 
 // newOrder makes the row and its event.
-func (s *Server) newOrder(ctx context.Context, p *placing, t *idem.Ticket) (draft, error) {
+func newOrder(p *placing, t *idem.Ticket) (draft, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return draft{}, fmt.Errorf("make an order id: %w", err)
 	}
-	d, err := newDraft(&sql.Order{
+	return newDraft(&sql.Order{
 		ID: id, UserID: p.cmd.UserID, Key: p.key, Fingerprint: p.fp[:], Fence: t.Token(), Amount: p.cmd.Amount,
 		Currency: p.cmd.Currency, Status: sql.OrderPending, PayWith: p.cmd.PayWith,
 		CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
 	}, p.headers)
-	if err != nil || s.accept == nil {
-		return d, err
-	}
-	refusal, err := s.accept(ctx, *p.cmd)
-	if err != nil {
-		return draft{}, fmt.Errorf("ask whether the order is acceptable: %w", err)
-	}
-	if refusal != nil {
-		d.reject(refusal.Status, refusal.body())
-	}
-	return d, nil
-}
-
-// body is the problem for a refusal. It does not name the request, so that every retry gets the same bytes.
-func (r *Refusal) body() []byte {
-	p := problem{kind: kind{status: r.Status, code: r.Code, title: r.Title, safeNewKey: true}, detail: r.Detail}
-	return p.body("")
 }

@@ -281,3 +281,21 @@ func TestRowsOfAnotherFingerprintVersionAreComparedByTheirColumns(t *testing.T) 
 		t.Errorf("%d orders", n)
 	}
 }
+
+// An order that is older than the guard's TTL is still replayed, and its answer does not suggest that the key has
+// expired.
+func TestAnOldOrderDoesNotExpire(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	key := newKey()
+	w.post(key, orderJSON(1))
+	w.published()
+	w.redis.Client.FlushAll(t.Context())
+	w.db.Exec(t, "UPDATE orders SET created_at = created_at - interval '400 days'")
+	r := w.post(key, orderJSON(1))
+	want(t, r, 201, "")
+	expires, err := time.Parse(http.TimeFormat, r.header.Get("Idempotency-Expires"))
+	if err != nil || time.Until(expires) < 23*time.Hour || r.header.Get("Idempotent-Replayed") != "true" {
+		t.Errorf("expires %v, %v", expires, err)
+	}
+}

@@ -107,6 +107,16 @@ func TestOrdersPaidByCredits(t *testing.T) {
 			t.Errorf("repeated refusal %d: %v of %v", i, r, refused)
 		}
 	}
+	byKey := w.do(http.MethodGet, "/orders/by-key?user_id="+user, "", idem.KeyHeader, short)
+	if byKey.status != 200 || !strings.Contains(byKey.body, `"status":"REJECTED"`) ||
+		!strings.Contains(byKey.body, `"problem":`+refused.body) {
+		t.Errorf("by key: %v", byKey)
+	}
+	want(t, w.do(http.MethodGet, "/orders/"+byKey.order(t).ID.String(), ""), 404, "not_found")
+	if r := w.do(http.MethodGet, "/orders?user_id="+user, ""); strings.Contains(r.body, "REJECTED") {
+		t.Errorf("a refused order is listed: %v", r)
+	}
+	want(t, w.sibling().post(short, paidJSON(user, 40)), 422, "idempotency_key_reused")
 	for body, code := range map[string]string{
 		strings.Replace(paidJSON(user, 1), `"credits"`, `"cash"`, 1): "validation_failed",
 		strings.Replace(paidJSON(user, 1), `"credits"`, `null`, 1):   "validation_failed",

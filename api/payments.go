@@ -48,10 +48,9 @@ const (
 	payUnrefunded = "unrefunded"
 )
 
-// refundedRefusal is stored if the order could not be placed in time for its deduction.
-var refundedRefusal = Refusal{
-	Status: http.StatusConflict, Code: "payment_refunded",
-	Title: "The order could not be placed in time, and what it cost was given back",
+// kindRefunded is stored if the order could not be placed in time for its deduction.
+var kindRefunded = kind{
+	409, "payment_refunded", "The order could not be placed in time, and what it cost was given back", false, true,
 }
 
 func newPaymentMetric(reg prometheus.Registerer) *prometheus.CounterVec {
@@ -147,12 +146,18 @@ func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (draft, erro
 		switch _, err = credits.EntryByOp(ctx, s.pool, noted.UserID, noted.RefundID); {
 		case err == nil:
 			d.deducted = false
-			d.reject(refundedRefusal.Status, refundedRefusal.body())
+			d.refunded()
 		case !errors.Is(err, credits.ErrEntryNotFound):
 			return draft{}, &paymentError{fmt.Errorf("%w: %w", credits.ErrUnknown, err)}
 		}
 	}
 	return d, nil
+}
+
+// refunded turns the order into the refusal of a deduction that was given back. It does not name the request, so that
+// every retry gets the same bytes.
+func (d *draft) refunded() {
+	d.reject(kindRefunded.status, (&problem{kind: kindRefunded}).body(""))
 }
 
 // paidBy reports whether an order was paid by the payment under its key. A key has one payment.
@@ -291,7 +296,7 @@ func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
 		return err
 	}
 	if d.Age > payWithin {
-		order.reject(refundedRefusal.Status, refundedRefusal.body())
+		order.refunded()
 	}
 	placed, err := sql.PlaceOrder(ctx, r.pool, order.order, order.event)
 	switch {

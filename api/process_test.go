@@ -175,7 +175,7 @@ func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
 			t.Parallel()
 			w := servers(t)
 			if c.mutated {
-				w.db.Exec(t, "ALTER TABLE orders DROP CONSTRAINT orders_user_id_idem_key_key")
+				w.dropIndex()
 			}
 			const lease = 500 * time.Millisecond
 			zombie := w.spawn(childConfig{Lease: lease, Point: c.point, Signal: syscall.SIGSTOP})

@@ -46,8 +46,6 @@ type Options struct {
 	AddressRateLimit float64
 	// TrustedProxies are the proxies whose X-Forwarded-For is used. nil: none.
 	TrustedProxies []netip.Prefix
-	// Accept decides whether an order may be placed. nil: every valid order may.
-	Accept AcceptFunc
 	// Lease is how long an attempt owns its key without a heartbeat. Zero: idem.DefaultLease.
 	Lease time.Duration
 	// KeyMaxAge refuses older UUIDv7 keys that have no order. Zero: off.
@@ -76,7 +74,6 @@ type Server struct {
 	database  *sql.Incarnation
 	lease     time.Duration
 	credits   *credits.Bank
-	accept    AcceptFunc
 	keys      *Keys
 	tokens    *Tokens
 	limits    limits[[sha256.Size]byte]
@@ -109,7 +106,7 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		pool: o.Pool, orders: sql.NewPlacer(o.Pool), poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis,
-		credits: o.Credits, accept: o.Accept, keys: o.Keys, tokens: o.Tokens, keyMaxAge: o.KeyMaxAge, log: o.Logger,
+		credits: o.Credits, keys: o.Keys, tokens: o.Tokens, keyMaxAge: o.KeyMaxAge, log: o.Logger,
 		trace: o.Trace, metrics: newMetrics(o.Registerer), paid: newPaymentMetric(o.Registerer),
 	}
 	if s.probe = o.Probe; s.probe == nil {

@@ -4,7 +4,6 @@ package idem
 
 import (
 	"fmt"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -16,48 +15,6 @@ import (
 )
 
 func TestFullMemoryPerKey(t *testing.T) { memoryPerKey(t, 1_000_000) }
-
-func TestFullThroughput(t *testing.T) {
-	r := testenv.Redis(t, "appendonly no")
-	g := guardOn(t, r.URL())
-	const workers, d = 50, 3 * time.Second
-	counts := make([]int, workers)
-	var wg sync.WaitGroup
-	start := time.Now()
-	for i := range workers {
-		wg.Go(func() {
-			for time.Since(start) < d {
-				req := request(fmt.Sprint(i, counts[i]), "a")
-				if v := g.acquire(t.Context(), &req, "x"); v.Ticket == nil || v.Ticket.Degraded() {
-					t.Error("degraded")
-					return
-				}
-				counts[i]++
-			}
-		})
-	}
-	wg.Wait()
-	n := 0
-	for _, c := range counts {
-		n += c
-	}
-	fmt.Printf("acquire: %.0f/s with %d connections, client and server on %d cores\n",
-		float64(n)/time.Since(start).Seconds(), workers, runtime.NumCPU())
-}
-
-// Five hundred requests wait for one slow operation of another process, and hear of its end at once.
-func TestFullWaiters(t *testing.T) {
-	// A neighbour on the machine can only make it look worse, so a bad attempt is repeated.
-	least := time.Hour
-	for n := 0; n < 10 && least > 250*time.Millisecond; n++ {
-		slowest := manyWaiters(t, 500)
-		fmt.Printf("guard: 500 waiters, the last released %v after the publication\n", slowest)
-		least = min(least, slowest)
-	}
-	if least > 250*time.Millisecond {
-		t.Errorf("a waiter was released after %v, want 250 ms at most", least)
-	}
-}
 
 // A million records expire within one second, and requests continue.
 func TestFullExpiryStorm(t *testing.T) {
