@@ -19,20 +19,6 @@ import (
 	"posthaste/sql"
 )
 
-// copyFaults copy the database: a second relay uses the copy, or the copy replaces the original.
-func copyFaults() []*fault {
-	return []*fault{
-		{
-			name: "database-copied", about: "a relay of a copy of the database uses the same Redis",
-			touches: touchesAll, least: 4 * time.Second, most: 8 * time.Second, inject: databaseCopied,
-		},
-		{
-			name: "database-moved", about: "a clone of the server takes over, after logical replication",
-			touches: touchesAll, least: 3 * time.Second, most: 10 * time.Second, inject: databaseMoved,
-		},
-	}
-}
-
 // foreign reports whether the relay is not ready because the streams belong to another database.
 func (r readiness) foreign() bool {
 	return slices.ContainsFunc(r.Reasons, func(s string) bool { return strings.HasPrefix(s, "foreign_stream: ") })
