@@ -41,9 +41,6 @@ func (d *demo) story(ctx context.Context, c Options) error {
 		func() bool { return d.missing() == 0 }); err != nil {
 		fmt.Fprintln(d.out, err)
 	}
-	if err := d.neighbours.report(ctx, d, len(d.sent)); err != nil {
-		return err
-	}
 	return d.summary(ctx)
 }
 
