@@ -56,29 +56,29 @@ func (o *orders) answer(key, order uuid.UUID) *breach {
 }
 
 // see implements book.
-func (o *orders) see(e entry) (uint32, *breach) {
+func (o *orders) see(e entry) *breach {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	b := &breach{Event: e.id.String(), Subject: e.subject}
 	order, err := uuid.Parse(e.subject)
 	if err != nil || e.typ != "order.created" {
 		b.Promise, b.What = "phantom", "an event in the stream of orders that does not belong to an order"
-		return 0, b
+		return b
 	}
 	if _, again := o.inStream[order]; again {
 		b.Promise, b.What = "duplicated", "an order that has an event in the stream already"
-		return 0, b
+		return b
 	}
 	o.events[e.id], o.inStream[order] = order, e.id
 	delete(o.excused, order)
-	return 0, nil
+	return nil
 }
 
 // unsee implements book.
-func (o *orders) unsee(s sight) {
+func (o *orders) unsee(event uuid.UUID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.miss(s.id)
+	o.miss(event)
 }
 
 // miss removes an event.
@@ -100,9 +100,9 @@ func (o *orders) forget() {
 	}
 }
 
-// counts returns the numbers of used keys, of answered orders, and of answers that repeated an earlier one.
-func (o *orders) counts() (keys, answered, repeated int) {
+// counts returns the numbers of used keys, and of answers that repeated an earlier one.
+func (o *orders) counts() (keys, repeated int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.keys), len(o.answered), o.repeated
+	return len(o.keys), o.repeated
 }

@@ -3,7 +3,6 @@ package prove
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -27,15 +26,10 @@ type process struct {
 	// admin and http are its addresses; http is empty if the child has no public listener.
 	admin, http string
 	log         string
-	// out receives the child's standard output; nil discards it.
-	out   io.Writer
-	holds []*os.File // keep its ports reserved
+	holds       []*os.File // keep its ports reserved
 
-	mu     sync.Mutex
-	proc   *local.Process
-	frozen bool
-	// starts counts how often the child was started.
-	starts int
+	mu   sync.Mutex
+	proc *local.Process
 }
 
 // newProcess prepares a child without starting it. The log goes to a file in dir.
@@ -82,14 +76,9 @@ func (p *process) start() error {
 	cmd := exec.Command(exe, p.args...) //nolint:noctx // the campaign itself ends the child
 	cmd.Env = append(environment(), p.env...)
 	cmd.Stderr = file
-	if p.out != nil {
-		cmd.Stdout = p.out
-	}
 	if p.proc, err = local.StartProcess(cmd, syscall.SIGKILL); err != nil {
 		return fmt.Errorf("start %s: %w", p.name, err)
 	}
-	p.frozen = false
-	p.starts++
 	return nil
 }
 
@@ -120,13 +109,12 @@ func (p *process) stop(grace time.Duration) (int, error) {
 }
 
 // freeze suspends the child, thaw resumes it.
-func (p *process) freeze() error { return p.halt(syscall.SIGSTOP, true) }
-func (p *process) thaw() error   { return p.halt(syscall.SIGCONT, false) }
+func (p *process) freeze() error { return p.signal(syscall.SIGSTOP) }
+func (p *process) thaw() error   { return p.signal(syscall.SIGCONT) }
 
-func (p *process) halt(s syscall.Signal, frozen bool) error {
+func (p *process) signal(s syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.frozen = frozen
 	return p.proc.Signal(s)
 }
 
@@ -169,9 +157,6 @@ func (p *process) ready(ctx context.Context) readiness {
 	return r
 }
 
-// errAnswer means that an answer cannot be decoded.
-var errAnswer = errors.New("no answer")
-
 // get sends a request to the child's admin listener.
 func (p *process) get(ctx context.Context, path string, read func(body io.Reader) error) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -185,8 +170,5 @@ func (p *process) get(ctx context.Context, path string, read func(body io.Reader
 		return 0, err
 	}
 	defer resp.Body.Close()
-	if err := read(resp.Body); err != nil {
-		return 0, fmt.Errorf("%w: %w", errAnswer, err)
-	}
-	return resp.StatusCode, nil
+	return resp.StatusCode, read(resp.Body)
 }

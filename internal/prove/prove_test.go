@@ -58,7 +58,7 @@ func (w *world) entry(n uint32) entry {
 func (w *world) sees(want string, numbers ...uint32) {
 	w.t.Helper()
 	for i, n := range numbers {
-		_, b := w.pass.see(w.entry(n))
+		b := w.pass.see(w.entry(n))
 		got := ""
 		if b != nil {
 			got = b.Promise
@@ -135,7 +135,7 @@ func TestThePassNoticesWhatIsChanged(t *testing.T) {
 		w.write(2, yes)
 		e := w.entry(1)
 		change(&e)
-		if _, b := w.pass.see(e); b == nil || b.Promise != "corrupted" {
+		if b := w.pass.see(e); b == nil || b.Promise != "corrupted" {
 			t.Errorf("%s: %+v", name, b)
 		}
 	}
@@ -156,13 +156,13 @@ func TestWhatWaits(t *testing.T) {
 		t.Errorf("%d wait since %v, want 2", n, since)
 	}
 	e2, e3 := w.entry(2), w.entry(3)
-	undo2, _ := w.pass.see(e2)
-	undo3, _ := w.pass.see(e3)
+	w.pass.see(e2)
+	w.pass.see(e3)
 	if since, n := w.pass.behind(); !since.IsZero() || n != 0 || w.pass.lacks() {
 		t.Errorf("all are there, and %d wait since %v", n, since)
 	}
-	w.pass.unsee(sight{id: e3.id, undo: undo3})
-	w.pass.unsee(sight{id: e2.id, undo: undo2})
+	w.pass.unsee(e3.id)
+	w.pass.unsee(e2.id)
 	if _, n := w.pass.behind(); n != 2 || !w.pass.lacks() {
 		t.Errorf("%d wait, two were forgotten", n)
 	}
@@ -229,7 +229,7 @@ func TestAReaderGoesBack(t *testing.T) {
 	forgot, may := 0, true
 	r := &reader{
 		stream: "outbox.cart", book: typed{w.pass, "cart"}, client: rd.Client,
-		broken: func(b *breach) { broken = b }, forgot: func(string, int) { forgot++ },
+		broken: func(b *breach) { broken = b }, forgot: func() { forgot++ },
 		mayForget: func() bool { return may },
 	}
 	add := func(numbers ...uint32) (ids []string) {
@@ -409,16 +409,16 @@ func TestAnOrderPerKey(t *testing.T) {
 		t.Errorf("two orders for one key: %+v", b)
 	}
 	e := entry{id: uuid.New(), subject: first.String(), typ: "order.created"}
-	if _, b := o.see(e); b != nil {
+	if b := o.see(e); b != nil {
 		t.Errorf("%+v", b)
 	}
 	again := e
 	again.id = uuid.New()
-	if _, b := o.see(again); b == nil || b.Promise != "duplicated" {
+	if b := o.see(again); b == nil || b.Promise != "duplicated" {
 		t.Errorf("two events of one order: %+v", b)
 	}
-	o.unsee(sight{id: e.id})
-	if _, b := o.see(e); b != nil {
+	o.unsee(e.id)
+	if b := o.see(e); b != nil {
 		t.Errorf("%+v", b)
 	}
 	o.forget()

@@ -177,17 +177,10 @@ func (r *Report) machine(ctx context.Context, c *campaign) error {
 }
 
 // forgot counts a loss of data by Redis.
-func (r *Report) forgot(string, int) {
+func (r *Report) forgot() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Counts.Forgot++
-}
-
-// verified records the result of reading the streams.
-func (r *Report) verified(found, lost, expired int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.Counts.Found, r.Counts.Lost, r.Counts.Expired = found, lost, expired
 }
 
 // played records a round.
@@ -229,7 +222,7 @@ func (r *Report) sample(ctx context.Context, c *campaign) {
 		now := c.now
 		c.mu.Unlock()
 		c.progress.Now("%s events, %d rounds, %d waiting, the oldest for %.1f s; %s; %s; %s",
-			humanize.Comma(int64(s.Committed)), faults, s.Waiting, s.Oldest, s.Mode, now, c.progress.left())
+			humanize.Comma(int64(s.Committed)), faults, s.Waiting, s.Oldest, s.Mode, now, c.left())
 	}
 }
 
@@ -300,7 +293,7 @@ func (r *Report) finish(c *campaign, interrupted bool) {
 	r.Seconds, r.Interrupted = time.Since(r.began).Round(time.Second).Seconds(), interrupted
 	r.Lies = c.honesty.lies()
 	r.Counts.Committed, r.Counts.RolledBack, r.Counts.Unclear = c.truth.counts()
-	r.Counts.Keys, _, r.Counts.Repeated = c.orders.counts()
+	r.Counts.Keys, r.Counts.Repeated = c.orders.counts()
 	r.Broken = c.breach()
 	r.Holds = r.Broken == nil
 	kinds := map[string]*Kind{}
