@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/link"
@@ -73,11 +74,8 @@ func databaseCopied(ctx context.Context, c *campaign, _ *rand.Rand) (string, hea
 	injected := err == nil
 	return "", func(ctx context.Context) error {
 		if after, err := c.epoch(ctx); injected && err == nil && (!p.ready(ctx).foreign() || after > before+1) {
-			c.broke(&breach{
-				Promise: "dishonest", At: time.Now(),
-				What: fmt.Sprintf("a relay of a copy of the database is not refused, or fences the original, whose "+
-					"epoch was %d and is %d", before, after),
-			})
+			c.breaks("dishonest", uuid.Nil, "", "a relay of a copy of the database is not refused, or fences the "+
+				"original, whose epoch was %d and is %d", before, after)
 		}
 		p.close()
 		return onServer(ctx, server.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS true",

@@ -3,9 +3,10 @@ package prove
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/google/uuid"
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
@@ -70,10 +71,7 @@ func stopped(choose choice) injection {
 		return each(choose, func(_ context.Context, p *process) error {
 			code, err := p.stop(stopGrace)
 			if err == nil && code != 0 {
-				c.broke(&breach{
-					Promise: "exit", At: time.Now(),
-					What: fmt.Sprintf("%s ended with exit code %d after SIGTERM", p.name, code),
-				})
+				c.breaks("exit", uuid.Nil, "", "%s ended with exit code %d after SIGTERM", p.name, code)
 			}
 			return err
 		}, restart)(ctx, c, r)

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+
 	"posthaste/internal/pause"
 )
 
@@ -136,7 +138,7 @@ func (h *honesty) judgeVerdicts(ctx context.Context, took time.Duration) {
 // caller holds mu.
 func (h *honesty) wrong(count *time.Duration, took, since time.Duration, format string, args ...any) {
 	if *count += took; since > lieMost {
-		h.c.broke(&breach{Promise: "dishonest", At: time.Now(), What: fmt.Sprintf(format, args...)})
+		h.c.breaks("dishonest", uuid.Nil, "", format, args...)
 	}
 }
 

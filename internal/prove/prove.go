@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
+
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/pause"
@@ -445,10 +447,7 @@ func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
 func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mode) (recovered time.Time, err error) {
 	for _, p := range c.all() {
 		if ended, code := p.ended(); ended {
-			c.broke(&breach{
-				Promise: "exit", At: time.Now(),
-				What: fmt.Sprintf("%s has ended by itself, with exit code %d", p.name, code),
-			})
+			c.breaks("exit", uuid.Nil, "", "%s has ended by itself, with exit code %d", p.name, code)
 			return time.Now(), errBroken
 		}
 	}
@@ -470,10 +469,7 @@ func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mod
 			return recovered, nil
 		}
 		if !flows && (now.Sub(moved) > stuckAfter || now.Sub(since) > stuckAtLast) {
-			c.broke(&breach{
-				Promise: "stuck", At: now,
-				What: fmt.Sprintf("%v after the end of the faults %s", now.Sub(since).Round(time.Second), why),
-			})
+			c.breaks("stuck", uuid.Nil, "", "%v after the end of the faults %s", now.Sub(since).Round(time.Second), why)
 			return now, errBroken
 		}
 		if err := pause.For(ctx, 50*time.Millisecond); err != nil {
