@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -122,8 +121,9 @@ func (h *honesty) judgeVerdicts(ctx context.Context, took time.Duration) {
 	wrong := ""
 	for _, p := range h.c.relays {
 		var said struct{ Verdict struct{ Word string } }
-		status, err := p.get(ctx, "/relay", func(body io.Reader) error { return json.NewDecoder(body).Decode(&said) })
-		if err == nil && status == http.StatusOK && said.Verdict.Word != "broken" {
+		status, answer, err := p.get(ctx, "/relay")
+		if err == nil && status == http.StatusOK && json.Unmarshal(answer, &said) == nil &&
+			said.Verdict.Word != "broken" {
 			wrong = fmt.Sprintf("%s says %q", p.name, said.Verdict.Word)
 		}
 	}

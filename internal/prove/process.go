@@ -147,10 +147,9 @@ type readiness struct {
 }
 
 // ready requests /readyz. If the process does not answer, the status is 0.
-func (p *process) ready(ctx context.Context) readiness {
-	var r readiness
-	status, err := p.get(ctx, "/readyz", func(body io.Reader) error { return json.NewDecoder(body).Decode(&r) })
-	if err != nil {
+func (p *process) ready(ctx context.Context) (r readiness) {
+	status, answer, err := p.get(ctx, "/readyz")
+	if err != nil || json.Unmarshal(answer, &r) != nil {
 		return readiness{}
 	}
 	r.Status = status
@@ -158,17 +157,18 @@ func (p *process) ready(ctx context.Context) readiness {
 }
 
 // get sends a request to the child's admin listener.
-func (p *process) get(ctx context.Context, path string, read func(body io.Reader) error) (int, error) {
+func (p *process) get(ctx context.Context, path string) (status int, answer []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin+path, nil)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	defer resp.Body.Close()
-	return resp.StatusCode, read(resp.Body)
+	answer, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, answer, err
 }

@@ -231,15 +231,12 @@ func (c *campaign) grown(ctx context.Context, s *sample) map[string]float64 {
 	figures := map[string]float64{}
 	c.ask(ctx, s, figures)
 	for _, p := range c.relays {
-		_, _ = p.get(ctx, "/metrics", func(body io.Reader) error {
-			text, err := io.ReadAll(body)
-			for _, name := range []string{"process_resident_memory_bytes", "process_open_fds", "go_goroutines"} {
-				if v, ok := metric(string(text), name); ok {
-					figures["relay "+name] = max(figures["relay "+name], v)
-				}
+		_, text, _ := p.get(ctx, "/metrics") // without an answer, there are no figures
+		for _, name := range []string{"process_resident_memory_bytes", "process_open_fds", "go_goroutines"} {
+			if v, ok := metric(string(text), name); ok {
+				figures["relay "+name] = max(figures["relay "+name], v)
 			}
-			return err
-		})
+		}
 	}
 	return figures
 }

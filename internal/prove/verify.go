@@ -245,8 +245,8 @@ func (c *campaign) verifyOrders(ctx context.Context) error {
 	}
 	c.orders.mu.Lock()
 	defer c.orders.mu.Unlock()
-	for _, id := range c.orders.answered {
-		if !placed[id] {
+	for _, id := range c.orders.keys {
+		if id != uuid.Nil && !placed[id] {
 			c.breaks("orders", uuid.Nil, id.String(), "a client got an order that does not exist")
 		}
 	}
