@@ -122,6 +122,14 @@ func positive(t *testing.T, rows []*row, runs int, names ...string) {
 	}
 }
 
+// counts fails unless all n events of a row, over its repetitions, are in their place.
+func counts(t *testing.T, w *row, n int) {
+	t.Helper()
+	if want := (check{Committed: n, Found: n, Recorded: n}); w.Check == nil || *w.Check != want {
+		t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
+	}
+}
+
 func TestBenchDrain(t *testing.T) {
 	t.Parallel()
 	r, err := newWorld(t).measure(Drain{
@@ -136,9 +144,7 @@ func TestBenchDrain(t *testing.T) {
 		t.Errorf("an insert writes %v bytes of WAL, which is less than its payload", got)
 	}
 	for _, w := range r.Results {
-		if want := (check{Committed: 1400, Found: 1400, Recorded: 1400}); w.Check == nil || *w.Check != want {
-			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
-		}
+		counts(t, w, 1400)
 		streamed := strings.HasPrefix(w.Name, "stream")
 		if bytes := w.median("redis_bytes"); bytes < 300 || bytes > 3000 {
 			t.Errorf("%s: an event takes %v bytes of Redis", w.Name, bytes)
@@ -168,9 +174,7 @@ func TestBenchDrainIntoStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := r.Results[0]
-	if want := (check{Committed: 70, Found: 70, Recorded: 70}); w.Check == nil || *w.Check != want {
-		t.Errorf("counted %+v, want %+v", w.Check, want)
-	}
+	counts(t, w, 70)
 	mib := w.median("published_per_second") * 100_000 / (1 << 20)
 	if w.median("relay_peak_rss_mib") < 1 || w.median("payload_mib_per_second") != mib {
 		t.Errorf("figures %v", w.Figures)
@@ -196,10 +200,7 @@ func TestBenchIdle(t *testing.T) {
 		t.Errorf("rows %q, want %q", rows, want)
 	}
 	for _, w := range r.Results {
-		if want := (check{Committed: idleEvents, Found: idleEvents, Recorded: idleEvents}); w.Check == nil ||
-			*w.Check != want {
-			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
-		}
+		counts(t, w, idleEvents)
 		// Redis may use no measurable time in so short a run.
 		if w.median("relay_core_percent") <= 0 || w.median("relay_rss_mib") < 1 ||
 			w.Figures["wal_bytes_per_second"] == nil {
@@ -233,10 +234,9 @@ func TestBenchLatency(t *testing.T) {
 			for i, w := range r.Results {
 				rate := rates[i/2]
 				// Half a second of warm-up, half a second that counts, and half a second for the costs.
-				n := int(rate) + int(rate/2)
-				if want := (check{Committed: n, Found: n, Recorded: n}); w.Check == nil || *w.Check != want ||
-					len(w.Ratios) != 2 {
-					t.Errorf("%s: counted %+v, want %+v; ratios %v", w.Name, w.Check, want, w.Ratios)
+				counts(t, w, int(rate)+int(rate/2))
+				if len(w.Ratios) != 2 {
+					t.Errorf("%s: ratios %v", w.Name, w.Ratios)
 				}
 				if got := w.median("per_second"); got != rate {
 					t.Errorf("%s: %v events/s were counted, want %v", w.Name, got, rate)
@@ -261,9 +261,7 @@ func TestBenchLatencyWithATransactionOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, w := range r.Results {
-		if want := (check{Committed: 200, Found: 200, Recorded: 200}); w.Check == nil || *w.Check != want {
-			t.Errorf("%s: counted %+v, want %+v", w.Name, w.Check, want)
-		}
+		counts(t, w, 200)
 		if w.median("per_second") != 100 || w.Figures["backlog_rows"] == nil ||
 			(w.Figures["kept_wal_mib"] != nil) != (w.Name == "cdc") || w.median("p999_ms") < w.median("p99_ms") {
 			t.Errorf("%s: figures %v", w.Name, w.Figures)

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"posthaste/internal/cli"
+	"posthaste/internal/pause"
 )
 
 // progress shows a benchmark's progress on standard error: a line for each step and, on a terminal, one that changes.
@@ -26,25 +28,19 @@ type progress struct {
 	total int
 	since time.Time
 
-	stop chan struct{}
-	once sync.Once
+	stop context.CancelFunc
 	done sync.WaitGroup
 }
 
 func newProgress(w io.Writer, steps int) *progress {
-	p := &progress{Status: cli.NewStatus(w), steps: steps, began: time.Now(), stop: make(chan struct{})}
+	p := &progress{Status: cli.NewStatus(w), steps: steps, began: time.Now()}
+	var ctx context.Context
+	ctx, p.stop = context.WithCancel(context.Background())
 	p.done.Go(func() {
-		t := time.NewTicker(time.Second)
-		defer t.Stop()
-		for {
-			select {
-			case <-p.stop:
-				return
-			case <-t.C:
-				p.mu.Lock()
-				p.Now("%s", p.line(false))
-				p.mu.Unlock()
-			}
+		for pause.For(ctx, time.Second) == nil {
+			p.mu.Lock()
+			p.Now("%s", p.line(false))
+			p.mu.Unlock()
 		}
 	})
 	return p
@@ -94,11 +90,10 @@ func (p *progress) line(ended bool) string {
 
 // close ends the last step. It may be called again.
 func (p *progress) close() {
-	p.once.Do(func() {
-		close(p.stop)
-		p.done.Wait()
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.end()
-	})
+	p.stop()
+	p.done.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.end()
+	p.at = 0
 }

@@ -26,7 +26,7 @@ type Options struct {
 	Cluster  bool          `help:"Start a Redis Cluster, of three masters and three replicas, instead of one Redis."`
 }
 
-// Run starts servers, the API, the relay and consumers, and shows events arriving. It stops and removes all of them
+// Run starts servers, the API, the relay and a consumer, and shows events arriving. It stops and removes all of them
 // before it returns. It fails if events were lost or duplicated.
 func (options Options) Run(ctx context.Context, config app.Config, o cli.IO) (err error) {
 	if options.Rate < 1 || options.Rate > 5000 || options.Duration < 3*time.Second {

@@ -31,7 +31,7 @@ func options() demo.Options {
 	}
 }
 
-// The demo runs to its end, and every order arrives once at each consumer.
+// The demo runs to its end, and every order arrives once at the consumer.
 func TestDemoTellsItsStory(t *testing.T) {
 	t.Parallel()
 	t.Run("one Redis", func(t *testing.T) { t.Parallel(); tellsItsStory(t, false, `port \d+`) })
@@ -56,19 +56,12 @@ func tellsItsStory(t *testing.T, cluster bool, at string) {
 		`(?m)^Orders, one by one:\n(  order \S+: its event was with the consumer \S+ ms after the POST was sent\n){5}` +
 			`  order \S+: posted twice with one key, placed once\n`,
 		`(?m)^Under load, 20 orders/s for 3s, switching to poll and back:\n`,
-		`(?m)^The mailer wrote (\d+) mails \(0 twice\); the warehouse accepted \d+ orders; \d+ were overheard on ` +
-			`Pub/Sub\n`,
 		`(?m)^  cdc   p50 `, `(?m)^  poll  p50 `,
 		`(?m)^(\d+) orders placed, (\d+) events in the stream: lost 0, duplicates 0\n`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {
 			t.Errorf("it does not say %s", want)
 		}
-	}
-	mails := regexp.MustCompile(`wrote (\d+) mails .* accepted (\d+) orders`).FindStringSubmatch(out.String())
-	placed := regexp.MustCompile(`(\d+) orders placed`).FindStringSubmatch(out.String())
-	if mails == nil || placed == nil || mails[1] != placed[1] || mails[2] != placed[1] {
-		t.Errorf("orders %v, mails and deliveries %v", placed, mails)
 	}
 	if t.Failed() {
 		t.Log(out.String(), errOut.String())

@@ -36,8 +36,6 @@ type demo struct {
 	relay   *app.Relay
 	user    uuid.UUID
 
-	neighbours neighbours
-
 	posted atomic.Int64
 	mu     sync.Mutex
 	sent   map[string]time.Time // order id -> when its POST was sent; only orders answered with 201
@@ -99,12 +97,14 @@ func (d *demo) processes(ctx context.Context, g *errgroup.Group) (err error) {
 	g.Go(func() error { return d.serve.Run(ctx) })
 	g.Go(func() error { return d.relay.Run(ctx) })
 	g.Go(func() error { return d.watchMode(ctx) })
-	if err := d.consume(ctx, g, "demo", d.arrived); err != nil {
+	c, err := consumer.New(consumer.Options{
+		Client: d.client, Group: "demo", Streams: []string{d.config.StreamPrefix + "order"}, Handler: d.arrived,
+		DrainTimeout: time.Second, Logger: d.log,
+	})
+	if err != nil {
 		return err
 	}
-	if err := d.neighbours.start(ctx, g, d); err != nil {
-		return err
-	}
+	g.Go(func() error { return c.Run(ctx) })
 	fmt.Fprintf(d.out, "API on http://%s, relay and its metrics on %s\nConsole: %s/console/\n\n", d.serve.PublicAddr(),
 		d.adminURL(), d.adminURL())
 	return nil

@@ -41,9 +41,6 @@ func (d *demo) story(ctx context.Context, c Options) error {
 		func() bool { return d.missing() == 0 }); err != nil {
 		fmt.Fprintln(d.out, err)
 	}
-	if err := d.neighbours.report(ctx, d, len(d.sent)); err != nil {
-		return err
-	}
 	return d.summary(ctx)
 }
 
@@ -162,38 +159,26 @@ func (d *demo) load(ctx context.Context, c Options) error {
 	lctx, cancel := context.WithTimeout(ctx, c.Duration)
 	defer cancel()
 	g, gctx := errgroup.WithContext(ctx)
-	jobs := make(chan struct{}, c.Rate)
-	for range 16 {
-		g.Go(func() error {
-			for range jobs {
-				if _, _, err := d.post(gctx, uuid.NewString()); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	g.Go(func() error {
-		defer close(jobs)
-		t := time.NewTicker(time.Second / time.Duration(c.Rate))
-		defer t.Stop()
-		for {
-			select {
-			case <-lctx.Done():
-				return nil
-			case <-gctx.Done():
-				return nil
-			case <-t.C:
-				select {
-				case jobs <- struct{}{}:
-				default: // the API is slower than the rate: post what it takes
-				}
-			}
-		}
-	})
 	g.Go(func() error { return d.toggle(lctx, c.Duration) })
 	g.Go(func() error { d.progress(lctx); return nil })
-	return g.Wait()
+	clients, cctx := errgroup.WithContext(gctx)
+	clients.SetLimit(16)
+	t := time.NewTicker(time.Second / time.Duration(c.Rate))
+	defer t.Stop()
+	for lctx.Err() == nil && cctx.Err() == nil {
+		select {
+		case <-lctx.Done():
+		case <-cctx.Done():
+		case <-t.C:
+			clients.TryGo(func() error { // if the API is slower than the rate, it gets what it takes
+				_, _, err := d.post(cctx, uuid.NewString())
+				return err
+			})
+		}
+	}
+	err := clients.Wait()
+	cancel()
+	return errors.Join(err, g.Wait())
 }
 
 func (d *demo) toggle(ctx context.Context, total time.Duration) error {

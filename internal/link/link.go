@@ -36,11 +36,12 @@ type Trouble struct {
 }
 
 type Link struct {
-	addr string
-	hold *os.File        // of the port
-	ctx  context.Context // ends with Close
-	stop context.CancelFunc
-	done sync.WaitGroup
+	addr   string
+	hold   *os.File        // of the port
+	ctx    context.Context // ends with Close
+	stop   context.CancelFunc
+	done   sync.WaitGroup
+	copies func(l *Link, p *pair)
 
 	mu       sync.Mutex
 	listener net.Listener
@@ -74,13 +75,18 @@ func (p *pair) close() { _, _ = p.client.Close(), p.server.Close() }
 
 // New returns a link on a free port of loopback that leads to upstream, a "host:port".
 func New(ctx context.Context, upstream string) (*Link, error) {
+	return open(ctx, upstream, (*Link).pass)
+}
+
+// open is New with the function that copies between the two sides of a pair until one of them closes.
+func open(ctx context.Context, upstream string, pass func(l *Link, p *pair)) (*Link, error) {
 	port, hold, err := local.ReservePort()
 	if err != nil {
 		return nil, fmt.Errorf("listen for a link: %w", err)
 	}
 	l := &Link{
 		addr: fmt.Sprintf("127.0.0.1:%d", port), hold: hold, upstream: upstream, changed: make(chan struct{}),
-		pairs: map[*pair]bool{}, shut: map[string]bool{},
+		pairs: map[*pair]bool{}, shut: map[string]bool{}, copies: pass,
 	}
 	l.ctx, l.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if err := l.listen(); err != nil {
@@ -266,13 +272,18 @@ func (l *Link) serve(client net.Conn) {
 		p.close()
 		return
 	}
+	l.copies(l, p)
+	l.mu.Lock()
+	delete(l.pairs, p)
+	l.mu.Unlock()
+}
+
+// pass copies bytes as the trouble allows.
+func (l *Link) pass(p *pair) {
 	var both sync.WaitGroup
 	both.Go(func() { l.requests(p) })
 	both.Go(func() { l.replies(p) })
 	both.Wait()
-	l.mu.Lock()
-	delete(l.pairs, p)
-	l.mu.Unlock()
 }
 
 // requests copies what the client sends, as the trouble allows, or keeps it. When the client has closed its side, the

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,12 +39,8 @@ var Refusals = map[string]string{
 
 // Strange is a proxy in front of a Redis with oddities. It is safe for concurrent use.
 type Strange struct {
-	upstream string
-	odd      Oddities
-	listener net.Listener
-	ctx      context.Context // ends with Close
-	stop     context.CancelFunc
-	done     sync.WaitGroup
+	link *Link
+	odd  Oddities
 
 	mu      sync.Mutex
 	conns   int
@@ -54,27 +49,17 @@ type Strange struct {
 }
 
 // NewStrange returns a proxy on a free port of loopback.
-func NewStrange(ctx context.Context, upstream string, odd Oddities) (*Strange, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("listen for a proxy: %w", err)
-	}
-	s := &Strange{upstream: upstream, odd: odd, listener: listener, scripts: map[string]string{}}
-	s.ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	s.done.Go(func() {
-		for {
-			client, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			s.done.Go(func() { s.serve(client) })
-		}
-	})
-	return s, nil
+func NewStrange(ctx context.Context, upstream string, odd Oddities) (s *Strange, err error) {
+	s = &Strange{odd: odd, scripts: map[string]string{}}
+	s.link, err = open(ctx, upstream, func(_ *Link, p *pair) { s.serve(p) })
+	return s, err
 }
 
 // Addr returns the address to connect to.
-func (s *Strange) Addr() string { return s.listener.Addr().String() }
+func (s *Strange) Addr() string { return s.link.Addr() }
+
+// Close cuts every connection and accepts no more.
+func (s *Strange) Close() { s.link.Close() }
 
 // Most returns the largest number of arguments that a call had so far.
 func (s *Strange) Most() int {
@@ -83,27 +68,13 @@ func (s *Strange) Most() int {
 	return s.most
 }
 
-// Close cuts every connection and accepts no more.
-func (s *Strange) Close() {
-	s.stop()
-	_ = s.listener.Close()
-	s.done.Wait()
-}
-
 // answer is what the client gets for a call: own, or the server's reply if that is nil.
 type answer struct {
 	own  []byte
 	info bool
 }
 
-func (s *Strange) serve(client net.Conn) {
-	server, err := (&net.Dialer{}).DialContext(s.ctx, "tcp", s.upstream)
-	if err != nil {
-		_ = client.Close()
-		return
-	}
-	closeBoth := func() { _, _ = client.Close(), server.Close() }
-	defer context.AfterFunc(s.ctx, closeBoth)()
+func (s *Strange) serve(p *pair) {
 	s.mu.Lock()
 	s.conns++
 	id := s.conns
@@ -112,11 +83,11 @@ func (s *Strange) serve(client net.Conn) {
 	var both sync.WaitGroup
 	both.Go(func() {
 		defer close(answers)
-		s.calls(bufio.NewReader(client), server, answers)
+		s.calls(bufio.NewReader(p.client), p.server, answers)
 	})
 	both.Go(func() {
-		defer closeBoth()
-		s.replies(bufio.NewReader(server), client, answers, id)
+		defer p.close()
+		s.replies(bufio.NewReader(p.server), p.client, answers, id)
 	})
 	both.Wait()
 }

@@ -10,7 +10,7 @@
 //     outside the system under test, one byte for each event;
 //   - writers, shop, effects: the load. Writers commit events, clients place orders and spend credits, and consumers
 //     store effects;
-//   - fault, faults_*: the faults, alone and in pairs. The plan chooses them from a seed;
+//   - fault, faults, faults_*: the table of faults, alone and in pairs. The plan chooses them from a seed;
 //   - reading, orders, verify: the oracle, which reads the streams continuously, and everything once more at the end;
 //   - honesty: whether the relays report their state correctly, and for how long they do not;
 //   - report, page, chart: the results for users.

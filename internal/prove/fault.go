@@ -17,17 +17,39 @@ type fault struct {
 	name string
 	// about describes the fault for users.
 	about string
+	class class
 	// touches is the part of the system that the fault uses exclusively: the two faults of a pair touch different
 	// parts.
 	touches string
-	// least and most bound the fault's duration. If both are 0, the fault is a single event.
-	least, most time.Duration
-	// forgets means that Redis may lose acknowledged writes.
-	forgets bool
+	// least and most bound the fault's duration in seconds. If both are 0, the fault is a single event.
+	least, most float64
 	// inject starts the fault, makes its random choices, and returns what it chose. heal ends the fault; it is nil if
 	// nothing must be undone.
-	inject func(ctx context.Context, c *campaign, r *rand.Rand) (what string, heal healing, err error)
+	inject injection
 }
+
+func kind(name, about string, class class, touches string, least, most float64, inject injection) *fault {
+	return &fault{name, about, class, touches, least, most, inject}
+}
+
+// class is where a fault may be injected, and what it may do.
+type class int
+
+// The classes of faults.
+const (
+	// anywhere needs no control of the servers and does not affect other users of them.
+	anywhere class = iota
+	// own is for servers that the campaign has started.
+	own
+	// forgets is own, and Redis may lose acknowledged writes.
+	forgets
+	// sabotage breaks a promise from outside the product, to show that a campaign detects it. It must be chosen by
+	// name: all does not include it.
+	sabotage
+)
+
+// injection is fault.inject.
+type injection func(ctx context.Context, c *campaign, r *rand.Rand) (what string, heal healing, err error)
 
 // healing ends a fault.
 type healing func(ctx context.Context) error
@@ -48,28 +70,14 @@ const (
 	touchesAll = "all"
 )
 
-// allFaults returns all faults in the order in which they are listed.
-func allFaults() []*fault {
-	return slices.Concat(externalFaults(), postgresFaults(), copyFaults(), redisFaults())
-}
-
-// externalFaults returns the faults that need no control of the servers and do not affect other users of them.
-func externalFaults() []*fault {
-	return slices.Concat(processFaults(), linkFaults(), sessionFaults(), loadFaults())
-}
-
 // chooseFaults returns the faults in a list of names; a name may end in *. If external is true, it allows only faults
 // that are safe on servers which other users share.
 func chooseFaults(names string, external bool) ([]*fault, error) {
-	all := allFaults()
-	if external {
-		all = externalFaults()
-	}
+	all := slices.DeleteFunc(slices.Clone(faults), func(f *fault) bool {
+		return external && f.class != anywhere || f.class == sabotage && (names == "all" || names == "")
+	})
 	if names == "all" || names == "" {
 		return all, nil
-	}
-	if !external {
-		all = append(all, sabotages()...)
 	}
 	var list []*fault
 	for name := range strings.SplitSeq(names, ",") {
@@ -161,8 +169,10 @@ func (f *fault) clashes(with *fault) bool {
 }
 
 func (p *plan) shot(f *fault) shot {
-	return shot{fault: f, seed: p.rand.Uint64(), hold: p.between(f.least, f.most)}
+	return shot{fault: f, seed: p.rand.Uint64(), hold: p.between(seconds(f.least), seconds(f.most))}
 }
+
+func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 
 // between returns a random time between least and most.
 func (p *plan) between(least, most time.Duration) time.Duration {
@@ -183,5 +193,5 @@ func (r round) names() string {
 
 // forgets reports whether a fault of the round may make Redis lose data.
 func (r round) forgets() bool {
-	return slices.ContainsFunc(r.shots, func(s shot) bool { return s.fault.forgets })
+	return slices.ContainsFunc(r.shots, func(s shot) bool { return s.fault.class == forgets })
 }

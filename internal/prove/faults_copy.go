@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/link"
@@ -18,20 +19,6 @@ import (
 	"posthaste/internal/pause"
 	"posthaste/sql"
 )
-
-// copyFaults copy the database: a second relay uses the copy, or the copy replaces the original.
-func copyFaults() []*fault {
-	return []*fault{
-		{
-			name: "database-copied", about: "a relay of a copy of the database uses the same Redis",
-			touches: touchesAll, least: 4 * time.Second, most: 8 * time.Second, inject: databaseCopied,
-		},
-		{
-			name: "database-moved", about: "a clone of the server takes over, after logical replication",
-			touches: touchesAll, least: 3 * time.Second, most: 10 * time.Second, inject: databaseMoved,
-		},
-	}
-}
 
 // foreign reports whether the relay is not ready because the streams belong to another database.
 func (r readiness) foreign() bool {
@@ -87,11 +74,8 @@ func databaseCopied(ctx context.Context, c *campaign, _ *rand.Rand) (string, hea
 	injected := err == nil
 	return "", func(ctx context.Context) error {
 		if after, err := c.epoch(ctx); injected && err == nil && (!p.ready(ctx).foreign() || after > before+1) {
-			c.broke(&breach{
-				Promise: "dishonest", At: time.Now(),
-				What: fmt.Sprintf("a relay of a copy of the database is not refused, or fences the original, whose "+
-					"epoch was %d and is %d", before, after),
-			})
+			c.breaks("dishonest", uuid.Nil, "", "a relay of a copy of the database is not refused, or fences the "+
+				"original, whose epoch was %d and is %d", before, after)
 		}
 		p.close()
 		return onServer(ctx, server.URL("template1"), "ALTER DATABASE postgres ALLOW_CONNECTIONS true",

@@ -2,6 +2,7 @@ package prove
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -9,39 +10,6 @@ import (
 
 	"posthaste/internal/link"
 )
-
-// linkFaults are faults of the network between one process and one server.
-func linkFaults() []*fault {
-	return []*fault{
-		{
-			name: "link-cut", about: "connections are cut, and new ones refused", touches: touchesLinks,
-			least: 200 * time.Millisecond, most: 8 * time.Second, inject: troubled(link.Trouble{Refuse: true}),
-		},
-		{
-			name: "link-hang", about: "nothing passes; data sent meanwhile is delivered afterwards",
-			touches: touchesLinks, least: time.Second, most: 15 * time.Second,
-			inject: troubled(link.Trouble{Stall: true}),
-		},
-		{
-			name: "link-slow", about: "everything arrives 5 to 250 ms later", touches: touchesLinks,
-			least: 3 * time.Second, most: 10 * time.Second,
-			inject: func(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
-				t := link.Trouble{Delay: time.Duration(5+r.IntN(245)) * time.Millisecond}
-				return troubled(t)(ctx, c, r)
-			},
-		},
-		{
-			name: "link-limited", about: "each connection carries 64 kB/s", touches: touchesLinks,
-			least: 3 * time.Second, most: 10 * time.Second,
-			inject: troubled(link.Trouble{BytesPerSecond: 64 << 10}),
-		},
-		{
-			name: "link-lose-replies", about: "requests arrive, the answers do not", touches: touchesLinks,
-			least: 500 * time.Millisecond, most: 6 * time.Second,
-			inject: troubled(link.Trouble{LoseReplies: true}),
-		},
-	}
-}
 
 // chooseLink chooses a link: a relay's in half of the cases, the writers' in a quarter.
 func chooseLink(names []string, r *rand.Rand) string {
@@ -61,4 +29,19 @@ func troubled(t link.Trouble) injection {
 			return nil
 		}, nil
 	}
+}
+
+// slowed delays one link.
+func slowed(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
+	return troubled(link.Trouble{Delay: time.Duration(5+r.IntN(245)) * time.Millisecond})(ctx, c, r)
+}
+
+// largeTransaction writes one with 2,000 to 50,000 events.
+func largeTransaction(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
+	n := min(2_000+r.IntN(48_000), 30*c.options.Rate)
+	return fmt.Sprintf("%d events", n), nil, c.writers.one(ctx, types[r.IntN(len(types))], n, padding(r, 40))
+}
+
+func largeEvents(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
+	return "", nil, c.writers.one(ctx, types[r.IntN(len(types))], 10, padding(r, largePayload))
 }

@@ -12,77 +12,6 @@ import (
 	"posthaste/internal/pause"
 )
 
-// postgresFaults affect the whole Postgres server.
-func postgresFaults() []*fault {
-	return []*fault{
-		{
-			name: "postgres-immediate", about: "Postgres stopped without a checkpoint, and started again",
-			touches: touchesPostgres, most: 3 * time.Second, inject: postgresStopped("immediate"),
-		},
-		{
-			name: "postgres-fast", about: "Postgres stopped in order, and started again", touches: touchesPostgres,
-			most: 3 * time.Second, inject: postgresStopped("fast"),
-		},
-		{
-			name: "slot-invalidated", about: "the slot is invalidated, because it holds back too much WAL",
-			touches: touchesSlot, least: time.Second, most: 2 * time.Second, inject: slotInvalidated,
-		},
-		{
-			name: "commits-held", about: "synchronous replication holds back every commit", touches: touchesPostgres,
-			least: 2 * time.Second, most: 10 * time.Second,
-			inject: setting("synchronous_standby_names", "nobody"),
-		},
-		{
-			name: "postgres-read-only", about: "new transactions may not write", touches: touchesPostgres,
-			least: time.Second, most: 8 * time.Second, inject: setting("default_transaction_read_only", "on"),
-		},
-	}
-}
-
-// sessionFaults affect the sessions, the slot, the publication and the transactions of one database.
-func sessionFaults() []*fault {
-	return []*fault{
-		{
-			name: "backends-terminated", about: "every session of posthaste and of the writers is ended",
-			touches: touchesSessions,
-			inject: statement("SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_stat_activity WHERE " +
-				"datname = current_database() AND (application_name LIKE 'posthaste%' OR application_name = " +
-				"'prove writer')"),
-		},
-		{
-			name: "lock-lost", about: "the session with the leader's lock is ended, its stream lives",
-			touches: touchesSessions,
-			inject: statement("SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_locks l JOIN " +
-				"pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND " +
-				"a.datname = current_database() AND a.application_name LIKE 'posthaste%'"),
-		},
-		{
-			name: "slot-dropped", about: "the slot is dropped under the relay", touches: touchesSlot,
-			inject: slotDropped,
-		},
-		{
-			name: "slot-advanced", about: "the slot is advanced by hand, past unread changes",
-			touches: touchesSlot, inject: slotAdvanced,
-		},
-		{
-			name: "publication-dropped", about: "the publication is dropped", touches: touchesSlot,
-			inject: statement("DROP PUBLICATION IF EXISTS posthaste"),
-		},
-		{
-			name: "publication-altered", about: "the table is taken out of the publication", touches: touchesSlot,
-			inject: statement("ALTER PUBLICATION posthaste DROP TABLE outbox"),
-		},
-		{
-			name: "transaction-open", about: "a transaction with an id stays open", touches: touchesLoad,
-			least: 5 * time.Second, most: 30 * time.Second, inject: transactionOpen,
-		},
-		{
-			name: "transaction-prepared", about: "a prepared transaction with events waits, and is committed or not",
-			touches: touchesLoad, least: 3 * time.Second, most: 15 * time.Second, inject: transactionPrepared,
-		},
-	}
-}
-
 // postgresStopped stops Postgres and starts it again.
 func postgresStopped(mode string) injection {
 	return func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
@@ -137,33 +66,25 @@ func setting(name, value string) injection {
 const endReader = "SELECT pg_catalog.pg_terminate_backend(active_pid) FROM pg_replication_slots " +
 	"WHERE slot_name = $1 AND active"
 
-// withSlot runs a statement on the slot while no session reads it. The relay soon connects again.
-func (c *campaign) withSlot(ctx context.Context, text string) (err error) {
-	for range 20 {
-		if _, err = c.exec(ctx, endReader, c.config.Slot); err != nil {
-			return err
+// onSlot returns an injection that runs a statement on the slot while no session reads it. The relay soon connects
+// again.
+func onSlot(text string) injection {
+	return func(ctx context.Context, c *campaign, _ *rand.Rand) (what string, heal healing, err error) {
+		for range 20 {
+			if _, err = c.exec(ctx, endReader, c.config.Slot); err != nil {
+				return "", nil, err
+			}
+			var n int64
+			if n, err = c.exec(ctx, text, c.config.Slot); err == nil && n > 0 {
+				return "", nil, nil
+			}
+			if n == 0 && err == nil {
+				err = errors.New("there is no slot")
+			}
+			pause.For(ctx, 50*time.Millisecond)
 		}
-		var n int64
-		if n, err = c.exec(ctx, text, c.config.Slot); err == nil && n > 0 {
-			return nil
-		}
-		if n == 0 && err == nil {
-			err = errors.New("there is no slot")
-		}
-		pause.For(ctx, 50*time.Millisecond)
+		return "", nil, err
 	}
-	return err
-}
-
-func slotDropped(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-	return "", nil, c.withSlot(ctx,
-		"SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1")
-}
-
-func slotAdvanced(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-	return "", nil, c.withSlot(ctx, "SELECT pg_catalog.pg_replication_slot_advance(slot_name, "+
-		"pg_current_wal_flush_lsn()) FROM pg_replication_slots "+
-		"WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL")
 }
 
 // slotInvalidated lets the slot retain more WAL than the server allows, while no relay can advance it.

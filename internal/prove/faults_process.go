@@ -3,9 +3,10 @@ package prove
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/google/uuid"
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
@@ -14,75 +15,25 @@ import (
 // stopGrace bounds an orderly stop. It is longer than the drain timeout of the processes.
 const stopGrace = 30 * time.Second
 
-// processFaults kill, freeze and stop the processes.
-func processFaults() []*fault {
-	relay := func(c *campaign, r *rand.Rand) []*process {
-		if i := c.honesty.leader(); i >= 0 && r.IntN(3) > 0 {
-			return c.relays[i : i+1]
-		}
-		return one(c.relays, r)
+// The processes that a fault chooses from. The leader is chosen in two thirds of the cases.
+func aRelay(c *campaign, r *rand.Rand) []*process {
+	if i := c.honesty.leader(); i >= 0 && r.IntN(3) > 0 {
+		return c.relays[i : i+1]
 	}
-	relays := func(c *campaign, _ *rand.Rand) []*process { return c.relays }
-	serve := func(c *campaign, r *rand.Rand) []*process { return one(c.serves, r) }
-	consumer := func(c *campaign, r *rand.Rand) []*process { return one(c.consumers, r) }
-	return []*fault{
-		{
-			name: "relay-kill", about: "SIGKILL to a relay", touches: touchesRelays, most: 3 * time.Second,
-			inject: killed(relay),
-		},
-		{
-			name: "relay-kill-all", about: "SIGKILL to all relays at once", touches: touchesRelays,
-			most: 3 * time.Second, inject: killed(relays),
-		},
-		{
-			name: "relay-freeze", about: "SIGSTOP and SIGCONT to a relay", touches: touchesRelays,
-			least: time.Second, most: 15 * time.Second, inject: frozen(relay),
-		},
-		{
-			name: "relay-stop", about: "an orderly stop of a relay, which has to end with exit code 0",
-			touches: touchesRelays, most: 2 * time.Second, inject: stopped(relay),
-		},
-		{
-			name: "serve-kill", about: "SIGKILL to an API", touches: touchesServe, most: 2 * time.Second,
-			inject: killed(serve),
-		},
-		{
-			name: "serve-freeze", about: "SIGSTOP and SIGCONT to an API", touches: touchesServe, least: time.Second,
-			most: 10 * time.Second, inject: frozen(serve),
-		},
-		{
-			name: "serve-stop", about: "an orderly stop of an API", touches: touchesServe, most: 2 * time.Second,
-			inject: stopped(serve),
-		},
-		{
-			name: "consumer-kill", about: "SIGKILL to a consumer", touches: touchesConsumers, most: 2 * time.Second,
-			inject: killed(consumer),
-		},
-		{
-			name: "consumer-freeze", about: "SIGSTOP and SIGCONT to a consumer", touches: touchesConsumers,
-			least: time.Second, most: 10 * time.Second, inject: frozen(consumer),
-		},
-		{
-			name: "mode-flap", about: "the desired mode changes every 300 ms", touches: touchesMode,
-			inject: flap, least: 2 * time.Second, most: 6 * time.Second,
-		},
-	}
+	return one(c.relays, r)
 }
+func allRelays(c *campaign, _ *rand.Rand) []*process { return c.relays }
+func aServe(c *campaign, r *rand.Rand) []*process    { return one(c.serves, r) }
+func aConsumer(c *campaign, r *rand.Rand) []*process { return one(c.consumers, r) }
 
 // one chooses one process.
 func one(list []*process, r *rand.Rand) []*process {
-	if len(list) == 0 {
-		return nil
-	}
 	i := r.IntN(len(list))
 	return list[i : i+1]
 }
 
 // choice selects processes.
 type choice func(c *campaign, r *rand.Rand) []*process
-
-// injection is fault.inject.
-type injection func(ctx context.Context, c *campaign, r *rand.Rand) (what string, heal healing, err error)
 
 // each returns an injection that calls do for all chosen processes, and undo when it heals.
 func each(choose choice, do, undo func(ctx context.Context, p *process) error) injection {
@@ -120,10 +71,7 @@ func stopped(choose choice) injection {
 		return each(choose, func(_ context.Context, p *process) error {
 			code, err := p.stop(stopGrace)
 			if err == nil && code != 0 {
-				c.broke(&breach{
-					Promise: "exit", At: time.Now(),
-					What: fmt.Sprintf("%s ended with exit code %d after SIGTERM", p.name, code),
-				})
+				c.breaks("exit", uuid.Nil, "", "%s ended with exit code %d after SIGTERM", p.name, code)
 			}
 			return err
 		}, restart)(ctx, c, r)

@@ -15,85 +15,22 @@ import (
 	"posthaste/internal/pause"
 )
 
-// redisFaults affect Redis.
-func redisFaults() []*fault {
-	return []*fault{
-		{
-			name: "redis-kill", about: "SIGKILL to Redis, which restarts with its append-only file",
-			touches: touchesRedis, most: 3 * time.Second, forgets: true,
-			inject: func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-				err := c.stage.leading().Kill()
-				return "", c.stage.restart, err
-			},
-		},
-		{
-			name: "redis-freeze", about: "SIGSTOP and SIGCONT to Redis", touches: touchesRedis, least: time.Second,
-			most: 10 * time.Second,
-			inject: func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-				rd := c.stage.leading()
-				err := rd.Signal(syscall.SIGSTOP)
-				return "", func(context.Context) error { return rd.Signal(syscall.SIGCONT) }, err
-			},
-		},
-		{
-			name: "redis-script-flush", about: "SCRIPT FLUSH", touches: touchesRedis,
-			inject: func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-				return "", nil, c.stage.client.ScriptFlush(ctx).Err()
-			},
-		},
-		{
-			name: "redis-full", about: "Redis is out of memory", touches: touchesRedis, least: time.Second,
-			most: 8 * time.Second, inject: redisSetting("maxmemory", "1", "0"),
-		},
-		{
-			name: "redis-refuses", about: "Redis refuses writes, because it wants more replicas than it has",
-			touches: touchesRedis, least: time.Second, most: 8 * time.Second,
-			inject: redisSetting("min-replicas-to-write", "9", "0"),
-		},
-		{
-			name: "redis-read-only", about: "Redis is made a replica of a server that is not there, and back",
-			touches: touchesRedis, least: time.Second, most: 8 * time.Second, forgets: true, inject: redisReadOnly,
-		},
-		{
-			name: "redis-flushall", about: "FLUSHALL", touches: touchesRedis, forgets: true,
-			inject: func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-				return "", nil, c.stage.client.FlushAll(ctx).Err()
-			},
-		},
-		{
-			name: "redis-flushall-away", about: "FLUSHALL while no consumer reads for a group", touches: touchesRedis,
-			forgets: true,
-			inject: onStream(func(ctx context.Context, c *campaign, stream string) error {
-				if err := c.away(ctx, stream); err != nil {
-					return err
-				}
-				return c.stage.client.FlushAll(ctx).Err()
-			}),
-		},
-		{
-			name:    "redis-stream-retried",
-			about:   "a stream is deleted, its group created again, and a dead event retried",
-			touches: touchesRedis, forgets: true, inject: onStream(retryDead),
-		},
-		{
-			name: "redis-stream-replaced", about: "a stream is deleted, and another client creates it again",
-			touches: touchesRedis, forgets: true,
-			inject: onStream(func(ctx context.Context, c *campaign, stream string) error {
-				return replaceStream.Run(ctx, c.stage.client, []string{stream}).Err()
-			}),
-		},
-		{
-			name: "redis-stream-put-back", about: "a stream is put back to a copy of some seconds before",
-			touches: touchesRedis, forgets: true, inject: onStream(putBack),
-		},
-		{
-			name: "redis-failover", about: "Redis is killed, and its replica, which is up to a second behind, leads",
-			touches: touchesRedis, forgets: true, least: time.Second, most: 4 * time.Second, inject: redisFailover,
-		},
-		{
-			name: "redis-strange", about: "a proxy refuses commands or changes identities, and limits scripts",
-			touches: touchesRedis, least: 3 * time.Second, most: 10 * time.Second, inject: redisStrange,
-		},
+// redisKilled kills the leading server, which then starts again.
+func redisKilled(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+	err := c.stage.leading().Kill()
+	return "", c.stage.restart, err
+}
+
+func redisFrozen(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+	rd := c.stage.leading()
+	err := rd.Signal(syscall.SIGSTOP)
+	return "", func(context.Context) error { return rd.Signal(syscall.SIGCONT) }, err
+}
+
+// command returns an injection that runs a command on the leading server.
+func command(args ...any) injection {
+	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+		return "", nil, c.stage.client.Do(ctx, args...).Err()
 	}
 }
 
@@ -103,6 +40,18 @@ func onStream(do func(ctx context.Context, c *campaign, stream string) error) in
 		stream := c.config.StreamPrefix + types[r.IntN(len(types))]
 		return stream, nil, do(ctx, c, stream)
 	}
+}
+
+// flushAway empties Redis while a group has events to read.
+func flushAway(ctx context.Context, c *campaign, stream string) error {
+	if err := c.away(ctx, stream); err != nil {
+		return err
+	}
+	return c.stage.client.FlushAll(ctx).Err()
+}
+
+func replace(ctx context.Context, c *campaign, stream string) error {
+	return replaceStream.Run(ctx, c.stage.client, []string{stream}).Err()
 }
 
 // replaceStream leaves an empty stream whose last id is greater than all ids that it had.

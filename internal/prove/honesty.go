@@ -4,12 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/google/uuid"
 
 	"posthaste/internal/pause"
 )
@@ -120,21 +121,24 @@ func (h *honesty) judgeVerdicts(ctx context.Context, took time.Duration) {
 	wrong := ""
 	for _, p := range h.c.relays {
 		var said struct{ Verdict struct{ Word string } }
-		status, err := p.get(ctx, "/relay", func(body io.Reader) error { return json.NewDecoder(body).Decode(&said) })
-		if err == nil && status == http.StatusOK && said.Verdict.Word != "broken" {
+		status, answer, err := p.get(ctx, "/relay")
+		if err == nil && status == http.StatusOK && json.Unmarshal(answer, &said) == nil &&
+			said.Verdict.Word != "broken" {
 			wrong = fmt.Sprintf("%s says %q", p.name, said.Verdict.Word)
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if wrong == "" || !h.counting {
-		return
+	if waits := time.Since(oldest); wrong != "" && h.counting {
+		h.wrong(&h.verdict, took, waits-greenAfter, "an event waits for %v, and %s", waits.Round(time.Second), wrong)
 	}
-	if h.verdict += took; time.Since(oldest) > greenAfter+lieMost {
-		h.c.broke(&breach{
-			Promise: "dishonest", At: time.Now(),
-			What: fmt.Sprintf("an event waits for %v, and %s", time.Since(oldest).Round(time.Second), wrong),
-		})
+}
+
+// wrong adds took to a count of wrong reports. If the report has been wrong for too long, a promise is broken. The
+// caller holds mu.
+func (h *honesty) wrong(count *time.Duration, took, since time.Duration, format string, args ...any) {
+	if *count += took; since > lieMost {
+		h.c.breaks("dishonest", uuid.Nil, "", format, args...)
 	}
 }
 
@@ -172,20 +176,10 @@ func (h *honesty) judge(looks []readiness, now time.Time, took time.Duration) {
 		return
 	}
 	if stands > greenAfter && answered > 0 && red == 0 {
-		if h.green += took; stands > greenAfter+lieMost {
-			h.c.broke(&breach{
-				Promise: "dishonest", At: now,
-				What: fmt.Sprintf("an event waits for %v, and every relay says that it is ready",
-					stands.Round(time.Second)),
-			})
-		}
+		h.wrong(&h.green, took, stands-greenAfter, "an event waits for %v, and every relay says that it is ready",
+			stands.Round(time.Second))
 	}
 	if red > 0 && !h.flows.IsZero() && now.Sub(h.flows) > redAfter {
-		if h.red += took; now.Sub(h.flows) > redAfter+lieMost {
-			h.c.broke(&breach{
-				Promise: "dishonest", At: now,
-				What: fmt.Sprintf("events flow, and a relay says that it is not ready: %s", why),
-			})
-		}
+		h.wrong(&h.red, took, now.Sub(h.flows)-redAfter, "events flow, and a relay says that it is not ready: %s", why)
 	}
 }

@@ -12,10 +12,8 @@ import (
 // orders. It is safe for concurrent use.
 type orders struct {
 	mu sync.Mutex
-	// answered maps each key to the order in the client's answer.
-	answered map[uuid.UUID]uuid.UUID
-	// keys are all keys that were used, answered or not.
-	keys map[uuid.UUID]bool
+	// keys maps each key that was used to the order in the client's answer; to uuid.Nil without an answer.
+	keys map[uuid.UUID]uuid.UUID
 	// events maps the events in the stream to their orders, and inStream maps the orders to their events.
 	events, inStream map[uuid.UUID]uuid.UUID
 	// excused are orders whose events Redis has lost and that are too old to be restored.
@@ -25,8 +23,8 @@ type orders struct {
 
 func newOrders() *orders {
 	return &orders{
-		answered: map[uuid.UUID]uuid.UUID{}, keys: map[uuid.UUID]bool{}, events: map[uuid.UUID]uuid.UUID{},
-		inStream: map[uuid.UUID]uuid.UUID{}, excused: map[uuid.UUID]bool{},
+		keys: map[uuid.UUID]uuid.UUID{}, events: map[uuid.UUID]uuid.UUID{}, inStream: map[uuid.UUID]uuid.UUID{},
+		excused: map[uuid.UUID]bool{},
 	}
 }
 
@@ -34,51 +32,52 @@ func newOrders() *orders {
 func (o *orders) use(key uuid.UUID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.keys[key] = true
+	o.keys[key] = uuid.Nil
 }
 
 // answer records the order that a client got. Every answer to a key must have the same order.
 func (o *orders) answer(key, order uuid.UUID) *breach {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	before, known := o.answered[key]
-	if known {
-		o.repeated++
+	before := o.keys[key]
+	o.keys[key] = order
+	if before == uuid.Nil {
+		return nil
 	}
-	if known && before != order {
+	o.repeated++
+	if before != order {
 		return &breach{
 			Promise: "orders", Subject: order.String(),
 			What: fmt.Sprintf("a key that has order %s was answered with order %s", before, order),
 		}
 	}
-	o.answered[key] = order
 	return nil
 }
 
 // see implements book.
-func (o *orders) see(e entry) (uint32, *breach) {
+func (o *orders) see(e entry) *breach {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	b := &breach{Event: e.id.String(), Subject: e.subject}
 	order, err := uuid.Parse(e.subject)
 	if err != nil || e.typ != "order.created" {
 		b.Promise, b.What = "phantom", "an event in the stream of orders that does not belong to an order"
-		return 0, b
+		return b
 	}
 	if _, again := o.inStream[order]; again {
 		b.Promise, b.What = "duplicated", "an order that has an event in the stream already"
-		return 0, b
+		return b
 	}
 	o.events[e.id], o.inStream[order] = order, e.id
 	delete(o.excused, order)
-	return 0, nil
+	return nil
 }
 
 // unsee implements book.
-func (o *orders) unsee(s sight) {
+func (o *orders) unsee(event uuid.UUID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.miss(s.id)
+	o.miss(event)
 }
 
 // miss removes an event.
@@ -100,9 +99,9 @@ func (o *orders) forget() {
 	}
 }
 
-// counts returns the numbers of used keys, of answered orders, and of answers that repeated an earlier one.
-func (o *orders) counts() (keys, answered, repeated int) {
+// counts returns the numbers of used keys, and of answers that repeated an earlier one.
+func (o *orders) counts() (keys, repeated int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.keys), len(o.answered), o.repeated
+	return len(o.keys), o.repeated
 }

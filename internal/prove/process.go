@@ -3,7 +3,6 @@ package prove
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -27,15 +26,10 @@ type process struct {
 	// admin and http are its addresses; http is empty if the child has no public listener.
 	admin, http string
 	log         string
-	// out receives the child's standard output; nil discards it.
-	out   io.Writer
-	holds []*os.File // keep its ports reserved
+	holds       []*os.File // keep its ports reserved
 
-	mu     sync.Mutex
-	proc   *local.Process
-	frozen bool
-	// starts counts how often the child was started.
-	starts int
+	mu   sync.Mutex
+	proc *local.Process
 }
 
 // newProcess prepares a child without starting it. The log goes to a file in dir.
@@ -82,14 +76,9 @@ func (p *process) start() error {
 	cmd := exec.Command(exe, p.args...) //nolint:noctx // the campaign itself ends the child
 	cmd.Env = append(environment(), p.env...)
 	cmd.Stderr = file
-	if p.out != nil {
-		cmd.Stdout = p.out
-	}
 	if p.proc, err = local.StartProcess(cmd, syscall.SIGKILL); err != nil {
 		return fmt.Errorf("start %s: %w", p.name, err)
 	}
-	p.frozen = false
-	p.starts++
 	return nil
 }
 
@@ -120,13 +109,12 @@ func (p *process) stop(grace time.Duration) (int, error) {
 }
 
 // freeze suspends the child, thaw resumes it.
-func (p *process) freeze() error { return p.halt(syscall.SIGSTOP, true) }
-func (p *process) thaw() error   { return p.halt(syscall.SIGCONT, false) }
+func (p *process) freeze() error { return p.signal(syscall.SIGSTOP) }
+func (p *process) thaw() error   { return p.signal(syscall.SIGCONT) }
 
-func (p *process) halt(s syscall.Signal, frozen bool) error {
+func (p *process) signal(s syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.frozen = frozen
 	return p.proc.Signal(s)
 }
 
@@ -159,34 +147,28 @@ type readiness struct {
 }
 
 // ready requests /readyz. If the process does not answer, the status is 0.
-func (p *process) ready(ctx context.Context) readiness {
-	var r readiness
-	status, err := p.get(ctx, "/readyz", func(body io.Reader) error { return json.NewDecoder(body).Decode(&r) })
-	if err != nil {
+func (p *process) ready(ctx context.Context) (r readiness) {
+	status, answer, err := p.get(ctx, "/readyz")
+	if err != nil || json.Unmarshal(answer, &r) != nil {
 		return readiness{}
 	}
 	r.Status = status
 	return r
 }
 
-// errAnswer means that an answer cannot be decoded.
-var errAnswer = errors.New("no answer")
-
 // get sends a request to the child's admin listener.
-func (p *process) get(ctx context.Context, path string, read func(body io.Reader) error) (int, error) {
+func (p *process) get(ctx context.Context, path string) (status int, answer []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin+path, nil)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	defer resp.Body.Close()
-	if err := read(resp.Body); err != nil {
-		return 0, fmt.Errorf("%w: %w", errAnswer, err)
-	}
-	return resp.StatusCode, nil
+	answer, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, answer, err
 }

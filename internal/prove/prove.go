@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
+
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/pause"
@@ -68,9 +70,11 @@ type campaign struct {
 	relays    []*process
 	serves    []*process
 	consumers []*process
-	progress  *progress
+	progress  *cli.Status
 	report    *Report
 
+	// ends is when the faults end; nil before they begin.
+	ends atomic.Pointer[time.Time]
 	// unread are the streams that have groupAway, the group that never reads.
 	unread sync.Map
 	// forgetting is the time until which Redis may lose data, in nanoseconds since 1970.
@@ -99,7 +103,7 @@ func (options Options) Run(ctx context.Context, config app.Config, o cli.IO) (er
 		options.Seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
 	c := &campaign{
-		options: options, config: config, progress: newProgress(o.Stderr, options.Duration),
+		options: options, config: config, progress: cli.NewStatus(o.Stderr),
 		log: slog.New(slog.NewTextHandler(o.Stderr, &slog.HandlerOptions{Level: max(config.LogLevel, slog.LevelWarn)})),
 	}
 	if options.External {
@@ -295,7 +299,7 @@ func (c *campaign) mayForget() bool { return time.Now().UnixNano() < c.forgettin
 func (c *campaign) rounds(ctx context.Context, faults []*fault) error {
 	p := newPlan(c.options.Seed, faults)
 	end := time.Now().Add(c.options.Duration)
-	c.progress.until.Store(&end)
+	c.ends.Store(&end)
 	mode := outbox.ModeAuto
 	for time.Now().Before(end) && ctx.Err() == nil {
 		r := p.next()
@@ -386,8 +390,19 @@ func (c *campaign) play(ctx context.Context, r round) error {
 	}
 	c.report.played(done)
 	c.progress.Say("%4d %-9s %-44s recovered in %6.1f s; %s", done.Round, done.Mode, done.names(),
-		done.Recovered.Sub(done.Healed).Seconds(), c.progress.left())
+		done.Recovered.Sub(done.Healed).Seconds(), c.left())
 	return err
+}
+
+// left returns the remaining time.
+func (c *campaign) left() string {
+	switch end := c.ends.Load(); {
+	case end == nil:
+		return c.options.Duration.String() + " to come"
+	case time.Until(*end) > 0:
+		return time.Until(*end).Round(time.Second).String() + " left"
+	}
+	return "ending"
 }
 
 // has reports whether a fault of the round touches that part.
@@ -432,10 +447,7 @@ func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
 func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mode) (recovered time.Time, err error) {
 	for _, p := range c.all() {
 		if ended, code := p.ended(); ended {
-			c.broke(&breach{
-				Promise: "exit", At: time.Now(),
-				What: fmt.Sprintf("%s has ended by itself, with exit code %d", p.name, code),
-			})
+			c.breaks("exit", uuid.Nil, "", "%s has ended by itself, with exit code %d", p.name, code)
 			return time.Now(), errBroken
 		}
 	}
@@ -457,10 +469,7 @@ func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mod
 			return recovered, nil
 		}
 		if !flows && (now.Sub(moved) > stuckAfter || now.Sub(since) > stuckAtLast) {
-			c.broke(&breach{
-				Promise: "stuck", At: now,
-				What: fmt.Sprintf("%v after the end of the faults %s", now.Sub(since).Round(time.Second), why),
-			})
+			c.breaks("stuck", uuid.Nil, "", "%v after the end of the faults %s", now.Sub(since).Round(time.Second), why)
 			return now, errBroken
 		}
 		if err := pause.For(ctx, 50*time.Millisecond); err != nil {

@@ -67,19 +67,18 @@ func parseEntry(stream string, m redis.XMessage) (entry, error) {
 
 // book records the entries read from a stream.
 type book interface {
-	// see records the next entry. It returns the value that unsee needs, or the promise that the entry breaks.
-	see(e entry) (undo uint32, b *breach)
-	// unsee removes an entry that Redis has lost.
-	unsee(s sight)
+	// see records the next entry, and returns the promise that it breaks.
+	see(e entry) *breach
+	// unsee removes the last entry: Redis has lost it.
+	unsee(id uuid.UUID)
 	// forget removes all entries.
 	forget()
 }
 
 // sight is an entry that was read.
 type sight struct {
-	at   entryID
-	id   uuid.UUID
-	undo uint32
+	at entryID
+	id uuid.UUID
 }
 
 // sightsMost bounds the entries that a reader keeps. If Redis loses more, the reader reads the whole stream again.
@@ -91,8 +90,8 @@ type reader struct {
 	book   book
 	client *redis.Client
 	broken func(*breach)
-	// forgot is called with the number of entries that Redis has lost, or -1 if it has lost all that the reader keeps.
-	forgot func(stream string, entries int)
+	// forgot is called when Redis has lost entries.
+	forgot func()
 	// mayForget reports whether a fault may have made Redis lose data.
 	mayForget func() bool
 
@@ -158,15 +157,13 @@ func (r *reader) take(m redis.XMessage) {
 		})
 		return
 	}
-	s := sight{at: e.at, id: e.id}
 	if !e.replay {
-		var b *breach
-		if s.undo, b = r.book.see(e); b != nil {
+		if b := r.book.see(e); b != nil {
 			b.Stream, b.Entry, b.At = r.stream, m.ID, time.Now()
 			r.broken(b)
 		}
 	}
-	r.recent = append(r.recent, s)
+	r.recent = append(r.recent, sight{at: e.at, id: e.id})
 }
 
 // goBack finds the last entry that still exists and removes all later ones. Redis loses the newest entries of a stream,
@@ -195,15 +192,13 @@ func (r *reader) goBack(ctx context.Context) error {
 		return nil
 	}
 	for i := n - 1; i >= low; i-- {
-		r.book.unsee(r.recent[i])
+		r.book.unsee(r.recent[i].id)
 	}
 	r.recent = r.recent[:low]
-	if low > 0 {
-		r.forgot(r.stream, n-low)
-		return nil
+	if low == 0 { // older entries are gone, too
+		r.book.forget()
 	}
-	r.book.forget()
-	r.forgot(r.stream, -1)
+	r.forgot()
 	return nil
 }
 
@@ -259,12 +254,15 @@ func (p *pass) flag(r ref) *byte {
 }
 
 // see implements book.
-func (p *pass) see(e entry) (uint32, *breach) {
-	b := &breach{Event: e.id.String(), Subject: e.subject}
+func (p *pass) see(e entry) *breach {
+	breaks := func(promise, format string, args ...any) *breach {
+		return &breach{
+			Event: e.id.String(), Subject: e.subject, Promise: promise, What: fmt.Sprintf(format, args...),
+		}
+	}
 	r, ours := p.truth.of(e.id)
 	if !ours {
-		b.Promise, b.What = "phantom", "an event that no writer wrote"
-		return 0, b
+		return breaks("phantom", "an event that no writer wrote")
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -272,36 +270,28 @@ func (p *pass) see(e entry) (uint32, *breach) {
 	defer p.truth.mu.Unlock()
 	switch p.truth.stateOf(r) {
 	case stateNone:
-		b.Promise, b.What = "phantom", "an event that no writer wrote"
-		return 0, b
+		return breaks("phantom", "an event that no writer wrote")
 	case stateRolledBack:
-		b.Promise, b.What = "phantom", "an event whose transaction was rolled back"
-		return 0, b
+		return breaks("phantom", "an event whose transaction was rolled back")
 	case stateOpen, stateCommitted:
 	}
 	if problem := p.truth.mismatch(r, e); problem != "" {
-		b.Promise, b.What = "corrupted", problem
-		return 0, b
+		return breaks("corrupted", "%s", problem)
 	}
 	f := p.flag(r)
 	a := &p.of[r.aggregate]
-	if *f&flagSeen != 0 {
-		b.Promise, b.What = "duplicated", "an event that is in the stream already"
-		return 0, b
-	}
-	undo := a.last
-	if r.n < a.last {
-		b.Promise, b.What = "reordered", fmt.Sprintf("event %d of its aggregate is behind event %d", r.n, a.last)
-		return 0, b
+	switch {
+	case *f&flagSeen != 0:
+		return breaks("duplicated", "an event that is in the stream already")
+	case r.n < a.last:
+		return breaks("reordered", "event %d of its aggregate is behind event %d", r.n, a.last)
 	}
 	// The writer of this event knew the outcomes of all earlier ones.
 	for n := a.last + 1; n < r.n && !p.late; n++ {
 		before := ref{r.aggregate, n}
 		if p.truth.stateOf(before) == stateCommitted && *p.flag(before)&(flagSeen|flagExcused) == 0 {
-			b.Promise = "reordered"
-			b.What = fmt.Sprintf("event %d of its aggregate is there, and event %d, which was committed before, is not",
-				r.n, n)
-			return 0, b
+			return breaks("reordered", "event %d of its aggregate is there, and event %d, which was committed before, "+
+				"is not", r.n, n)
 		}
 	}
 	a.last = r.n
@@ -311,7 +301,7 @@ func (p *pass) see(e entry) (uint32, *breach) {
 		p.gone--
 	}
 	*f = flagSeen
-	return undo, nil
+	return nil
 }
 
 // mismatch describes the error in the content of an entry; it returns "" if there is no error. The caller holds mu.
@@ -334,8 +324,8 @@ func (t *truth) mismatch(r ref, e entry) string {
 }
 
 // unsee implements book.
-func (p *pass) unsee(s sight) {
-	r, ours := p.truth.of(s.id)
+func (p *pass) unsee(id uuid.UUID) {
+	r, ours := p.truth.of(id)
 	if !ours {
 		return
 	}
@@ -346,8 +336,11 @@ func (p *pass) unsee(s sight) {
 		return
 	}
 	p.seen--
-	p.of[r.aggregate].last = s.undo
 	p.miss(r, f, p.bound(time.Now()))
+	a := &p.of[r.aggregate]
+	for a.last > 0 && a.flags[a.last-1]&flagSeen == 0 { // the entries of an aggregate are in order
+		a.last--
+	}
 }
 
 // miss records that Redis has lost an event.

@@ -177,17 +177,10 @@ func (r *Report) machine(ctx context.Context, c *campaign) error {
 }
 
 // forgot counts a loss of data by Redis.
-func (r *Report) forgot(string, int) {
+func (r *Report) forgot() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Counts.Forgot++
-}
-
-// verified records the result of reading the streams.
-func (r *Report) verified(found, lost, expired int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.Counts.Found, r.Counts.Lost, r.Counts.Expired = found, lost, expired
 }
 
 // played records a round.
@@ -208,11 +201,10 @@ func (r *Report) sample(ctx context.Context, c *campaign) {
 		if !oldest.IsZero() {
 			s.Oldest = time.Since(oldest).Seconds()
 		}
-		r.ask(ctx, c, &s)
 		for _, l := range c.honesty.looks() {
 			s.Ready = append(s.Ready, l.Status)
 		}
-		grown := c.grown(ctx)
+		grown := c.grown(ctx, &s)
 		r.mu.Lock()
 		r.Samples = append(r.Samples, s)
 		r.WALMost = max(r.WALMost, s.WAL)
@@ -229,53 +221,42 @@ func (r *Report) sample(ctx context.Context, c *campaign) {
 		now := c.now
 		c.mu.Unlock()
 		c.progress.Now("%s events, %d rounds, %d waiting, the oldest for %.1f s; %s; %s; %s",
-			humanize.Comma(int64(s.Committed)), faults, s.Waiting, s.Oldest, s.Mode, now, c.progress.left())
+			humanize.Comma(int64(s.Committed)), faults, s.Waiting, s.Oldest, s.Mode, now, c.left())
 	}
 }
 
-// ask reads the mode and the retained WAL from Postgres, if it answers.
-func (r *Report) ask(ctx context.Context, c *campaign, s *sample) {
-	ctx, cancel := context.WithTimeout(ctx, 700*time.Millisecond)
+// grown returns figures of the processes and of the tables that should stay flat. The log keeps every event of a
+// campaign, so its figure is the size per event.
+func (c *campaign) grown(ctx context.Context, s *sample) map[string]float64 {
+	figures := map[string]float64{}
+	c.ask(ctx, s, figures)
+	for _, p := range c.relays {
+		_, text, _ := p.get(ctx, "/metrics") // without an answer, there are no figures
+		for _, name := range []string{"process_resident_memory_bytes", "process_open_fds", "go_goroutines"} {
+			if v, ok := metric(string(text), name); ok {
+				figures["relay "+name] = max(figures["relay "+name], v)
+			}
+		}
+	}
+	return figures
+}
+
+// ask reads the mode, the retained WAL and the sizes of the tables from Postgres, if it answers.
+func (c *campaign) ask(ctx context.Context, s *sample, figures map[string]float64) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	st, err := sql.ReadState(ctx, c.stage.pool, c.config.RelayName)
 	if err != nil {
 		return
 	}
 	s.Mode = st.Active
-	_ = c.stage.pool.QueryRow(ctx, "SELECT coalesce(pg_catalog.pg_wal_lsn_diff(pg_current_wal_lsn(), "+
-		"restart_lsn), 0)::bigint FROM pg_replication_slots WHERE slot_name = $1", c.config.Slot).Scan(&s.WAL)
-}
-
-// grown returns figures of the processes and of the tables that should stay flat. The log keeps every event of a
-// campaign, so its figure is the size per event.
-func (c *campaign) grown(ctx context.Context) map[string]float64 {
-	figures := map[string]float64{}
-	c.sizes(ctx, figures)
-	for _, p := range c.relays {
-		_, _ = p.get(ctx, "/metrics", func(body io.Reader) error {
-			text, err := io.ReadAll(body)
-			if err != nil {
-				return err
-			}
-			for _, name := range []string{"process_resident_memory_bytes", "process_open_fds", "go_goroutines"} {
-				if v, ok := metric(string(text), name); ok {
-					figures["relay "+name] = max(figures["relay "+name], v)
-				}
-			}
-			return nil
-		})
-	}
-	return figures
-}
-
-// sizes adds the sizes of the tables, if Postgres answers.
-func (c *campaign) sizes(ctx context.Context, figures map[string]float64) {
-	ctx, cancel := context.WithTimeout(ctx, 700*time.Millisecond)
-	defer cancel()
 	var table, indexes, marks float64
-	err := c.stage.pool.QueryRow(ctx, "SELECT pg_catalog.pg_table_size('outbox')::float8 / last_value::float8, "+
-		"pg_catalog.pg_indexes_size('outbox')::float8 / last_value::float8, "+
-		"pg_catalog.pg_total_relation_size('outbox_mark')::float8 FROM outbox_seq_seq").Scan(&table, &indexes, &marks)
+	err = c.stage.pool.QueryRow(ctx, `SELECT coalesce((SELECT pg_catalog.pg_wal_lsn_diff(pg_current_wal_lsn(),
+			restart_lsn) FROM pg_replication_slots WHERE slot_name = $1), 0)::bigint,
+		pg_catalog.pg_table_size('outbox')::float8 / last_value::float8,
+		pg_catalog.pg_indexes_size('outbox')::float8 / last_value::float8,
+		pg_catalog.pg_total_relation_size('outbox_mark')::float8 FROM outbox_seq_seq`, c.config.Slot).
+		Scan(&s.WAL, &table, &indexes, &marks)
 	if err == nil {
 		figures["outbox, bytes per event"], figures["outbox, bytes of indexes per event"] = table, indexes
 		figures["outbox_mark_bytes"] = marks
@@ -300,7 +281,7 @@ func (r *Report) finish(c *campaign, interrupted bool) {
 	r.Seconds, r.Interrupted = time.Since(r.began).Round(time.Second).Seconds(), interrupted
 	r.Lies = c.honesty.lies()
 	r.Counts.Committed, r.Counts.RolledBack, r.Counts.Unclear = c.truth.counts()
-	r.Counts.Keys, _, r.Counts.Repeated = c.orders.counts()
+	r.Counts.Keys, r.Counts.Repeated = c.orders.counts()
 	r.Broken = c.breach()
 	r.Holds = r.Broken == nil
 	kinds := map[string]*Kind{}

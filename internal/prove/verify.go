@@ -75,13 +75,12 @@ func (c *campaign) verifyEmpty(ctx context.Context) error {
 // verifyTable reads from Postgres which of the events without an answer to their commit were committed. It also checks
 // that Postgres has every event whose commit it confirmed.
 func (c *campaign) verifyTable(ctx context.Context) error {
-	there := newTally(c.truth)
-	if err := c.eachID(ctx, "SELECT id, aggregate_id FROM outbox WHERE aggregate_type = ANY ($1)",
-		there.add); err != nil {
+	there, err := c.count(ctx, "outbox")
+	if err != nil {
 		return err
 	}
 	c.truth.each(func(r ref, s state) {
-		n := there.count(r)
+		n := there[r]
 		switch {
 		case s == stateOpen:
 			c.truth.settle(r, n > 0)
@@ -101,7 +100,7 @@ func (c *campaign) verifyStreams(ctx context.Context) error {
 	for _, typ := range types {
 		r := &reader{
 			stream: c.config.StreamPrefix + typ, book: typed{again, typ}, client: c.stage.client, broken: c.broke,
-			forgot: func(string, int) {}, mayForget: func() bool { return false },
+			forgot: func() {}, mayForget: func() bool { return false },
 		}
 		for {
 			n, err := r.read(ctx)
@@ -124,7 +123,10 @@ func (c *campaign) verifyStreams(ctx context.Context) error {
 			c.breaks("lost", c.truth.id(r), c.truth.aggregate(r.aggregate).id, "a committed event is not in its stream")
 		}
 	})
-	c.report.verified(again.count(), missing, excused)
+	n := &c.report.Counts
+	c.report.mu.Lock()
+	defer c.report.mu.Unlock()
+	n.Found, n.Lost, n.Expired = again.count(), missing, excused
 	return nil
 }
 
@@ -152,29 +154,33 @@ func (c *campaign) verifyUnread(ctx context.Context) (err error) {
 
 // verifyHistory compares the history with the truth: it must have each event once.
 func (c *campaign) verifyHistory(ctx context.Context) error {
-	there := newTally(c.truth)
-	if err := c.eachID(ctx, "SELECT id, aggregate_id FROM outbox_history WHERE aggregate_type = ANY ($1)",
-		there.add); err != nil {
+	there, err := c.count(ctx, "outbox_history")
+	if err != nil {
 		return err
 	}
 	c.truth.each(func(r ref, s state) {
-		if n := there.count(r); s == stateCommitted && n != 1 {
+		if n := there[r]; s == stateCommitted && n != 1 {
 			c.breaks("history", c.truth.id(r), "", "history has the event %d times", n)
 		}
 	})
 	return nil
 }
 
-// eachID calls do for each row of a query of ids and aggregates.
-func (c *campaign) eachID(ctx context.Context, query string, do func(id uuid.UUID) error) error {
-	rows, err := c.stage.pool.Query(ctx, query, types)
+// count returns how often a table has each event of the writers.
+func (c *campaign) count(ctx context.Context, table string) (map[ref]uint8, error) {
+	rows, err := c.stage.pool.Query(ctx, "SELECT id FROM "+table+" WHERE aggregate_type = ANY ($1)", types)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	there := map[ref]uint8{}
 	var id uuid.UUID
-	var aggregate string
-	_, err = pgx.ForEachRow(rows, []any{&id, &aggregate}, func() error { return do(id) })
-	return err
+	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
+		if r, ours := c.truth.of(id); ours {
+			there[r] = min(there[r], 254) + 1
+		}
+		return nil
+	})
+	return there, err
 }
 
 // each calls do for every event. do may call methods of truth.
@@ -192,38 +198,6 @@ func (t *truth) each(do func(r ref, s state)) {
 			do(r, s)
 		}
 	}
-}
-
-// tally counts events.
-type tally struct {
-	truth *truth
-	of    map[uint32][]uint8
-}
-
-func newTally(t *truth) *tally { return &tally{t, map[uint32][]uint8{}} }
-
-// add counts an event. It ignores events that this campaign did not write.
-func (t *tally) add(id uuid.UUID) error {
-	r, ours := t.truth.of(id)
-	if !ours || r.n == 0 {
-		return nil
-	}
-	counts := t.of[r.aggregate]
-	if short := int(r.n) - len(counts); short > 0 {
-		counts = append(counts, make([]uint8, short)...)
-		t.of[r.aggregate] = counts
-	}
-	if counts[r.n-1] < 255 {
-		counts[r.n-1]++
-	}
-	return nil
-}
-
-func (t *tally) count(r ref) int {
-	if counts := t.of[r.aggregate]; int(r.n) <= len(counts) {
-		return int(counts[r.n-1])
-	}
-	return 0
 }
 
 // saw reports whether an event was read.
@@ -271,8 +245,8 @@ func (c *campaign) verifyOrders(ctx context.Context) error {
 	}
 	c.orders.mu.Lock()
 	defer c.orders.mu.Unlock()
-	for _, id := range c.orders.answered {
-		if !placed[id] {
+	for _, id := range c.orders.keys {
+		if id != uuid.Nil && !placed[id] {
 			c.breaks("orders", uuid.Nil, id.String(), "a client got an order that does not exist")
 		}
 	}

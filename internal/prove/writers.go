@@ -156,8 +156,6 @@ type job struct {
 	pad       string
 	savepoint bool
 	rollback  bool
-	// before, if not nil, is called before the commit.
-	before func(tx pgx.Tx) error
 
 	parts []part
 }
@@ -210,11 +208,6 @@ func (j *job) run(ctx context.Context, pool *pgxpool.Pool, list []*aggregate, n 
 		}
 		j.parts[len(j.parts)-1].undone = true
 		if err = j.insert(ctx, tx, a, 1); err != nil {
-			return err
-		}
-	}
-	if j.before != nil {
-		if err = j.before(tx); err != nil {
 			return err
 		}
 	}
