@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -90,70 +89,6 @@ func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 	}
 	if b.blocker(&outbox.Record{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
 		t.Error("a failed refresh forgot what was known")
-	}
-}
-
-func TestAudit(t *testing.T) {
-	t.Parallel()
-	t0 := time.Unix(1000, 0)
-	mark := func(lsn outbox.LSN) outbox.AuditMark { return outbox.AuditMark{LSN: lsn, Flushed: lsn} }
-	type step struct {
-		at     time.Duration
-		passed outbox.LSN
-		mark   outbox.AuditMark
-		want   string // reason, or ""
-	}
-	for name, steps := range map[string][]step{
-		"all is well": {
-			{0, 100, mark(100), ""},
-			{5 * time.Second, 200, mark(200), ""},
-			{10 * time.Second, 300, mark(300), ""},
-		},
-		"behind, but moving": {
-			{0, 50, mark(100), ""},
-			{5 * time.Second, 90, mark(200), ""},
-			{10 * time.Second, 100, mark(300), ""},
-			{30 * time.Second, 300, mark(400), ""},
-		},
-		"standing still while the WAL grows": {
-			{0, 50, mark(100), ""},
-			{5 * time.Second, 50, mark(110), ""},
-			{16 * time.Second, 50, mark(120), outbox.ReasonStalled},
-		},
-		"standing still, with nothing more to read": {
-			{0, 50, mark(100), ""},
-			{16 * time.Second, 50, outbox.AuditMark{LSN: 100, Flushed: 99}, ""},
-		},
-		"reached at the last moment": {
-			{0, 50, mark(100), ""},
-			{16 * time.Second, 100, mark(120), ""},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a := &auditState{}
-			for i, s := range steps {
-				err := a.check(s.passed, func() (outbox.AuditMark, error) { return s.mark, nil }, t0.Add(s.at))
-				got := ""
-				if err != nil {
-					got = slotReason(err)
-				}
-				if got != s.want {
-					t.Fatalf("step %d: got %q (%v), want %q", i, got, err, s.want)
-				}
-			}
-		})
-	}
-}
-
-func TestAuditWithoutAnAnswerFindsNothing(t *testing.T) {
-	t.Parallel()
-	a := &auditState{last: outbox.AuditMark{LSN: 10}, taken: true, since: time.Unix(0, 0)}
-	fail := func() (outbox.AuditMark, error) { return outbox.AuditMark{}, errors.New("postgres is gone") }
-	for _, passed := range []outbox.LSN{5, 20} {
-		if err := a.check(passed, fail, time.Unix(100, 0)); err != nil {
-			t.Errorf("passed %v: %v", passed, err)
-		}
 	}
 }
 
