@@ -222,26 +222,6 @@ func TestAnUnreadableRowIsParkedAlone(t *testing.T) {
 	})
 }
 
-func TestAPayloadThatCannotBeCopiedStaysBehind(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	aggregates := inPart(t, r, 1)
-	spoilt, next := r.insert("order", aggregates[0], `{}`), r.insert("order", aggregates[0], `{}`)
-	r.unreadable(spoilt)
-	r.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
-		$$ BEGIN IF NEW.payload IS NOT NULL THEN RAISE 'missing chunk' USING ERRCODE = 'XX001'; END IF; RETURN NEW; `+
-		`END $$;
-		CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	r.run(r.options(1, 10))
-	r.oracle().WaitEmpty(t, 20*time.Second)
-	if got := r.entries("order"); !slices.Equal(got, []uuid.UUID{next}) {
-		t.Errorf("entries %v, want %v", got, next)
-	}
-	if err := sql.RetryDead(t.Context(), r.db.Pool, spoilt); !errors.Is(err, sql.ErrUnreadable) {
-		t.Errorf("retry: %v, want ErrUnreadable", err)
-	}
-}
-
 func TestInfiniteTimes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -280,21 +260,6 @@ func TestBatchesAreBoundedByBytes(t *testing.T) {
 	for i, b := range r.batches {
 		if i < 3 && len(b) != 1 || len(b) > 5 {
 			t.Errorf("batch %d has %d events", i, len(b))
-		}
-	}
-}
-
-func TestBatchesAreBoundedByRows(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	testenv.Bulk(t, r.db, 500, 10)
-	r.run(r.options(2, 20))
-	r.oracle().WaitEmpty(t, 20*time.Second)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, b := range r.batches {
-		if len(b) > 20 {
-			t.Errorf("a batch of %d events", len(b))
 		}
 	}
 }
