@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -191,7 +192,6 @@ func (m *metrics) addSlot(r *registry) {
 func (m *metrics) zero() {
 	modes := []outbox.Mode{outbox.ModeCDC, outbox.ModePoll, outbox.ModeStandby}
 	for _, a := range modes {
-		m.mode.WithLabelValues(string(a)).Set(0)
 		if a != outbox.ModeStandby {
 			m.commitToPublish.WithLabelValues(string(a))
 		}
@@ -204,10 +204,8 @@ func (m *metrics) zero() {
 			}
 		}
 	}
-	m.mode.WithLabelValues(string(outbox.ModeStandby)).Set(1)
-	for _, d := range []outbox.Mode{outbox.ModeAuto, outbox.ModeCDC, outbox.ModePoll} {
-		m.desired.WithLabelValues(string(d)).Set(0)
-	}
+	m.setMode(outbox.ModeStandby)
+	m.setDesired("")
 	for _, c := range []string{
 		"backlog", "slot", "dead", "losses", "streams", conditionTable, conditionHistory,
 		conditionTrim,
@@ -288,10 +286,8 @@ func boolGauge(g prometheus.Gauge, on bool) {
 
 // knownReason keeps the label set closed.
 func knownReason(reason string) string {
-	for _, r := range switchReasons {
-		if r == reason {
-			return r
-		}
+	if slices.Contains(switchReasons, reason) {
+		return reason
 	}
 	return reasonOther
 }

@@ -1,6 +1,7 @@
 package sweep
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync/atomic"
@@ -116,12 +117,8 @@ type Sweeper struct {
 
 // New returns a sweeper; it connects when it is run.
 func New(o Options) *Sweeper {
-	if o.Workers <= 0 {
-		o.Workers = 2
-	}
-	if o.BatchRows <= 0 {
-		o.BatchRows = 500
-	}
+	o.Workers = cmp.Or(o.Workers, 2)
+	o.BatchRows = cmp.Or(o.BatchRows, 500)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
