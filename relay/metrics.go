@@ -35,34 +35,13 @@ const reasonOther = "other"
 const maxStreamLabels = 200
 
 type metrics struct {
-	published       *prometheus.CounterVec
-	parked          prometheus.Counter
-	commitToPublish *prometheus.HistogramVec
-	backlogRows     prometheus.Gauge
-	backlogOldest   prometheus.Gauge
-	mode            *prometheus.GaugeVec
-	desired         *prometheus.GaugeVec
-	leader          prometheus.Gauge
-	epoch           prometheus.Gauge
-	switches        *prometheus.CounterVec
-	slotActive      prometheus.Gauge
-	slotRetained    prometheus.Gauge
-	slotConfirmed   prometheus.Gauge
-	slotLost        prometheus.Gauge
-	slotMaxKeep     prometheus.Gauge
-	slotCreated     *prometheus.CounterVec
-	scrapeErrors    *prometheus.CounterVec
-	settled         prometheus.Counter
-	adoptions       prometheus.Counter
-	auditFailures   *prometheus.CounterVec
-	dead            prometheus.Gauge
-	stalled         prometheus.Gauge
-	lost            prometheus.Gauge
-	lostEvents      prometheus.Counter
-	restored        prometheus.Counter
-	failovers       prometheus.Counter
-	phantoms        prometheus.Gauge
-	streamInfo      *prometheus.GaugeVec
+	published, switches, slotCreated, scrapeErrors, auditFailures   *prometheus.CounterVec
+	mode, desired, streamInfo                                       *prometheus.GaugeVec
+	commitToPublish                                                 *prometheus.HistogramVec
+	parked, settled, adoptions, lostEvents, restored, failovers     prometheus.Counter
+	leader, epoch, backlogRows, backlogOldest, dead, lost, phantoms prometheus.Gauge
+	slotActive, slotRetained, slotConfirmed, slotLost, slotMaxKeep  prometheus.Gauge
+	stalled                                                         prometheus.Gauge
 
 	leaders []prometheus.Gauge // those that only a leader feeds
 	streams map[string]bool    // label values given out; owned by streamLabel's callers, under reporter.labels

@@ -224,16 +224,3 @@ func TestSettlingEndsWithTheWork(t *testing.T) {
 		tx.show()
 	})
 }
-
-// A stream that never began has nothing to settle.
-func TestASettlerThatNeverBegan(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		settling := r.goSettle()
-		soon()
-		close(r.s.settler.ended)
-		if err := <-settling; err != nil || r.count("Store.Marker") > 0 {
-			t.Errorf("ended with %v", err)
-		}
-	})
-}
