@@ -329,8 +329,8 @@ func TestTakePipe(t *testing.T) {
 	})
 }
 
-// Polling waits while another instance holds the pipe lock exclusively, and gives up when its context ends. Only a state
-// that was read under the lock is valid: the other one may have led, and toggled, during the wait.
+// Polling waits while another instance holds the pipe lock exclusively, and gives up when its context ends. Only a
+// state that was read under the lock is valid: the other one may have led, and toggled, during the wait.
 func TestTheStateIsReadAgainUnderThePipe(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {

@@ -61,8 +61,11 @@ type trouble struct {
 
 func newHealth() *health { return &health{conditions: map[string]trouble{}} }
 
-// fail and degrade report whether the condition is news.
-func (h *health) fail(name, detail string) bool { return h.put(name, trouble{detail: detail}) }
+// fail reports whether the condition is news, as degrade does.
+func (h *health) fail(name, detail string) bool {
+	return h.put(name, trouble{detail: detail})
+}
+
 func (h *health) degrade(name, detail string) bool {
 	return h.put(name, trouble{detail, true, time.Time{}})
 }

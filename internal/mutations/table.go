@@ -165,8 +165,8 @@ var mutations = []mutation{
 	{
 		safeguard: "a page of an older mark is not published", about: "another session's mark is not noticed",
 		file:        "sql/sweep.go",
-		old:         "newest != mark",
-		replacement: "newest < mark",
+		old:         "newest != p.Mark",
+		replacement: "newest < p.Mark",
 		pkg:         "./sql", test: "TestAMarkAsksForItsOwner",
 	},
 	{
