@@ -187,8 +187,8 @@ func (w *worker) ready(intake context.Context) error {
 }
 
 // deliver repeats the delivery of events until it is complete. An event that is refused for its own sake is parked
-// after a few attempts. Everything else is repeated for as long as the intake lasts; then the first failure ends it, and
-// what may have been published becomes doubt.
+// after a few attempts. Everything else is repeated for as long as the intake lasts; then the first failure ends it,
+// and what may have been published becomes doubt.
 func (w *worker) deliver(sp span, portions []*portion, events []*outbox.Record, parked map[*outbox.Record]bool) (
 	outbox.Receipt, error,
 ) {
