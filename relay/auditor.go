@@ -16,54 +16,17 @@ const (
 	stallLimit = 15 * time.Second
 )
 
-// auditState finds out whether the stream has stopped moving.
-type auditState struct {
-	last  outbox.AuditMark
-	since time.Time // when last was taken
-	taken bool
-}
-
-// check compares with the mark taken before. passed is how far the router is; again takes a new mark.
-func (a *auditState) check(passed outbox.LSN, again func() (outbox.AuditMark, error), now time.Time) error {
-	if !a.taken || passed >= a.last.LSN {
-		a.renew(again, now)
-		return nil
-	}
-	if now.Sub(a.since) < stallLimit {
-		return nil // keep the old mark: it is the one that has to be reached
-	}
-	mark, err := again()
-	if err != nil {
-		return nil //nolint:nilerr // no answer is no finding
-	}
-	if mark.Flushed < a.last.LSN {
-		return nil // nobody can have read what is not on disk: the WAL does not grow
-	}
-	return &outbox.SlotError{
-		Reason: outbox.ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s",
-			a.last.LSN, stallLimit, passed),
-		Remedy: "look at pg_stat_replication and synchronized_standby_slots; events are swept meanwhile",
-	}
-}
-
-// renew takes a new mark. If that fails, the old mark stays.
-func (a *auditState) renew(again func() (outbox.AuditMark, error), now time.Time) {
-	if mark, err := again(); err == nil {
-		a.last, a.since, a.taken = mark, now, true
-	}
-}
-
-// forget drops the mark. It is called while the stream is blocked for a known reason.
-func (a *auditState) forget() { a.taken = false }
-
-// auditor checks a running stream against the table. One goroutine owns it.
+// auditor checks a running stream against the table: it finds out whether the stream has stopped moving. One goroutine
+// owns it.
 type auditor struct {
 	*reporter
 	store Audits
 	// progress is how far everything is routed; known is false while the router waits for a stream that is blocked.
 	progress func() (passed outbox.LSN, known bool)
 
-	state auditState
+	// mark has the position that the stream has to reach. It was taken at since; zero: there is none.
+	mark  outbox.AuditMark
+	since time.Time
 	// unanswered is how many audits in a row the table did not answer.
 	unanswered int
 }
@@ -82,14 +45,27 @@ func (a *auditor) run(ctx context.Context) error {
 func (a *auditor) once(ctx context.Context) error {
 	passed, known := a.progress()
 	if !known {
-		a.state.forget()
+		a.since = time.Time{}
 		return nil
 	}
-	return a.state.check(passed, func() (outbox.AuditMark, error) {
-		mark, err := a.store.Audit(ctx)
-		a.answered(ctx, err)
-		return mark, err
-	}, time.Now())
+	behind := !a.since.IsZero() && passed < a.mark.LSN
+	if behind && time.Since(a.since) < stallLimit {
+		return nil // keep the old mark: it is the one that has to be reached
+	}
+	mark, err := a.store.Audit(ctx)
+	a.answered(ctx, err)
+	switch {
+	case err != nil: // no answer is no finding
+	case !behind:
+		a.mark, a.since = mark, time.Now()
+	case mark.Flushed >= a.mark.LSN: // or nobody can have read it: the WAL does not grow
+		return &outbox.SlotError{
+			Reason: outbox.ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s",
+				a.mark.LSN, stallLimit, passed),
+			Remedy: "look at pg_stat_replication and synchronized_standby_slots; events are swept meanwhile",
+		}
+	}
+	return nil
 }
 
 // answered records whether the table could be audited. A single failed audit is ignored; from the second in a row,

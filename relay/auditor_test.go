@@ -2,74 +2,82 @@ package relay
 
 import (
 	"context"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"posthaste/outbox"
 )
 
-// auditing is an auditor over a world's table, of a stream whose progress the test says.
-func auditing(t *testing.T, do func(w *world, a *auditor, at func(passed outbox.LSN, known bool))) {
-	t.Helper()
-	inWorld(t, Options{}, func(w *world) {
-		i := w.instance("one")
-		i.relay.health.clear(conditionPostgres)
-		var passed outbox.LSN
-		var known bool
-		a := &auditor{reporter: i.relay.reporter, store: memStore{i}}
-		a.progress = func() (outbox.LSN, bool) { return passed, known }
-		do(w, a, func(p outbox.LSN, k bool) { passed, known = p, k })
-	})
+// marks is a Store whose audits a test answers.
+type marks struct {
+	Audits
+	mark outbox.AuditMark
+	err  error
 }
 
-// A stream that is blocked for a known reason is not stalled, and the mark that was taken before is discarded.
-func TestTheAuditForgetsWhatItKnewBeforeAKnownReason(t *testing.T) {
-	t.Parallel()
-	auditing(t, func(w *world, a *auditor, at func(outbox.LSN, bool)) {
-		at(0, true)
-		if err := a.once(context.Background()); err != nil || !a.state.taken {
-			w.t.Fatalf("%v", err)
-		}
-		w.do(func() { w.grow(100) })
-		at(0, false)
-		pass(time.Hour)
-		if err := a.once(context.Background()); err != nil || a.state.taken {
-			t.Errorf("%v", err)
-		}
-		at(0, true)
-		if err := a.once(context.Background()); err != nil {
-			t.Errorf("a stream that goes on counts as stalled: %v", err)
-		}
-		w.do(func() { w.grow(100) })
-		pass(stallLimit)
-		if err := a.once(context.Background()); slotReason(err) != outbox.ReasonStalled {
-			t.Errorf("a stream that stands still: %v", err)
-		}
-	})
-}
+func (m *marks) Audit(context.Context) (outbox.AuditMark, error) { return m.mark, m.err }
 
-// A single failed audit is ignored. Repeated failures are reported, and the report is cleared when an audit succeeds.
-func TestAnAuditWithoutAnAnswerIsSaid(t *testing.T) {
+// A stream is stalled if it does not reach a position that was taken before, although the WAL grows. Nothing is found
+// without an answer of the table, which is reported from the second time on, nor while the stream is blocked for a
+// known reason, which also drops what was taken before.
+func TestAudit(t *testing.T) {
 	t.Parallel()
-	auditing(t, func(w *world, a *auditor, at func(outbox.LSN, bool)) {
-		for n, want := range []int{0, 1, 1} {
-			a.answered(context.Background(), errRefused)
-			if bad, _ := a.health.lists(); len(bad) != want {
-				t.Errorf("after %d audits without an answer: %v", n+1, bad)
-			}
-		}
-		at(1<<40, true)
-		if err := a.once(context.Background()); err != nil {
-			w.t.Fatal(err)
-		}
-		if bad, _ := a.health.lists(); len(bad) > 0 || a.unanswered != 0 {
-			t.Errorf("afterwards: %v", bad)
-		}
-		stopping, stop := context.WithCancel(context.Background())
-		stop()
-		a.answered(stopping, errRefused)
-		if a.unanswered != 0 {
-			t.Error("an audit that was cut short counts as one without an answer")
-		}
-	})
+	const blocked, silent = -1, -1
+	type step struct {
+		at     time.Duration
+		passed int // or blocked
+		wal    int // or silent
+		want   string
+	}
+	for name, steps := range map[string][]step{
+		"all is well":        {{0, 100, 100, ""}, {5, 200, 200, ""}, {10, 300, 300, ""}},
+		"behind, but moving": {{0, 50, 100, ""}, {5, 90, 200, ""}, {10, 100, 300, ""}, {30, 300, 400, ""}},
+		"standing still while the WAL grows": {
+			{0, 50, 100, ""}, {5, 50, 110, ""}, {16, 50, 120, outbox.ReasonStalled},
+		},
+		"standing still, with nothing more to read": {{0, 50, 100, ""}, {16, 50, 99, ""}},
+		"reached at the last moment":                {{0, 50, 100, ""}, {16, 100, 120, ""}},
+		"without an answer": {
+			{0, 50, 100, ""}, {16, 50, silent, ""}, {21, 50, silent, "audit"}, {26, 50, 120, outbox.ReasonStalled},
+		},
+		"without an answer at first": {{0, 50, silent, ""}, {16, 50, silent, "audit"}, {31, 50, 120, ""}},
+		"blocked meanwhile": {
+			{0, 50, 100, ""}, {3600, blocked, 200, ""}, {3605, 50, 300, ""}, {3621, 50, 400, outbox.ReasonStalled},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r, m := New(Options{}), &marks{}
+				r.health.clear(conditionPostgres)
+				a := &auditor{reporter: r.reporter, store: m}
+				began := time.Now()
+				for i, s := range steps {
+					pass(s.at*time.Second - time.Since(began))
+					a.progress = func() (outbox.LSN, bool) { return outbox.LSN(max(s.passed, 0)), s.passed != blocked }
+					if m.err = nil; s.wal == silent {
+						m.err = errRefused
+					}
+					m.mark.LSN, m.mark.Flushed = outbox.LSN(max(s.wal, 0)), outbox.LSN(max(s.wal, 0))
+					got := ""
+					if err := a.once(t.Context()); err != nil {
+						got = slotReason(err)
+					} else if bad, _ := r.health.lists(); len(bad) > 0 {
+						got, _, _ = strings.Cut(bad[0], ":")
+					}
+					if got != s.want {
+						t.Fatalf("step %d: got %q, want %q", i, got, s.want)
+					}
+				}
+				stopping, stop := context.WithCancel(t.Context())
+				stop()
+				a.unanswered = 0
+				if a.answered(stopping, errRefused); a.unanswered != 0 {
+					t.Error("an audit that was cut short counts as one without an answer")
+				}
+			})
+		})
+	}
 }

@@ -299,38 +299,6 @@ func TestAServerThatHangsHoldsUpNoQuietStreams(t *testing.T) {
 	})
 }
 
-// After one stream has timed out, the wait for the next one is shorter, because it may be on the same server.
-func TestTheStreamsOfAServerThatHangsAreLateSoon(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		var types []string
-		for i := range 30 {
-			types = append(types, "t"+strconv.Itoa(i))
-		}
-		r.met(append(types, "user")...)
-		var streams []string
-		for _, typ := range types {
-			streams = append(streams, "outbox."+typ)
-		}
-		thaw := r.freeze(streams...)
-		frozen := time.Now()
-		for _, typ := range types {
-			r.s.chunks <- chunk(r.both(typ)...)
-		}
-		r.s.chunks <- chunk(r.both("user")...)
-		soon()
-		if n, took := len(r.published("outbox.user")), time.Since(frozen); n != 2 ||
-			took > 2*time.Second {
-			t.Errorf("%d events are published after %v, want 2", n, took)
-		}
-		thaw()
-		pass(20 * time.Second)
-		if n := r.owedRows(); n != 0 {
-			t.Errorf("%d rows are owed", n)
-		}
-	})
-}
-
 // A gate keeps the events after a transaction that waits for another stream, and no more than the window holds.
 func TestTheWindowBoundsWhatAGateRemembers(t *testing.T) {
 	t.Parallel()
@@ -495,46 +463,6 @@ func TestTheFirstPublishEndsWhatASweepHasReported(t *testing.T) {
 		r.met("order")
 		if bad, _ := r.i.reasons(); len(bad) > 0 {
 			t.Errorf("reasons %q", bad)
-		}
-	})
-}
-
-// A stream that has lost its place when its server is back ends the stream.
-func TestALaggardThatFindsAGapEndsTheStream(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		publishing, _ := r.met("order", "user")
-		r.away(true, "outbox.order")
-		r.s.chunks <- chunk(r.both("order")...)
-		soon()
-		r.do(r.rd.flush)
-		r.away(false, "outbox.order")
-		if err := <-publishing; !errors.Is(err, outbox.ErrGap) {
-			t.Errorf("ended with %v", err)
-		}
-	})
-}
-
-// An event of a stream that is late is parked, and with block-key those behind it, also when they came before that.
-func TestALaggardParks(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{Poison: PoisonBlockKey}, func(r *rig) {
-		r.met("order", "user")
-		r.away(true, "outbox.order")
-		for _, typ := range []string{"done", "poison", "done"} {
-			tx := r.begin()
-			tx.insert("order", "p", typ)
-			tx.commitNow()
-			r.s.chunks <- chunk(tx.delivered()...)
-			soon()
-		}
-		r.away(false, "outbox.order")
-		pass(15 * time.Second)
-		if n := len(r.published("outbox.order")); n != 2 {
-			t.Errorf("%d events are published, want 2", n)
-		}
-		if n := value(t, r.i.relay.metrics.parked); n != 2 || r.owedRows() != 0 {
-			t.Errorf("%v events are parked, want 2; %d rows are owed", n, r.owedRows())
 		}
 	})
 }

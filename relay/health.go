@@ -46,83 +46,75 @@ const (
 	conditionTrim     = "trim"           // a stream cannot be trimmed
 )
 
-// health collects conditions by name. Setting one again replaces its detail.
+// health collects conditions by name. Setting one again replaces it.
 type health struct {
-	mu       sync.Mutex
-	bad      map[string]string // not ready
-	degraded map[string]string
-	// until is when a condition ends by itself.
-	until map[string]time.Time
+	mu         sync.Mutex
+	conditions map[string]trouble
 }
 
-func newHealth() *health {
-	return &health{bad: map[string]string{}, degraded: map[string]string{}, until: map[string]time.Time{}}
+// trouble is what is wrong with a condition. It ends by itself at until, unless that is zero.
+type trouble struct {
+	detail   string
+	degraded bool
+	until    time.Time
 }
 
-// fail and degrade report whether the condition is news.
-func (h *health) fail(name, detail string) bool    { return h.put(h.bad, name, detail) }
-func (h *health) degrade(name, detail string) bool { return h.put(h.degraded, name, detail) }
+func newHealth() *health { return &health{conditions: map[string]trouble{}} }
+
+// fail reports whether the condition is news, as degrade does.
+func (h *health) fail(name, detail string) bool {
+	return h.put(name, trouble{detail: detail})
+}
+
+func (h *health) degrade(name, detail string) bool {
+	return h.put(name, trouble{detail, true, time.Time{}})
+}
 
 // lasts sets a condition that ends by itself: degraded if events flow.
 func (h *health) lasts(name, detail string, flows bool, until time.Time) {
+	h.put(name, trouble{detail, flows, until})
+}
+
+func (h *health) put(name string, c trouble) (news bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	set, other := h.bad, h.degraded
-	if flows {
-		set, other = other, set
-	}
-	delete(other, name)
-	set[name], h.until[name] = detail, until
+	before, known := h.conditions[name]
+	h.conditions[name] = c
+	return !known || before.degraded != c.degraded
 }
 
 // lasting reports whether a condition is set that ends by itself.
 func (h *health) lasting(name string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return time.Now().Before(h.until[name])
+	return time.Now().Before(h.conditions[name].until)
 }
 
-func (h *health) put(m map[string]string, name, detail string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	_, known := m[name]
-	m[name] = detail
-	delete(h.until, name)
-	return !known
-}
-
-// clear removes a condition of either kind and reports whether there was one.
+// clear removes a condition and reports whether there was one.
 func (h *health) clear(name string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	_, a := h.bad[name]
-	_, b := h.degraded[name]
-	delete(h.bad, name)
-	delete(h.degraded, name)
-	delete(h.until, name)
-	return a || b
+	_, known := h.conditions[name]
+	delete(h.conditions, name)
+	return known
 }
 
 func (h *health) lists() (bad, degraded []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for name, end := range h.until {
-		if time.Now().After(end) {
-			delete(h.bad, name)
-			delete(h.degraded, name)
-			delete(h.until, name)
+	for _, name := range slices.Sorted(maps.Keys(h.conditions)) {
+		c, text := h.conditions[name], name
+		if c.detail != "" {
+			text += ": " + c.detail
+		}
+		switch {
+		case !c.until.IsZero() && time.Now().After(c.until):
+			delete(h.conditions, name)
+		case c.degraded:
+			degraded = append(degraded, text)
+		default:
+			bad = append(bad, text)
 		}
 	}
-	return render(h.bad), render(h.degraded)
-}
-
-func render(m map[string]string) []string {
-	out := make([]string, 0, len(m))
-	for _, k := range slices.Sorted(maps.Keys(m)) {
-		if m[k] != "" {
-			k += ": " + m[k]
-		}
-		out = append(out, k)
-	}
-	return out
+	return bad, degraded
 }

@@ -95,13 +95,3 @@ func TestMachineTableIsComplete(t *testing.T) {
 		}
 	}
 }
-
-func TestMachinePanicsOnWhatItDoesNotKnow(t *testing.T) {
-	t.Parallel()
-	defer func() {
-		if recover() == nil {
-			t.Error("a transition that is not in the table was taken")
-		}
-	}()
-	phaseStream.next(onReady)
-}

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -34,34 +35,13 @@ const reasonOther = "other"
 const maxStreamLabels = 200
 
 type metrics struct {
-	published       *prometheus.CounterVec
-	parked          prometheus.Counter
-	commitToPublish *prometheus.HistogramVec
-	backlogRows     prometheus.Gauge
-	backlogOldest   prometheus.Gauge
-	mode            *prometheus.GaugeVec
-	desired         *prometheus.GaugeVec
-	leader          prometheus.Gauge
-	epoch           prometheus.Gauge
-	switches        *prometheus.CounterVec
-	slotActive      prometheus.Gauge
-	slotRetained    prometheus.Gauge
-	slotConfirmed   prometheus.Gauge
-	slotLost        prometheus.Gauge
-	slotMaxKeep     prometheus.Gauge
-	slotCreated     *prometheus.CounterVec
-	scrapeErrors    *prometheus.CounterVec
-	settled         prometheus.Counter
-	adoptions       prometheus.Counter
-	auditFailures   *prometheus.CounterVec
-	dead            prometheus.Gauge
-	stalled         prometheus.Gauge
-	lost            prometheus.Gauge
-	lostEvents      prometheus.Counter
-	restored        prometheus.Counter
-	failovers       prometheus.Counter
-	phantoms        prometheus.Gauge
-	streamInfo      *prometheus.GaugeVec
+	published, switches, slotCreated, scrapeErrors, auditFailures   *prometheus.CounterVec
+	mode, desired, streamInfo                                       *prometheus.GaugeVec
+	commitToPublish                                                 *prometheus.HistogramVec
+	parked, settled, adoptions, lostEvents, restored, failovers     prometheus.Counter
+	leader, epoch, backlogRows, backlogOldest, dead, lost, phantoms prometheus.Gauge
+	slotActive, slotRetained, slotConfirmed, slotLost, slotMaxKeep  prometheus.Gauge
+	stalled                                                         prometheus.Gauge
 
 	leaders []prometheus.Gauge // those that only a leader feeds
 	streams map[string]bool    // label values given out; owned by streamLabel's callers, under reporter.labels
@@ -191,7 +171,6 @@ func (m *metrics) addSlot(r *registry) {
 func (m *metrics) zero() {
 	modes := []outbox.Mode{outbox.ModeCDC, outbox.ModePoll, outbox.ModeStandby}
 	for _, a := range modes {
-		m.mode.WithLabelValues(string(a)).Set(0)
 		if a != outbox.ModeStandby {
 			m.commitToPublish.WithLabelValues(string(a))
 		}
@@ -204,10 +183,8 @@ func (m *metrics) zero() {
 			}
 		}
 	}
-	m.mode.WithLabelValues(string(outbox.ModeStandby)).Set(1)
-	for _, d := range []outbox.Mode{outbox.ModeAuto, outbox.ModeCDC, outbox.ModePoll} {
-		m.desired.WithLabelValues(string(d)).Set(0)
-	}
+	m.setMode(outbox.ModeStandby)
+	m.setDesired("")
 	for _, c := range []string{
 		"backlog", "slot", "dead", "losses", "streams", conditionTable, conditionHistory,
 		conditionTrim,
@@ -288,10 +265,8 @@ func boolGauge(g prometheus.Gauge, on bool) {
 
 // knownReason keeps the label set closed.
 func knownReason(reason string) string {
-	for _, r := range switchReasons {
-		if r == reason {
-			return r
-		}
+	if slices.Contains(switchReasons, reason) {
+		return reason
 	}
 	return reasonOther
 }

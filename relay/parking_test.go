@@ -112,16 +112,17 @@ func TestAParkEndsWithItsOwner(t *testing.T) {
 	})
 }
 
-// hanging is a Store that cannot park for a while.
+// hanging is a Store that cannot park events, of a type or of all, while it is broken.
 type hanging struct {
 	DeadEvents
+	typ    string
 	broken atomic.Bool
 }
 
 func (h *hanging) Park(
 	ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string, attempts int,
 ) (bool, error) {
-	if h.broken.Load() {
+	if h.broken.Load() && (h.typ == "" || h.typ == row.AggregateType) {
 		return false, errors.New("the dead table is gone")
 	}
 	return h.DeadEvents.Park(ctx, o, row, class, reason, attempts)

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -93,102 +92,21 @@ func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 	}
 }
 
-func TestAudit(t *testing.T) {
-	t.Parallel()
-	t0 := time.Unix(1000, 0)
-	mark := func(lsn outbox.LSN) outbox.AuditMark { return outbox.AuditMark{LSN: lsn, Flushed: lsn} }
-	type step struct {
-		at     time.Duration
-		passed outbox.LSN
-		mark   outbox.AuditMark
-		want   string // reason, or ""
-	}
-	for name, steps := range map[string][]step{
-		"all is well": {
-			{0, 100, mark(100), ""},
-			{5 * time.Second, 200, mark(200), ""},
-			{10 * time.Second, 300, mark(300), ""},
-		},
-		"behind, but moving": {
-			{0, 50, mark(100), ""},
-			{5 * time.Second, 90, mark(200), ""},
-			{10 * time.Second, 100, mark(300), ""},
-			{30 * time.Second, 300, mark(400), ""},
-		},
-		"standing still while the WAL grows": {
-			{0, 50, mark(100), ""},
-			{5 * time.Second, 50, mark(110), ""},
-			{16 * time.Second, 50, mark(120), outbox.ReasonStalled},
-		},
-		"standing still, with nothing more to read": {
-			{0, 50, mark(100), ""},
-			{16 * time.Second, 50, outbox.AuditMark{LSN: 100, Flushed: 99}, ""},
-		},
-		"reached at the last moment": {
-			{0, 50, mark(100), ""},
-			{16 * time.Second, 100, mark(120), ""},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a := &auditState{}
-			for i, s := range steps {
-				err := a.check(s.passed, func() (outbox.AuditMark, error) { return s.mark, nil }, t0.Add(s.at))
-				got := ""
-				if err != nil {
-					got = slotReason(err)
-				}
-				if got != s.want {
-					t.Fatalf("step %d: got %q (%v), want %q", i, got, err, s.want)
-				}
-			}
-		})
-	}
-}
-
-func TestAuditWithoutAnAnswerFindsNothing(t *testing.T) {
-	t.Parallel()
-	a := &auditState{last: outbox.AuditMark{LSN: 10}, taken: true, since: time.Unix(0, 0)}
-	fail := func() (outbox.AuditMark, error) { return outbox.AuditMark{}, errors.New("postgres is gone") }
-	for _, passed := range []outbox.LSN{5, 20} {
-		if err := a.check(passed, fail, time.Unix(100, 0)); err != nil {
-			t.Errorf("passed %v: %v", passed, err)
-		}
-	}
-}
-
 func TestReasonsOfErrors(t *testing.T) {
 	t.Parallel()
 	for want, err := range map[string]error{
 		outbox.ReasonStop: nil, outbox.ReasonGap: fmt.Errorf("publish: %w", outbox.ErrGap),
 		outbox.ReasonFenced:     fmt.Errorf("x: %w", &outbox.FencedError{}),
 		outbox.ReasonBudget:     fmt.Errorf("x: %w", &outbox.SlotError{Reason: outbox.ReasonBudget}),
+		outbox.ReasonRestarted:  fmt.Errorf("x: %w", outbox.ErrMoved),
 		outbox.ReasonConnection: errors.New("anything"),
 	} {
 		if got := slotReason(err); got != want {
 			t.Errorf("%v: got %s, want %s", err, got, want)
 		}
 	}
-	if got := knownReason("made up"); got != reasonOther {
-		t.Errorf("an unknown reason became label %q", got)
-	}
 	if got := slotReason(fmt.Errorf("x: %w", outbox.ErrSuperseded)); got != outbox.ReasonFenced {
 		t.Errorf("superseded: %s", got)
-	}
-}
-
-func TestHealth(t *testing.T) {
-	t.Parallel()
-	h := newHealth()
-	h.fail("redis", "gone")
-	h.fail("publish", "")
-	h.degrade("slot", "wal_level")
-	bad, degraded := h.lists()
-	if !slices.Equal(bad, []string{"publish", "redis: gone"}) || !slices.Equal(degraded, []string{"slot: wal_level"}) {
-		t.Errorf("got %q, %q", bad, degraded)
-	}
-	if !h.clear("redis") || h.clear("redis") {
-		t.Error("clear does not tell whether there was something")
 	}
 }
 
@@ -219,300 +137,90 @@ func TestBlocksRefreshesDoNotMeet(t *testing.T) {
 	}
 }
 
-// A stream met late gets its own H or is not used: a failure in between must not be taken for success the next time.
-func TestGatesDoNotForgetTheLateH(t *testing.T) {
-	t.Parallel()
-	g := newGates(outbox.Owner{Epoch: 3}, outbox.Layout{Prefix: "outbox.", Shards: 1}, &memorySink{}, &memoryStore{})
-	failure, calls := errors.New("postgres hiccups"), 0
-	g.fresh = func(context.Context, string) error {
-		if calls++; calls == 1 {
-			return failure
-		}
-		return nil
-	}
-	if err := g.Ensure(t.Context(), "outbox.late"); !errors.Is(err, failure) {
-		t.Fatalf("first: %v", err)
-	}
-	if err := g.Ensure(t.Context(), "outbox.late"); err != nil || calls != 2 {
-		t.Errorf("second: %v, asked %d times for H, want 2", err, calls)
-	}
-}
-
-// memorySink is a Sink of ours, for what does no I/O.
-type memorySink struct {
-	stream.Gates
-	adopted  []string
-	followed []string
-	err      error
-}
-
-func (m *memorySink) Look(_ context.Context, _ uuid.UUID, streams []string, _ map[string]string) (
-	[]outbox.StreamState, error,
-) {
-	return make([]outbox.StreamState, len(streams)), nil
-}
-
-func (m *memorySink) Adopt(_ context.Context, stream string, _ outbox.Owner, _ bool) error {
-	m.adopted = append(m.adopted, stream)
-	return m.err
-}
-
-func (*memorySink) Sharded(context.Context, string) error { return nil }
-
-func (m *memorySink) Follow(_ context.Context, stream string, others []string) error {
-	m.followed = append(m.followed, stream+" "+strings.Join(others, " "))
-	return nil
-}
-
-type memoryStore struct {
-	noted []string
-	known []outbox.Stream
-}
-
-func (m *memoryStore) Streams(context.Context) ([]outbox.Stream, error) { return m.known, nil }
-
-func (m *memoryStore) Gated(context.Context, []string) error { return nil }
-
-func (m *memoryStore) NoteStream(_ context.Context, stream, base string, _ int64) (bool, error) {
-	for _, s := range m.known {
-		if s.Name == stream && s.Base != base {
-			return false, &outbox.TakenError{Stream: stream, Base: s.Base}
-		}
-	}
-	m.noted = append(m.noted, stream)
-	return false, nil
-}
-
+// A stream is noted before its gate is raised, and gets an H of its own after that. It is ready when all of that has
+// succeeded: a failure in between must not be taken for success the next time.
 func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 	t.Parallel()
-	sink, store := &memorySink{}, &memoryStore{}
-	g := newGates(outbox.Owner{Epoch: 3}, outbox.Layout{Prefix: "outbox.", Shards: 1}, sink, store)
-	fresh := 0
-	g.fresh = func(context.Context, string) error {
-		if len(store.noted) != 1 || len(sink.adopted) != 1 {
-			t.Errorf("noted %v, adopted %v", store.noted, sink.adopted)
+	inRig(t, Options{}, func(r *rig) {
+		failure, fresh := errors.New("postgres hiccups"), 0
+		r.gates.fresh = func(context.Context, string) error {
+			if fresh++; fresh == 1 {
+				return failure
+			}
+			return nil
 		}
-		fresh++
-		return nil
-	}
-	for range 3 {
-		if err := g.Ensure(t.Context(), "outbox.order"); err != nil {
-			t.Fatal(err)
+		r.plan = fault{"Sink.Adopt", 0, refused}
+		for _, want := range []error{errRefused, failure, nil, nil} {
+			if err := r.gates.Ensure(r.intake, "outbox.order"); !errors.Is(err, want) {
+				t.Errorf("got %v, want %v", err, want)
+			}
+			if ready := slices.Contains(r.gates.streams(), "outbox.order"); ready != (want == nil) {
+				t.Errorf("after %v: it is ready: %v", want, ready)
+			}
 		}
-	}
-	if fresh != 1 || len(store.noted) != 1 || len(sink.adopted) != 1 {
-		t.Errorf("fresh %d, noted %v, adopted %v: want once each", fresh, store.noted, sink.adopted)
-	}
-	sink.err = outbox.ErrGap
-	if err := g.Ensure(t.Context(), "outbox.other"); !errors.Is(err, outbox.ErrGap) {
-		t.Errorf("got %v", err)
-	}
-	if len(store.noted) != 2 || slices.Contains(g.streams(), "outbox.other") {
-		t.Errorf("noted %v, streams %v: a stream is noted before, and known only after, its gate is raised",
-			store.noted, g.streams())
-	}
+		want := []string{
+			"Store.Streams", "Store.NoteStream", "Sink.Look", "Sink.Adopt",
+			"Store.Streams", "Store.NoteStream", "Sink.Look", "Sink.Adopt", "Store.Gated",
+			"Store.Streams", "Store.NoteStream", "Sink.Adopt",
+		}
+		if got := r.calls(0, "FAULT "+r.plan.String()); !slices.Equal(got, want) || fresh != 2 {
+			t.Errorf("calls %v, want %v; asked %d times for H, want 2", got, want, fresh)
+		}
+	})
 }
 
 // A new stream of a type with other streams gets their groups before it is noted. A stream that is already noted is
 // left as it is: it has the groups, or an operator has dropped them.
 func TestANewStreamOfATypeGetsItsGroups(t *testing.T) {
 	t.Parallel()
-	store := &memoryStore{known: []outbox.Stream{
-		{Name: "outbox.order", Base: "outbox.order"},
-		{Name: "outbox.order.1", Base: "outbox.order"},
-		{Name: "outbox.user", Base: "outbox.user"},
-	}}
-	sink := &memorySink{}
-	g := newGates(outbox.Owner{Epoch: 3}, outbox.Layout{Prefix: "outbox.", Shards: 4}, sink, store)
-	for _, stream := range []string{"outbox.order.3", "outbox.order.1", "outbox.late.2", "outbox.order.3"} {
-		if err := g.Ensure(t.Context(), stream); err != nil {
-			t.Fatal(err)
+	inRig(t, Options{}, func(r *rig) {
+		r.pg.streams = []outbox.Stream{
+			{Name: "outbox.order", Base: "outbox.order"},
+			{Name: "outbox.order.1", Base: "outbox.order"},
+			{Name: "outbox.user", Base: "outbox.user"},
 		}
-	}
-	if want := []string{"outbox.order.3 outbox.order outbox.order.1"}; !slices.Equal(sink.followed, want) {
-		t.Errorf("followed %q, want %q", sink.followed, want)
-	}
+		r.gates.layout.Shards = 4
+		sink := &regrouped{Gates: r.gates.sink}
+		r.gates.sink = sink
+		for _, stream := range []string{"outbox.order.3", "outbox.order.1", "outbox.late.2", "outbox.order.3"} {
+			if err := r.gates.Ensure(r.intake, stream); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want := []string{"outbox.order.3 outbox.order outbox.order.1"}; !slices.Equal(sink.followed, want) {
+			t.Errorf("followed %q, want %q", sink.followed, want)
+		}
+	})
+}
+
+// regrouped records which streams got the groups of which others.
+type regrouped struct {
+	stream.Gates
+	followed []string
+}
+
+func (f *regrouped) Follow(ctx context.Context, stream string, others []string) error {
+	f.followed = append(f.followed, stream+" "+strings.Join(others, " "))
+	return f.Gates.Follow(ctx, stream, others)
 }
 
 // The stream of another type is never made ready, even if its gate was raised. Other streams are unaffected.
 func TestAStreamOfAnotherTypeIsNotReady(t *testing.T) {
 	t.Parallel()
-	known := outbox.Stream{Name: "outbox.order.1", Base: "outbox.order"}
-	g := newGates(outbox.Owner{Epoch: 3}, outbox.Layout{Prefix: "outbox.", Shards: 1}, &memorySink{},
-		&memoryStore{known: []outbox.Stream{known}})
-	if err := g.adopt(t.Context(), known, true, nil); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		err := g.Ensure(t.Context(), known.Name)
-		if taken := (*outbox.TakenError)(nil); !errors.As(err, &taken) || taken.Base != known.Base {
-			t.Errorf("the stream of another type: %v", err)
-		}
-	}
-	if err := g.Ensure(t.Context(), "outbox.order.2"); err != nil {
-		t.Error(err)
-	}
-}
-
-// transactions is a fake Store and Slots with at most one open transaction. It records how the slot is moved.
-type transactions struct {
-	Store
-	outbox.Slots
-	open    bool
-	moved   []outbox.LSN
-	barrier uint64
-	epoch   int64 // of the state
-	status  outbox.SlotStatus
-}
-
-func (m *transactions) Horizon(context.Context) (outbox.LSN, uint64, error) { return 100, 7, nil }
-
-func (m *transactions) VisibleBelow(_ context.Context, xid uint64) (bool, error) { return !m.open, nil }
-
-func (m *transactions) Nudge(context.Context) error { return nil }
-
-func (m *transactions) Advance(_ context.Context, to outbox.LSN) error {
-	m.moved = append(m.moved, to)
-	return nil
-}
-
-func (m *transactions) State(context.Context) (outbox.State, error) {
-	return outbox.State{Barrier: m.barrier}, nil
-}
-
-func (m *transactions) RaiseBarrier(_ context.Context, epoch int64, xid uint64, known bool) error {
-	switch {
-	case epoch != m.epoch:
-		return outbox.ErrSuperseded
-	case known && m.barrier == outbox.BarrierUnknown:
-		m.barrier = xid
-	default:
-		m.barrier = max(m.barrier, xid)
-	}
-	return nil
-}
-
-func (m *transactions) LowerBarrier(_ context.Context, epoch int64, xid uint64) error {
-	if epoch == m.epoch && (m.barrier <= xid || m.barrier == outbox.BarrierUnknown) {
-		m.barrier = 0
-	}
-	return nil
-}
-
-func (m *transactions) Status(context.Context) (outbox.SlotStatus, error) { return m.status, nil }
-
-// A commit that is not visible yet is not in the table for a sweep, and behind the slot it is not in the stream: the
-// slot stays before it. Only the budget does not wait, and that is noted where the next leader finds it.
-func TestSlotFollowsWhatIsVisible(t *testing.T) {
-	t.Parallel()
-	m := &transactions{open: true}
-	k := New(Options{Store: m, Slots: m}).keeper
-	for range 3 {
-		if err := k.follow(t.Context()); err != nil {
+	inRig(t, Options{}, func(r *rig) {
+		known := outbox.Stream{Name: "outbox.order.1", Base: "outbox.order"}
+		r.pg.streams = []outbox.Stream{known}
+		if err := r.gates.adopt(r.intake, known, false, nil); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if len(m.moved) > 0 {
-		t.Errorf("the slot was moved to %v beside an open transaction", m.moved)
-	}
-	m.open = false
-	if err := k.follow(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(m.moved, []outbox.LSN{100}) || m.barrier != 0 {
-		t.Errorf("the slot was moved to %v, and a hand-over has to wait for transaction %d; want 100, and none",
-			m.moved, m.barrier)
-	}
-	m.open = true
-	if err := k.advance(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if len(m.moved) != 2 || m.barrier != 7 {
-		t.Errorf("moved to %v for the budget; a hand-over waits for transaction %d, want 7", m.moved, m.barrier)
-	}
-	m.epoch++ // another leads
-	if err := k.advance(t.Context()); !errors.Is(err, outbox.ErrSuperseded) || len(m.moved) != 2 {
-		t.Errorf("a leader that was deposed moves the slot: %v, %v", m.moved, err)
-	}
-}
-
-// The first hand-over replaces an unknown barrier by a known one, so that the next one need not wait for younger
-// transactions.
-func TestAnUnknownBarrierIsMadeKnown(t *testing.T) {
-	t.Parallel()
-	m := &transactions{open: true, barrier: outbox.BarrierUnknown}
-	k := New(Options{Store: m, Slots: m}).keeper
-	for _, c := range []struct{ open, hidden bool }{{true, true}, {false, false}} {
-		m.open = c.open
-		if hidden, err := k.hidden(t.Context()); err != nil || hidden != c.hidden || m.barrier != 7 {
-			t.Errorf("hidden %v behind transaction %d, %v; want %v behind 7", hidden, m.barrier, err, c.hidden)
+		for range 2 {
+			err := r.gates.Ensure(r.intake, known.Name)
+			if taken := (*outbox.TakenError)(nil); !errors.As(err, &taken) || taken.Base != known.Base {
+				t.Errorf("the stream of another type: %v", err)
+			}
 		}
-	}
-}
-
-// If another program moves the idle slot, or creates one, the commits that it has passed may not be visible. A move by
-// a stream or by the relay itself is expected.
-func TestTheSlotIsMovedBySomebodyElse(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		phase         phase
-		before, after outbox.SlotStatus
-		own           bool
-		want          bool
-	}{
-		"moved": {
-			phase: phasePoll, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
-			after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true,
-		},
-		"made":    {phase: phaseSweep, after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true},
-		"dropped": {phase: phaseSweep, before: outbox.SlotStatus{Exists: true, Confirmed: 5}},
-		"moved beside an adoption": {
-			phase: phaseAdopt, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
-			after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true,
-		},
-		"moved by us": {
-			phase: phaseSweep, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
-			after: outbox.SlotStatus{Exists: true, Confirmed: 100}, own: true,
-		},
-		"moved in a hand-over": {
-			phase: phaseHandover, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
-			after: outbox.SlotStatus{Exists: true, Confirmed: 6}, want: true,
-		},
-		"and moved by us": {
-			phase: phaseHandover, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
-			after: outbox.SlotStatus{Exists: true, Confirmed: 100}, own: true,
-		},
-		"streamed": {
-			phase: phaseStream, before: outbox.SlotStatus{Exists: true, Confirmed: 5},
-			after: outbox.SlotStatus{Exists: true, Confirmed: 6},
-		},
-		"by a stream that ended": {phase: phasePoll, before: outbox.SlotStatus{
-			Exists: true, Active: true,
-			Confirmed: 5,
-		}, after: outbox.SlotStatus{Exists: true, Confirmed: 6}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := &transactions{status: c.before}
-			r := New(Options{Store: m, Slots: m})
-			k := r.keeper
-			r.activity.phase = c.phase
-			k.streams(c.phase == phaseStream)
-			if _, err := k.look(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if c.own {
-				if err := k.shortcut(t.Context(), 100, 7); err != nil {
-					t.Fatal(err)
-				}
-			}
-			m.status = c.after
-			if _, err := k.look(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if (m.barrier == outbox.BarrierUnknown) != c.want {
-				t.Errorf("barrier %d, want one: %v", m.barrier, c.want)
-			}
-		})
-	}
+		if err := r.gates.Ensure(r.intake, "outbox.order.2"); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/relay/stream"
+	"posthaste/relay/sweep"
 )
 
 const (
@@ -54,7 +56,7 @@ type Options struct {
 	Sink    stream.Sink
 	Source  outbox.Source
 	Slots   outbox.Slots
-	Sweeper Sweeper
+	Sweeper *sweep.Sweeper
 	// SinkReady, if not nil, reports whether the sink accepts writes and provides the configured durability.
 	SinkReady func(ctx context.Context) error
 	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the
@@ -75,21 +77,11 @@ type Options struct {
 }
 
 func (o *Options) defaults() {
-	if o.Window <= 0 {
-		o.Window = 10_000
-	}
-	if o.WindowBytes <= 0 {
-		o.WindowBytes = 64 << 20
-	}
-	if o.WALBudget <= 0 {
-		o.WALBudget = 1 << 30
-	}
-	if o.Poison == "" {
-		o.Poison = PoisonSkip
-	}
-	if o.DrainTimeout <= 0 {
-		o.DrainTimeout = 10 * time.Second
-	}
+	o.Window = cmp.Or(o.Window, 10_000)
+	o.WindowBytes = cmp.Or(o.WindowBytes, 64<<20)
+	o.WALBudget = cmp.Or(o.WALBudget, 1<<30)
+	o.Poison = cmp.Or(o.Poison, PoisonSkip)
+	o.DrainTimeout = cmp.Or(o.DrainTimeout, 10*time.Second)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

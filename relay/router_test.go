@@ -46,23 +46,6 @@ func TestPublisherPassesWhatIsSettled(t *testing.T) {
 	})
 }
 
-// Events that are not visible yet are published in the order of commits, without waiting for visibility.
-func TestPublisherDoesNotWaitUntilARowIsVisible(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		tx := r.begin()
-		tx.insert("order", "a", "done")
-		tx.write()
-		next := r.commit("done")
-		r.from(next[0].End)
-		r.goPublish()
-		r.s.chunks <- chunk(slices.Concat(tx.delivered(), next)...)
-		soon()
-		wantSeqs(t, r.published("outbox.order"), tx.rows[0].Seq, next[0].Seq)
-		tx.show()
-	})
-}
-
 // A stream that the adoption did not know raises H, because another instance may have published to it since. Its doubt
 // is cleared only after H is passed.
 func TestAStreamMetLateHasItsOwnH(t *testing.T) {
@@ -124,39 +107,6 @@ func TestDoubtIsKeptUntilHIsPassed(t *testing.T) {
 			}
 		}
 		wantSeqs(t, r.published("outbox.order"), doubtful[0].Seq, before[0].Seq)
-	})
-}
-
-// meet does nothing before H is known: the sweep continues, and H will cover the stream.
-func TestMeetBeforeHIsKnown(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		if err := r.s.router.meet(r.intake, "outbox.order"); err != nil || r.count("Store.InsertLSN") != 0 {
-			r.t.Errorf("%v, and a position was asked for", err)
-		}
-		r.from(5)
-		r.plan = fault{"Store.InsertLSN", 0, refused}
-		if err := r.s.router.meet(r.intake, "outbox.order"); !errors.Is(err, errRefused) {
-			r.t.Errorf("without an answer: %v", err)
-		}
-	})
-}
-
-// If doubt cannot be cleared, the next chunk retries. Doubt is cleared only once.
-func TestDoubtIsForgottenOnce(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		rows := r.commit("done")
-		r.plan = fault{"Sink.ForgetDoubt", 0, refused}
-		r.from(rows[0].End)
-		r.goPublish()
-		r.s.chunks <- chunk(rows...)
-		for range 4 {
-			r.forgetDoubt()
-		}
-		if n := r.count("Sink.ForgetDoubt"); n != 2 {
-			r.t.Errorf("%d calls, want one that fails and one that does not", n)
-		}
 	})
 }
 

@@ -8,22 +8,12 @@ import (
 	"posthaste/relay/sweep"
 )
 
-// Sweeper publishes and settles rows without the stream. It is implemented by posthaste/relay/sweep.
-type Sweeper interface {
-	// Run sweeps until ctx ends (then it returns nil) or the scope's ownership does: ErrGap, *FencedError,
-	// *ForeignError, ErrSuperseded. It retries after other errors.
-	Run(ctx context.Context, s sweep.Scope) error
-	// Drain settles, in every part, everything that pass sees. It returns nil only then; otherwise Run's errors, or
-	// ctx's.
-	Drain(ctx context.Context, s sweep.Scope, pass outbox.Pass) error
-}
-
 // sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time, except those
 // of sweep.Host, which are safe for concurrent use.
 type sweeps struct {
 	*reporter
 	store   DeadEvents
-	sweeper Sweeper
+	sweeper *sweep.Sweeper
 	blocks  *blocks // nil unless block-key
 }
 

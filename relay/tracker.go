@@ -240,14 +240,6 @@ func hide(hidden map[uint64]bool, rows map[uint64][]rowID) {
 
 func bySeq(a, b rowID) int { return cmp.Compare(a.seq, b.seq) }
 
-// underway returns the transactions of a portion that is not confirmed.
-func (t *tracker) underway(p *portion) (xids []uint64) {
-	for _, r := range p.ids {
-		xids = append(xids, t.snapshot.Widen(r.xid))
-	}
-	return xids
-}
-
 // missing returns a transaction of suspects that the stream has passed without all of its rows, 0 if there is none.
 func (t *tracker) missing(suspects []outbox.Owed) uint64 {
 	t.mu.Lock()
@@ -260,8 +252,8 @@ func (t *tracker) missing(suspects []outbox.Owed) uint64 {
 		if underway == nil {
 			underway = map[uint64]bool{}
 			for _, p := range t.portions {
-				for _, xid := range t.underway(p) {
-					underway[xid] = true
+				for _, r := range p.ids { // nil when it is confirmed
+					underway[t.snapshot.Widen(r.xid)] = true
 				}
 			}
 		}

@@ -68,14 +68,3 @@ func TestWindowWaitsAndGivesUp(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func TestWindowPanicsWhenReleasedTwice(t *testing.T) {
-	t.Parallel()
-	w := newWindow(10, 1000)
-	defer func() {
-		if recover() == nil {
-			t.Error("no panic")
-		}
-	}()
-	w.release(1, 1)
-}

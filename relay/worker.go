@@ -112,13 +112,6 @@ func (w *worker) report(ctx context.Context) {
 	}
 }
 
-// delivery is portions that are published at once.
-type delivery struct {
-	portions []*portion
-	events   []*outbox.Record
-	parked   map[*outbox.Record]bool
-}
-
 // publish publishes portions with one delivery.
 func (w *worker) publish(sp span, portions []*portion) error {
 	err := w.ready(sp.intake)
@@ -126,42 +119,40 @@ func (w *worker) publish(sp span, portions []*portion) error {
 	if err != nil && !errors.As(err, &taken) {
 		return err
 	}
-	events, bytes := 0, 0
+	count, bytes := 0, 0
 	for _, p := range portions {
-		events, bytes = events+p.events, bytes+p.bytes
+		count, bytes = count+p.events, bytes+p.bytes
 	}
-	d := &delivery{
-		portions: portions, events: make([]*outbox.Record, 0, events), parked: map[*outbox.Record]bool{},
-	}
+	events, parked := make([]*outbox.Record, 0, count), map[*outbox.Record]bool{}
 	for _, p := range portions {
 		for i := range p.rows {
 			e := &p.rows[i].Record
 			blocker := w.blocks.blocker(e)
 			if blocker == "" {
-				d.events = append(d.events, e)
+				events = append(events, e)
 				continue
 			}
 			// At once: later events of the aggregate wait for this one.
 			if err := w.park(sp.intake, &p.rows[i], stream.Waits(e, blocker)); err != nil {
 				return err
 			}
-			d.parked[e] = true
+			parked[e] = true
 		}
 	}
 	if taken != nil {
-		if err := w.giveUp(sp.intake, d, stream.Taken(d.events, taken)); err != nil {
+		if err := w.giveUp(sp.intake, portions, parked, stream.Taken(events, taken)); err != nil {
 			return err
 		}
-		d.events = nil
+		events = nil
 	}
 	var receipt outbox.Receipt
-	if len(d.events) > 0 {
-		if receipt, err = w.deliver(sp, d); err != nil {
+	if len(events) > 0 {
+		if receipt, err = w.deliver(sp, portions, events, parked); err != nil {
 			return err
 		}
 	}
-	w.window.published(events, bytes, len(d.parked)) // first: once the portions are complete, they may be settled
-	w.tracker.complete(portions, receipt.Number, receipt.Last, d.parked)
+	w.window.published(count, bytes, len(parked)) // first: once the portions are complete, they may be settled
+	w.tracker.complete(portions, receipt.Number, receipt.Last, parked)
 	return nil
 }
 
@@ -195,15 +186,17 @@ func (w *worker) ready(intake context.Context) error {
 	}
 }
 
-// deliver repeats a delivery until it is complete. An event that is refused for its own sake is parked after a few
-// attempts. Everything else is repeated for as long as the intake lasts; then the first failure ends it, and what may
-// have been published becomes doubt.
-func (w *worker) deliver(sp span, d *delivery) (outbox.Receipt, error) {
+// deliver repeats the delivery of events until it is complete. An event that is refused for its own sake is parked
+// after a few attempts. Everything else is repeated for as long as the intake lasts; then the first failure ends it,
+// and what may have been published becomes doubt.
+func (w *worker) deliver(sp span, portions []*portion, events []*outbox.Record, parked map[*outbox.Record]bool) (
+	outbox.Receipt, error,
+) {
 	if n := w.settledTo.Load(); n > w.told.Load() {
 		w.lane.Settled(n)
 		w.told.Store(n)
 	}
-	publishing := stream.Deliver(w.lane, w.stream, d.events, &w.refused, w.blocks != nil)
+	publishing := stream.Deliver(w.lane, w.stream, events, &w.refused, w.blocks != nil)
 	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
 		began := time.Now()
@@ -213,7 +206,7 @@ func (w *worker) deliver(sp span, d *delivery) (outbox.Receipt, error) {
 		w.blocked.note(w.reporter, w.stream, began, err)
 		switch {
 		case len(given) > 0:
-			if err := w.giveUp(sp.intake, d, given); err != nil {
+			if err := w.giveUp(sp.intake, portions, parked, given); err != nil {
 				return receipt, err
 			}
 			w.refused.Parked(w.stream, given[0].Event.ID)
@@ -232,13 +225,12 @@ func (w *worker) deliver(sp span, d *delivery) (outbox.Receipt, error) {
 	}
 }
 
-// giveUp parks events, in order.
-func (w *worker) giveUp(ctx context.Context, d *delivery, given []outbox.Refused) error {
-	if len(given) == 0 {
-		return nil
-	}
+// giveUp parks events of portions, in order.
+func (w *worker) giveUp(ctx context.Context, portions []*portion, parked map[*outbox.Record]bool,
+	given []outbox.Refused,
+) error {
 	rows := map[*outbox.Record]*outbox.Row{}
-	for _, p := range d.portions {
+	for _, p := range portions {
 		for i := range p.rows {
 			rows[&p.rows[i].Record] = &p.rows[i]
 		}
@@ -247,7 +239,7 @@ func (w *worker) giveUp(ctx context.Context, d *delivery, given []outbox.Refused
 		if err := w.park(ctx, rows[g.Event], g); err != nil {
 			return err
 		}
-		d.parked[g.Event] = true
+		parked[g.Event] = true
 	}
 	return nil
 }

@@ -90,18 +90,6 @@ func TestATerminatedSessionIsLost(t *testing.T) {
 	}
 }
 
-func TestASessionIsLostWithItsServer(t *testing.T) {
-	t.Parallel()
-	pg := testenv.NewServer(t)
-	d := pg.Database(t)
-	s := session(t, d.URL)
-	if ok, err := s.TryLead(t.Context()); err != nil || !ok {
-		t.Fatalf("lead: %v, %v", ok, err)
-	}
-	must(t, pg.Stop("immediate"))
-	lost(t, s, 20*time.Second)
-}
-
 // The network drops all packets. The holder notices before the server gives the lock to another session.
 func TestASilentSessionLosesItsLease(t *testing.T) {
 	t.Parallel()

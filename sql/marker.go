@@ -93,17 +93,6 @@ func (s *Store) Marker(ctx context.Context) (outbox.Marker, error) {
 	return &marker{conn: conn, name: s.name}, nil
 }
 
-// errEnded means that an earlier call of the marker failed.
-var errEnded = errors.New("the session for marks has ended")
-
-// session returns the connection, or errEnded if a call has failed.
-func (m *marker) session() (*pgx.Conn, error) {
-	if m.conn == nil {
-		return nil, errEnded
-	}
-	return m.conn.Conn(), nil
-}
-
 // Look takes a snapshot and lists the rows that it sees and since does not.
 func (m *marker) Look(ctx context.Context, since outbox.Settled, below uint64) (outbox.Look, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
@@ -117,11 +106,7 @@ func (m *marker) Look(ctx context.Context, since outbox.Settled, below uint64) (
 }
 
 func (m *marker) look(ctx context.Context, since outbox.Settled, below uint64) (l outbox.Look, err error) {
-	conn, err := m.session()
-	if err != nil {
-		return l, err
-	}
-	rows, err := conn.Query(ctx, query("mark_look"), snapshotText(since.Snapshot), since.High,
+	rows, err := m.conn.Query(ctx, query("mark_look"), snapshotText(since.Snapshot), since.High,
 		strconv.FormatUint(below, 10))
 	if err != nil {
 		return l, err
@@ -158,32 +143,19 @@ func snapshotText(s outbox.Snapshot) string {
 func (m *marker) Move(ctx context.Context, o outbox.Owner, to outbox.Settled, entries outbox.Entries) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	conn, err := m.session()
-	if err == nil {
-		err = move(ctx, conn, m.name, o, to, outbox.ModeCDC, entries)
-	}
-	if err != nil {
+	if err := move(ctx, m.conn, m.name, o, to, outbox.ModeCDC, entries); err != nil {
 		m.end()
 		return fmt.Errorf("move the mark: %w", err)
 	}
 	return nil
 }
 
-// Close returns the session to the pool.
-func (m *marker) Close() {
-	if m.conn != nil {
-		m.conn.Release()
-		m.conn = nil
-	}
-}
+// Close returns the session to the pool, which replaces it if it has ended.
+func (m *marker) Close() { m.conn.Release() }
 
 // end closes the session. Its scan results must not be used in another one.
 func (m *marker) end() {
-	if m.conn == nil {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = m.conn.Conn().Close(ctx)
-	m.Close() // the pool replaces it
 }

@@ -105,42 +105,6 @@ func TestARejectedOrderHoldsItsKeyAndAnnouncesNothing(t *testing.T) {
 	}
 }
 
-func TestASecondOrderWaitsForTheFirstAndTakesItsPlace(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	user := uuid.New()
-	o, _ := newOrder(user, 1)
-	first := holdKey(t, d, o)
-	second, e2 := newOrder(user, 1)
-	got := make(chan bool)
-	go func() { got <- place(t, d, second, e2) }()
-	waiting(t, d, 1)
-	must(t, first.Rollback(t.Context()))
-	if !<-got {
-		t.Error("the second did not take the place of the first")
-	}
-	if got := counts(t, d); got != "1 orders, 1 events" {
-		t.Error(got)
-	}
-}
-
-func TestALockedKeyIsNotWaitedForForever(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	user := uuid.New()
-	o, _ := newOrder(user, 1)
-	holdKey(t, d, o)
-	second, e2 := newOrder(user, 1)
-	start := time.Now()
-	_, err := sql.PlaceOrder(t.Context(), orderPool(t, d.URL, 1), second, e2)
-	if !errors.Is(err, sql.ErrOrderLocked) || time.Since(start) > 8*time.Second {
-		t.Errorf("%v after %v", err, time.Since(start))
-	}
-	if sql.RetryOrder(err) {
-		t.Error("a locked key is not worth another attempt at once")
-	}
-}
-
 func TestRetryOrder(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -164,35 +128,6 @@ func TestRetryOrder(t *testing.T) {
 		if got := sql.RetryOrder(c.err); got != c.want {
 			t.Errorf("%v: %v", c.err, got)
 		}
-	}
-}
-
-func TestOrdersAreListedByKeyset(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	user := uuid.New()
-	var ids []uuid.UUID
-	for i := range 5 {
-		o, e := newOrder(user, byte(i))
-		place(t, d, o, e)
-		ids = append([]uuid.UUID{o.ID}, ids...)
-	}
-	other, e := newOrder(uuid.New(), 9)
-	place(t, d, other, e)
-	var got []uuid.UUID
-	for before := uuid.Max; ; {
-		page, err := sql.ListOrders(t.Context(), d.Pool, user, before, 2)
-		must(t, err)
-		for _, o := range page {
-			got = append(got, o.ID)
-			before = o.ID
-		}
-		if len(page) < 2 {
-			break
-		}
-	}
-	if fmt.Sprint(got) != fmt.Sprint(ids) {
-		t.Errorf("got %v, want %v", got, ids)
 	}
 }
 

@@ -77,19 +77,14 @@ func (s *Sweep) Partitions(ctx context.Context) ([]int, error) {
 func (s *Sweep) Claim(ctx context.Context, parts []int, o outbox.Owner) (part int, claim int64, ok bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	b := &pgx.Batch{}
-	b.Queue("BEGIN")
-	b.Queue(query("sweep_claim"), s.name, o.Epoch, o.Nonce[:], parts)
-	results := s.conn.SendBatch(ctx, b)
 	var owner bool
 	var free *int
 	var number *int64
-	if _, err = results.Exec(); err == nil {
-		err = results.QueryRow().Scan(&owner, &free, &number)
-	}
-	if end := results.Close(); err == nil {
-		err = end
-	}
+	b := &pgx.Batch{}
+	b.Queue("BEGIN")
+	b.Queue(query("sweep_claim"), s.name, o.Epoch, o.Nonce[:], parts).
+		QueryRow(func(row pgx.Row) error { return row.Scan(&owner, &free, &number) })
+	err = s.conn.SendBatch(ctx, b).Close()
 	if err == nil && number != nil {
 		return *free, *number, true, nil
 	}
@@ -157,15 +152,21 @@ func (s *Sweep) Page(ctx context.Context, p *outbox.PartPass, limit, bytes int) 
 	if p.Page == 0 {
 		return nil, nil
 	}
+	var newest int64
+	var events []*outbox.Record
 	b := &pgx.Batch{}
 	b.Queue("SAVEPOINT page")
-	b.Queue(query("sweep_mark"), p.Part)
-	b.Queue(query("sweep_page"), p.Part, p.Seqs[:p.Page], bytes)
+	b.Queue(query("sweep_mark"), p.Part).QueryRow(func(row pgx.Row) error { return row.Scan(&newest) })
+	b.Queue(query("sweep_page"), p.Part, p.Seqs[:p.Page], bytes).Query(func(rows pgx.Rows) (err error) {
+		if newest == p.Mark {
+			events, err = readPage(rows, p.Page, bytes)
+		}
+		return err
+	})
 	b.Queue("RELEASE page") // ends the statement before it, whose snapshot the server would keep
-	results := s.conn.SendBatch(ctx, b)
-	events, err := readPage(results, p.Mark, p.Page, bytes)
-	if end := results.Close(); err == nil {
-		err = end
+	err := s.conn.SendBatch(ctx, b).Close()
+	if err == nil && newest != p.Mark {
+		err = outbox.ErrPassed
 	}
 	if err != nil {
 		return nil, s.back(ctx, wrapPart("sweep", p.Part, err))
@@ -217,24 +218,8 @@ func (s *Sweep) back(ctx context.Context, err error) error {
 	return err
 }
 
-// readPage reads the events if mark is the part's newest one. The statement estimates sizes from stored sizes; readPage
-// counts the bytes read.
-func readPage(results pgx.BatchResults, mark int64, limit, bytes int) ([]*outbox.Record, error) {
-	if _, err := results.Exec(); err != nil {
-		return nil, err
-	}
-	var newest int64
-	if err := results.QueryRow().Scan(&newest); err != nil {
-		return nil, err
-	}
-	if newest != mark {
-		return nil, outbox.ErrPassed
-	}
-	rows, err := results.Query()
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
+// readPage reads the events. The statement estimates sizes from stored sizes; readPage counts the bytes read.
+func readPage(rows pgx.Rows, limit, bytes int) ([]*outbox.Record, error) {
 	var events []*outbox.Record
 	memory := make([]outbox.Record, limit)
 	for size := 0; size < bytes && rows.Next(); {
@@ -269,13 +254,9 @@ func (s *Sweep) Settle(ctx context.Context, p *outbox.PartPass, o outbox.Owner, 
 	var mark *int64
 	b := &pgx.Batch{}
 	b.Queue(query("sweep_settle"), s.name, o.Epoch, o.Nonce[:], p.Part, p.Mark, settled, hi, pass, high, cursor,
-		noted(entries))
+		noted(entries)).QueryRow(func(row pgx.Row) error { return row.Scan(&owner, &mark, &replicated) })
 	b.Queue("COMMIT")
-	results := s.conn.SendBatch(ctx, b)
-	err := results.QueryRow().Scan(&owner, &mark, &replicated)
-	if end := results.Close(); err == nil {
-		err = end
-	}
+	err := s.conn.SendBatch(ctx, b).Close()
 	switch {
 	case err != nil:
 	case !owner:
@@ -309,24 +290,19 @@ func (s *Sweep) Park(ctx context.Context, p *outbox.PartPass, o outbox.Owner, ev
 	b := &pgx.Batch{}
 	for _, r := range events {
 		b.Queue(query("sweep_park"), s.name, o.Epoch, o.Nonce[:], p.Part, r.Event.Seq, storable(r.Err.Error()), r.Class,
-			r.Attempts, true)
+			r.Attempts, true).QueryRow(func(row pgx.Row) error {
+			var owner bool
+			err := row.Scan(&owner, new(*uuid.UUID), new(*string), new(*string))
+			if err == nil && !owner {
+				err = outbox.ErrSuperseded
+			}
+			if err != nil {
+				return fmt.Errorf("move event %s to outbox_dead: %w", r.Event.ID, err)
+			}
+			return nil
+		})
 	}
-	results := s.conn.SendBatch(ctx, b)
-	defer func() { _ = results.Close() }()
-	for _, r := range events {
-		var owner bool
-		err := results.QueryRow().Scan(&owner, new(*uuid.UUID), new(*string), new(*string))
-		if err == nil && !owner {
-			err = outbox.ErrSuperseded
-		}
-		if err != nil {
-			return fmt.Errorf("move event %s to outbox_dead: %w", r.Event.ID, err)
-		}
-	}
-	if err := results.Close(); err != nil {
-		return wrapPart("move dead events of", p.Part, err)
-	}
-	return nil
+	return wrapPart("move dead events of", p.Part, s.conn.SendBatch(ctx, b).Close())
 }
 
 // ParkRow parks the next row of the pass without reading it, because reading it failed with cause. It returns the

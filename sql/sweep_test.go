@@ -670,6 +670,10 @@ func TestParkUnread(t *testing.T) {
 		"attempts = 1 AND row_seq = seq AND (payload IS NULL) = (seq = $1)", seqs[1]); n != 2 || !p.Over {
 		t.Errorf("%d rows parked, want 2", n)
 	}
+	unread := testenv.Value[uuid.UUID](t, d, "SELECT id FROM outbox_dead WHERE payload IS NULL")
+	if err := sql.RetryDead(t.Context(), d.Pool, unread); !errors.Is(err, sql.ErrUnreadable) {
+		t.Errorf("retry: %v, want ErrUnreadable", err)
+	}
 	seqs = insertAll(t, d, 1)
 	p = next(t, w, 3, nil)
 	d.Exec(t, "DELETE FROM outbox WHERE seq = $1", seqs[0])

@@ -53,10 +53,22 @@ func (d *Delivery) Publish(ctx context.Context) (receipt outbox.Receipt, given [
 	}
 	d.left[refused.Index] = true
 	given = []outbox.Refused{{Event: e, Err: refused.Err, Class: refused.Class, Attempts: attempts}}
-	also, class, why := behind(refused, e, d.blockKey)
+	// The events to give up with it: all if the stream takes none, with block-key those of the aggregate.
+	var also func(o *outbox.Record) bool
+	other := outbox.Refused{Err: refused.Err, Class: refused.Class}
+	switch {
+	case refused.All:
+		also = func(*outbox.Record) bool { return true }
+	case d.blockKey:
+		other = Waits(e, e.ID.String())
+		also = func(o *outbox.Record) bool {
+			return o.AggregateType == e.AggregateType && o.AggregateID == e.AggregateID
+		}
+	}
 	for _, i := range d.delivery.Skip(also) {
 		d.left[i] = true
-		given = append(given, outbox.Refused{Event: d.Events[i], Err: why, Class: class})
+		other.Event = d.Events[i]
+		given = append(given, other)
 	}
 	return receipt, given, nil
 }
@@ -73,24 +85,6 @@ func (d *Delivery) Sent() []*outbox.Record {
 		}
 	}
 	return sent
-}
-
-// behind returns, when e is given up because it was refused, a filter for the events of its delivery to give up with
-// it, and the class and reason of those: all events if the stream takes none; with block-key those of the aggregate;
-// else none (nil).
-func behind(refused *outbox.PoisonError, e *outbox.Record, blockKey bool) (
-	also func(*outbox.Record) bool, class string, why error,
-) {
-	switch {
-	case refused.All:
-		return func(*outbox.Record) bool { return true }, refused.Class, refused.Err
-	case blockKey:
-		waits := Waits(e, e.ID.String())
-		return func(o *outbox.Record) bool {
-			return o.AggregateType == e.AggregateType && o.AggregateID == e.AggregateID
-		}, waits.Class, waits.Err
-	}
-	return nil, "", nil
 }
 
 // Waits returns the refusal of an event that waits for the parked one with an id.

@@ -35,24 +35,3 @@ func TestRefusals(t *testing.T) {
 	r.Accepted("never")
 	r.Parked("never", a)
 }
-
-func TestBehind(t *testing.T) {
-	t.Parallel()
-	e := &outbox.Record{AggregateType: "order", AggregateID: "a"}
-	one, all := &outbox.PoisonError{}, &outbox.PoisonError{Class: "wrongtype", All: true}
-	if behind, _, _ := behind(one, e, false); behind != nil {
-		t.Error("somebody has to wait although nobody asked for it")
-	}
-	if behind, class, _ := behind(all, e, true); !behind(&outbox.Record{}) || class != "wrongtype" {
-		t.Errorf("not all events are parked, or as %s", class)
-	}
-	behind, _, _ := behind(one, e, true)
-	for o, want := range map[*outbox.Record]bool{
-		{AggregateType: "order", AggregateID: "a"}: true, {AggregateType: "order", AggregateID: "b"}: false,
-		{AggregateType: "user", AggregateID: "a"}: false,
-	} {
-		if behind(o) != want {
-			t.Errorf("%s %s waits: %v", o.AggregateType, o.AggregateID, !want)
-		}
-	}
-}

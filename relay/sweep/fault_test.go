@@ -3,7 +3,6 @@ package sweep_test
 import (
 	"context"
 	"errors"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,100 +13,16 @@ import (
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
-	"posthaste/relay/stream"
 	"posthaste/relay/sweep"
 )
 
 // Every test here ends with the oracle: nothing lost, nothing twice, every aggregate in order.
-
-func TestRedisIsGoneForAWhile(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.run(r.options(2, 50))
-	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 600, Rate: 1200})
-	seen := 0
-	for range 2 {
-		r.eventually(20*time.Second, "progress", func() bool { return len(r.entries("order")) > seen })
-		r.proxy.Down()
-		seen = len(r.entries("order"))
-		n := load.Committed()
-		r.eventually(20*time.Second, "a backlog", func() bool { return load.Committed() >= min(n+100, 600) })
-		r.proxy.Up()
-	}
-	load.Wait()
-	r.oracle().Check(t, load, 20*time.Second)
-}
-
-func TestRepliesOfRedisAreLost(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.adoptDirectly("order") // the first call whose reply is lost should be a publish
-	r.insert("credits", "u-1", `{}`)
-	r.run(r.options(1, 50))
-	r.oracle().WaitEmpty(t, 20*time.Second) // and Redis should know its script
-	r.proxy.Set(testenv.Trouble{LoseReplies: true})
-	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300, Writers: 2})
-	r.eventually(20*time.Second, "a publish without an answer",
-		func() bool { r.mu.Lock(); defer r.mu.Unlock(); return r.failures > 0 })
-	r.proxy.Set(testenv.Trouble{})
-	load.Wait()
-	r.oracle().Check(t, load, 30*time.Second)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.suppressed() == 0 {
-		t.Error("nothing was published in doubt: the test is not what it says")
-	}
-}
 
 // adoptDirectly raises the gate of a stream without the proxy.
 func (r *rig) adoptDirectly(typ string) {
 	r.tb.Helper()
 	r.must(r.direct().Adopt(r.tb.Context(), prefix+typ, r.owner, false))
 	r.adopted[prefix+typ] = true
-}
-
-func TestTheMarkFails(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.db.Exec(t, `CREATE TABLE broken ();
-		CREATE FUNCTION break() RETURNS trigger LANGUAGE plpgsql AS
-			$$ BEGIN IF EXISTS (SELECT FROM broken) THEN RAISE 'the commit fails'; END IF; RETURN NULL; END $$;
-		CREATE CONSTRAINT TRIGGER break AFTER INSERT ON outbox_mark DEFERRABLE INITIALLY DEFERRED
-			FOR EACH ROW EXECUTE FUNCTION break();
-		INSERT INTO broken DEFAULT VALUES`)
-	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 300})
-	load.Wait() // before the sweep: a part's first batch is its largest while marks fail
-	r.run(r.options(2, 50))
-	r.eventually(20*time.Second, "entries", func() bool { return len(r.entries("order")) >= 50 })
-	if n := r.owed(); n != load.Committed() {
-		t.Errorf("%d rows are owed of %d: the mark does not fail", n, load.Committed())
-	}
-	r.db.Exec(t, "TRUNCATE broken")
-	r.oracle().Check(t, load, 20*time.Second)
-}
-
-func TestBackendsEndBetweenPublishAndMark(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	o := r.options(2, 50)
-	var mu sync.Mutex
-	left, ended := 5, 0
-	o.Sink = hooked{r.sink, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if left--; left >= 0 {
-			ended += r.terminate()
-		}
-	}}
-	load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Total: 600})
-	r.run(o)
-	load.Wait()
-	r.oracle().Check(t, load, 20*time.Second)
-	mu.Lock()
-	defer mu.Unlock()
-	if ended < 5 {
-		t.Errorf("%d backends ended, want 5 at least", ended)
-	}
 }
 
 // Workers die again and again, while others sweep the same parts, and writers hold transactions open.
@@ -129,32 +44,6 @@ func TestManySweepersAndKills(t *testing.T) {
 		r.run(o)
 	}
 	load.Wait()
-	r.oracle().Check(t, load, 20*time.Second)
-}
-
-// The answer to the write of a mark is lost. The next claim reads the new mark, or finds the events in doubt.
-func TestTheAnswerToAMarkIsLost(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	load := testenv.Bulk(t, r.db, 300, 10)
-	pg := testenv.NewLink(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
-	o := r.options(1, 5)
-	o.Open = open(testenv.Through(r.db.URL, pg.Addr()))
-	var lost, marks atomic.Int64
-	marks.Store(math.MaxInt64)
-	count := func() int64 { return testenv.Value[int64](t, r.db, "SELECT count(*) FROM outbox_mark WHERE part >= 0") }
-	o.Sink = hooked{r.sink, func() {
-		if n := lost.Add(1); n == 3 {
-			marks.Store(count())
-			pg.Set(testenv.Trouble{LoseReplies: true})
-		}
-	}}
-	r.run(o)
-	r.eventually(20*time.Second, "a mark without an answer",
-		func() bool { return lost.Load() == 3 && count() > marks.Load() })
-	pg.Down() // or it would take as long as a call may
-	pg.Set(testenv.Trouble{})
-	pg.Up()
 	r.oracle().Check(t, load, 20*time.Second)
 }
 
@@ -337,73 +226,3 @@ func TestAPartThatFails(t *testing.T) {
 }
 
 var errStuck = errors.New("stuck")
-
-// An event that is parked in a page whose mark is not written is parked again, once.
-func TestACrashBetweenParkAndMark(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.must(r.redis.Client.Set(t.Context(), prefix+"broken", "not a stream", 0).Err())
-	aggregates := inPart(t, r, 2)
-	var fine []uuid.UUID
-	refused := r.insert("broken", aggregates[0], `{}`)
-	for i := range 5 {
-		fine = append(fine, r.insert("order", aggregates[i%2], `{}`))
-	}
-	o := r.options(1, 10)
-	var crashed atomic.Int64
-	o.Sink = hooked{r.sink, func() {
-		if crashed.Add(1) == 1 {
-			r.terminate()
-		}
-	}}
-	r.run(o)
-	r.oracle().WaitEmpty(t, 20*time.Second)
-	if got := r.entries("order"); !slices.Equal(got, fine) {
-		t.Errorf("published %v, want %v", got, fine)
-	}
-	n := testenv.Value[int](t, r.db, "SELECT attempts FROM outbox_dead WHERE id = $1", refused)
-	if n <= stream.Attempts {
-		t.Errorf("parked after %d attempts, want more than %d", n, stream.Attempts)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if crashed.Load() < 1 || len(r.parked) != 1 || r.parked[0].ID != refused {
-		t.Errorf("%d crashes; told of %v", crashed.Load(), r.parked)
-	}
-}
-
-// Another relay has adopted and the gates have not been raised yet. Events published now are not settled, and the sweep
-// ends.
-func TestASupersededSweepEnds(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.insert("order", "o-1", `{}`)
-	run := r.run(r.options(2, 10))
-	r.oracle().WaitEmpty(t, 20*time.Second)
-	marks := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_mark")
-	old := r.owner
-	r.owner.Epoch, r.owner.Nonce = 2, nonce()
-	ok, err := r.store.Adopt(t.Context(), outbox.Adoption{From: 1, To: r.owner, Holder: "test"})
-	if err != nil || !ok {
-		t.Fatalf("adopt: %v, %v", ok, err)
-	}
-	id := r.insert("order", "o-1", `{}`)
-	if err := r.end(run); !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("Run: %v", err)
-	}
-	scope := r.scope()
-	scope.Owner = old
-	if err := sweep.New(r.options(2, 10)).Drain(t.Context(), scope, r.pass()); !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("Drain: %v", err)
-	}
-	now := testenv.Value[int](t, r.db, "SELECT count(*) FROM outbox_mark WHERE settled IS NOT NULL")
-	if owed := r.owed(); now != marks || owed != 1 {
-		t.Errorf("%d marks were %d, and %d rows are owed", now, marks, owed)
-	}
-	r.adopted = map[string]bool{}
-	r.run(r.options(2, 10))
-	r.oracle().WaitEmpty(t, 20*time.Second)
-	if got := r.entries("order"); len(got) != 2 || got[1] != id {
-		t.Errorf("published %v, want each once", got)
-	}
-}

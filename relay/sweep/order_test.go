@@ -15,25 +15,6 @@ import (
 	"posthaste/outbox"
 )
 
-func TestOrderWithManyWorkersAndSweepers(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ sweepers, workers, rows int }{{1, 1, 100}, {1, 4, 7}, {3, 2, 20}} {
-		t.Run(fmt.Sprintf("%d by %d", c.sweepers, c.workers), func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			for range c.sweepers {
-				r.run(r.options(c.workers, c.rows))
-			}
-			load := testenv.StartLoad(t, r.db, testenv.LoadOptions{
-				Total: 1500, Writers: 6,
-				Types: []string{"order", "credits"},
-			})
-			load.Wait()
-			r.oracle().Check(t, load, 20*time.Second)
-		})
-	}
-}
-
 // A transaction that began early commits between two batches, and its aggregate has a younger event after the first
 // batch. The pass leaves both out; the next pass publishes them in order.
 func TestALateRowIsNotOvertaken(t *testing.T) {
@@ -146,30 +127,6 @@ func inPart(tb testing.TB, r *rig, n int) []string {
 		tb.Fatalf("%d names, want %d", len(names), n)
 	}
 	return names
-}
-
-func TestHistoryIsTheReceipt(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	id := uuid.New()
-	r.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
-		VALUES ($1, 'order', 'o-1', 'order.created', '{"b": [1.50, "\u00e9"], "a": null}', '{"tenant": "x"}')`, id)
-	r.db.Exec(t, "CREATE TABLE before AS SELECT * FROM outbox")
-	r.insert("credits", "u-1", `{}`)
-	r.run(r.options(2, 10))
-	r.oracle().WaitEmpty(t, 20*time.Second)
-	same := testenv.Value[int](t, r.db,
-		`SELECT count(*) FROM outbox_history h JOIN before b USING (seq, id, aggregate_type, aggregate_id, `+
-			`event_type, created_at)
-		WHERE h.payload = b.payload AND h.headers = b.headers AND mode = 'poll' AND stream = 'outbox.order'
-		  AND published_at BETWEEN created_at AND clock_timestamp()`)
-	if same != 1 {
-		t.Error("the history's row is not the outbox's")
-	}
-	if n := testenv.Value[int](t, r.db,
-		"SELECT count(*) FROM outbox_history WHERE headers IS NULL AND stream = 'outbox.credits'"); n != 1 {
-		t.Errorf("%d rows of the other event", n)
-	}
 }
 
 // A mark tells the last entry of each stream that it adds.

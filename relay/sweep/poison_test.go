@@ -30,54 +30,6 @@ func (r *rig) dead() []uuid.UUID {
 	return ids
 }
 
-// A key of another type refuses every event of one aggregate type. They are parked, all of them, although the batch is
-// large, and the other streams flow.
-func TestAStreamThatRefusesParksItsEvents(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.must(r.redis.Client.Set(t.Context(), prefix+"broken", "not a stream", 0).Err())
-	aggregates := inPart(t, r, 3)
-	pad := strings.Repeat("x", 8000)
-	var broken, fine []uuid.UUID
-	for i := range 150 {
-		broken = append(broken, r.insert("broken", aggregates[i%3], fmt.Sprintf(`{"n":%d,"pad":%q}`, i, pad)))
-		if i%10 == 0 {
-			fine = append(fine, r.insert("order", aggregates[i%3], `{}`))
-		}
-	}
-	r.run(r.options(2, 500))
-	r.oracle().WaitEmpty(t, 60*time.Second)
-	if got := r.entries("order"); !slices.Equal(got, fine) {
-		t.Errorf("%d entries, want the %d others in order", len(got), len(fine))
-	}
-	if got := r.dead(); !slices.Equal(got, broken) {
-		t.Fatalf("%d events parked, want %d in their order", len(got), len(broken))
-	}
-	dead, err := sql.ListDead(t.Context(), r.db.Pool, 1)
-	r.must(err)
-	if d := dead[0]; d.Class != "wrongtype" || d.Attempts < 3 || !strings.Contains(d.Error, "WRONGTYPE") ||
-		d.AggregateID != aggregates[0] || d.Type != "broken.changed" {
-		t.Errorf("parked as %+v", d)
-	}
-	told := func() int { r.mu.Lock(); defer r.mu.Unlock(); return len(r.parked) }
-	r.eventually(20*time.Second, "told of all", func() bool { return told() >= len(broken) }) // told behind the commit
-	if n := told(); n != len(broken) {
-		t.Errorf("told of %d parked events, want %d", n, len(broken))
-	}
-
-	r.must(r.redis.Client.Del(t.Context(), prefix+"broken").Err())
-	for _, id := range broken[:2] {
-		r.must(sql.RetryDead(t.Context(), r.db.Pool, id))
-	}
-	r.oracle().WaitEmpty(t, 20*time.Second)
-	if got := r.entries("broken"); !slices.Equal(got, broken[:2]) {
-		t.Errorf("after the retry: %d entries, want 2", len(got))
-	}
-	if left, err := r.store.Housekeep(t.Context()); err != nil || left != int64(len(broken)-2) {
-		t.Errorf("%d events parked, %v; want %d", left, err, len(broken)-2)
-	}
-}
-
 // Events of many aggregates go to a key of another type. The sweep tries that stream a few times rather than once for
 // each event, and the claim does not end, so the events of other streams do not wait.
 func TestAStreamThatRefusesEndsNoClaim(t *testing.T) {
@@ -222,26 +174,6 @@ func TestAnUnreadableRowIsParkedAlone(t *testing.T) {
 	})
 }
 
-func TestAPayloadThatCannotBeCopiedStaysBehind(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	aggregates := inPart(t, r, 1)
-	spoilt, next := r.insert("order", aggregates[0], `{}`), r.insert("order", aggregates[0], `{}`)
-	r.unreadable(spoilt)
-	r.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
-		$$ BEGIN IF NEW.payload IS NOT NULL THEN RAISE 'missing chunk' USING ERRCODE = 'XX001'; END IF; RETURN NEW; `+
-		`END $$;
-		CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	r.run(r.options(1, 10))
-	r.oracle().WaitEmpty(t, 20*time.Second)
-	if got := r.entries("order"); !slices.Equal(got, []uuid.UUID{next}) {
-		t.Errorf("entries %v, want %v", got, next)
-	}
-	if err := sql.RetryDead(t.Context(), r.db.Pool, spoilt); !errors.Is(err, sql.ErrUnreadable) {
-		t.Errorf("retry: %v, want ErrUnreadable", err)
-	}
-}
-
 func TestInfiniteTimes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -280,21 +212,6 @@ func TestBatchesAreBoundedByBytes(t *testing.T) {
 	for i, b := range r.batches {
 		if i < 3 && len(b) != 1 || len(b) > 5 {
 			t.Errorf("batch %d has %d events", i, len(b))
-		}
-	}
-}
-
-func TestBatchesAreBoundedByRows(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	testenv.Bulk(t, r.db, 500, 10)
-	r.run(r.options(2, 20))
-	r.oracle().WaitEmpty(t, 20*time.Second)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, b := range r.batches {
-		if len(b) > 20 {
-			t.Errorf("a batch of %d events", len(b))
 		}
 	}
 }

@@ -3,6 +3,7 @@ package sweep_test
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
 	"time"
 
@@ -34,6 +35,14 @@ func TestRunEndsWhenTheScopeDoes(t *testing.T) {
 				Epoch:  1, Nonce: nonce(),
 			})
 		}, fencedBy(1)},
+		{"superseded, and the gates are not raised yet", func(r *rig) {
+			ok, err := r.store.Adopt(r.tb.Context(), outbox.Adoption{
+				From: 1, To: outbox.Owner{Source: r.owner.Source, Epoch: 2, Nonce: nonce()}, Holder: "test",
+			})
+			if err != nil || !ok {
+				r.tb.Fatalf("adopt: %v, %v", ok, err)
+			}
+		}, func(err error) bool { return errors.Is(err, outbox.ErrSuperseded) }},
 		{
 			"another database", func(r *rig) { r.adoptAs(outbox.Owner{Source: uuid.New(), Epoch: 1, Nonce: nonce()}) },
 			func(err error) bool { return errors.Is(err, outbox.ErrGap) },
@@ -42,17 +51,20 @@ func TestRunEndsWhenTheScopeDoes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			first := r.insert("order", "o-1", `{}`)
+			r.insert("order", "o-1", `{}`)
 			run := r.run(r.options(2, 10))
 			r.oracle().WaitEmpty(t, 20*time.Second)
-			_ = first
 			r.must(r.redis.Client.FlushAll(t.Context()).Err())
 			c.change(r)
 			r.insert("order", "o-1", `{}`)
 			if err := r.end(run); !c.want(err) {
 				t.Errorf("Run: %v", err)
 			}
-			err := sweep.New(r.options(2, 10)).Drain(t.Context(), r.scope(), r.pass())
+			now := testenv.Value[string](t, r.db, "SELECT pg_current_snapshot()::text")
+			snapshot, err := outbox.ParseSnapshot(now)
+			r.must(err)
+			pass := outbox.Pass{Settled: outbox.Settled{Snapshot: snapshot, High: math.MaxInt64}}
+			err = sweep.New(r.options(2, 10)).Drain(t.Context(), r.scope(), pass)
 			if !c.want(err) {
 				t.Errorf("Drain: %v", err)
 			}

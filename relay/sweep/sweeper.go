@@ -1,13 +1,14 @@
 package sweep
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/outbox"
@@ -116,12 +117,8 @@ type Sweeper struct {
 
 // New returns a sweeper; it connects when it is run.
 func New(o Options) *Sweeper {
-	if o.Workers <= 0 {
-		o.Workers = 2
-	}
-	if o.BatchRows <= 0 {
-		o.BatchRows = 500
-	}
+	o.Workers = cmp.Or(o.Workers, 2)
+	o.BatchRows = cmp.Or(o.BatchRows, 500)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -151,8 +148,14 @@ func (s *Sweeper) Run(ctx context.Context, scope Scope) error {
 // Drain sweeps until every row that pass sees is settled, by this sweeper or by another. It returns nil only then;
 // otherwise it returns Run's errors or ctx's.
 func (s *Sweeper) Drain(ctx context.Context, scope Scope, pass outbox.Pass) error {
-	q := newQueue()
-	return s.each(ctx, scope, func(ctx context.Context, w *worker) error { return w.drain(ctx, q, pass) })
+	// The parts that wait for a worker. It has room for all of them, and is closed when none is left.
+	parts := make(chan int, outbox.Partitions)
+	for part := range outbox.Partitions {
+		parts <- part
+	}
+	var left atomic.Int64
+	left.Store(outbox.Partitions)
+	return s.each(ctx, scope, func(ctx context.Context, w *worker) error { return w.drain(ctx, parts, &left, pass) })
 }
 
 // each runs work on every worker. The first error stops all workers and is returned.
@@ -179,57 +182,15 @@ func (s *Sweeper) grow(part int) {
 	s.rows[part].Store(min(s.rows[part].Load()*2, int64(s.o.BatchRows)))
 }
 
-// queue hands the parts to the workers of a Drain.
-type queue struct {
-	mu      sync.Mutex
-	waiting []int
-	busy    int
-}
-
-func newQueue() *queue {
-	q := &queue{}
-	for part := range outbox.Partitions {
-		q.waiting = append(q.waiting, part)
-	}
-	return q
-}
-
-// take returns a part to work on. ok is false if no part waits; over is true if, in addition, no part is being worked
-// on.
-func (q *queue) take() (part int, ok, over bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.waiting) == 0 {
-		return 0, false, q.busy == 0
-	}
-	part = q.waiting[0]
-	q.waiting = q.waiting[1:]
-	q.busy++
-	return part, true, false
-}
-
-// give returns a part, done or not.
-func (q *queue) give(part int, done bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.busy--
-	if !done {
-		q.waiting = append(q.waiting, part)
-	}
-}
-
 type metrics struct {
-	batches prometheus.Counter
-	rows    prometheus.Counter
-	claims  prometheus.Counter
-	errors  prometheus.Counter
+	batches, rows, claims, errors prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
 	c := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		return promauto.With(reg).NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
-	m := &metrics{
+	return &metrics{
 		batches: c("outbox_sweep_batches_total", "Batches swept and committed."),
 		rows:    c("outbox_sweep_rows_total", "Rows swept and committed."),
 		claims:  c("outbox_sweep_claims_total", "Parts claimed by sweep workers."),
@@ -237,8 +198,4 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			"Sweep batches that failed or are unclear; the part is claimed again. A steady rise means Redis or "+
 				"Postgres refuses."),
 	}
-	if reg != nil {
-		reg.MustRegister(m.batches, m.rows, m.claims, m.errors)
-	}
-	return m
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"posthaste/internal/pause"
@@ -151,19 +152,25 @@ func (w *worker) round(ctx context.Context) error {
 	return nil
 }
 
-// drain works off the queue.
-func (w *worker) drain(ctx context.Context, q *queue, pass outbox.Pass) error {
+// drain takes parts, and gives back those that have not reached the pass, until left are none.
+func (w *worker) drain(ctx context.Context, parts chan int, left *atomic.Int64, pass outbox.Pass) error {
 	for ctx.Err() == nil {
-		part, ok, over := q.take()
-		if over {
-			return nil
-		}
-		if !ok {
-			pause.About(ctx, idleFirst)
+		var part int
+		var some bool
+		select {
+		case part, some = <-parts:
+		case <-ctx.Done():
 			continue
 		}
+		if !some {
+			return nil
+		}
 		progress, done, err := w.reach(ctx, part, pass)
-		q.give(part, done)
+		if !done {
+			parts <- part
+		} else if left.Add(-1) == 0 {
+			close(parts)
+		}
 		if err != nil {
 			err = w.failed(ctx, err)
 		} else if progress || done {
