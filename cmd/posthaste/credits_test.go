@@ -107,7 +107,8 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 	post := func(path, body string, key uuid.UUID, want int) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			a, err := testenv.Request(t.Context(), http.MethodPost, api.http+path, body, "Idempotency-Key", key.String())
+			a, err := testenv.Request(t.Context(), http.MethodPost, api.http+path, body,
+				"Idempotency-Key", key.String())
 			return testenv.FailIf(err != nil || a.Status != want, "%s: %d %s, %w", path, a.Status, a.Body, err)
 		})
 	}

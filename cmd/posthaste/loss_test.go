@@ -85,15 +85,6 @@ func (w *world) waitWhole() {
 	})
 }
 
-// waitEntries waits until there are n entries.
-func (w *world) waitEntries(n int64) {
-	w.t.Helper()
-	testenv.Eventually(w.t, 60*time.Second, func() error {
-		have := w.redis.Client.XLen(w.t.Context(), "outbox.order").Val()
-		return testenv.FailIf(have < n, "%d entries, want %d", have, n)
-	})
-}
-
 // unrepaired counts the recorded repairs that are not done yet.
 func (w *world) unrepaired() int {
 	w.t.Helper()

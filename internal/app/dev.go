@@ -24,7 +24,7 @@ func (d Dev) Run(ctx context.Context, config Config, o cli.IO) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(o.Stderr, "Console: http://%s/console/\nEvents of every stream %s* follow. To insert one:\n"+
+	_, _ = fmt.Fprintf(o.Stderr, "Console: http://%s/console/\nEvents of every stream %s* follow. To insert one:\n"+
 		"  INSERT INTO %s.outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', '1', "+
 		"'order.tried', '{}');\n", p.AdminAddr(), config.StreamPrefix, config.Schema)
 	g, ctx := errgroup.WithContext(ctx)

@@ -37,7 +37,7 @@ func (k Keygen) Run(o cli.IO) error {
 	if _, err := api.ParseKeys(strings.NewReader(text)); err != nil {
 		return cli.Usage(strings.TrimPrefix(err.Error(), "file of API keys, line 1: "))
 	}
-	fmt.Fprintln(o.Stdout, text)
-	fmt.Fprintln(o.Stderr, key)
-	return nil
+	_, err := fmt.Fprintln(o.Stdout, text)
+	_, _ = fmt.Fprintln(o.Stderr, key)
+	return err
 }

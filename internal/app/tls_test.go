@@ -40,7 +40,8 @@ func TestFilesOfTLSAreRead(t *testing.T) {
 	for name, c := range map[string]struct{ args, flag, named string }{
 		"no certificate": {"--http-tls-cert=" + gone + " --http-tls-key=" + key, "--http-tls-cert", gone},
 		"no CA": {
-			"--admin-tls-cert=" + cert + " --admin-tls-key=" + key + " --admin-client-ca=" + gone, "--admin-tls-cert", gone,
+			"--admin-tls-cert=" + cert + " --admin-tls-key=" + key + " --admin-client-ca=" + gone,
+			"--admin-tls-cert", gone,
 		},
 		"no key":   {"--admin-tls-cert=" + cert, "--admin-tls-key", "need each other"},
 		"only key": {"--admin-tls-key=" + key, "--admin-tls-cert", "need each other"},

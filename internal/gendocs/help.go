@@ -9,7 +9,7 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// HelpTexts gives commands and flags without a help in their tag that of file, a text. There, a text follows the name of
+// HelpTexts gives commands and flags without a help in their tag that of a file. There, a text follows the name of
 // its command or flag; that of a flag of several commands follows the name of the command above them. A line that
 // begins with "$" is an example of a command.
 func HelpTexts(file string) kong.Option {
