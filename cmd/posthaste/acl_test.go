@@ -215,9 +215,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 				"readyz: %d %+v, %w", status, h, err)
 		})
 	}
-	if r := w.once("groups", "drop", "--stream=outbox.order", "--group=g", "--yes", "--force"); r.code != 0 {
-		t.Errorf("groups drop: exit %d: %s%s", r.code, r.out, r.errOut)
-	}
+	w.once("groups", "drop", "--stream=outbox.order", "--group=g", "--yes", "--force").says(t, 0)
 	for _, n := range nodes {
 		refused, err := n.ACLLog(ctx, 100).Result()
 		must(t, err)

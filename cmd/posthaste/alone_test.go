@@ -71,9 +71,7 @@ func TestAnOutboxAlone(t *testing.T) {
 	testenv.Eventually(t, 30*time.Second, func() error {
 		return r.shows("credits_sync_lag_seconds 0", true)
 	})
-	if res := w.once("trace", id); res.code != 0 {
-		t.Errorf("trace with a shop: exit %d: %s%s", res.code, res.out, res.errOut)
-	}
+	w.once("trace", id).says(t, 0)
 }
 
 // A relay reports to systemd why it is not ready, that it is ready, that it runs, and that it stops.
@@ -100,9 +98,7 @@ func TestSystemdIsNotified(t *testing.T) {
 	w.env = append(w.env, "NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=100000")
 	r := w.spawn("relay")
 	wait("STATUS=not ready: schema")
-	if res := w.once("migrate"); res.code != 0 {
-		t.Errorf("migrate: exit %d: %s", res.code, res.errOut)
-	}
+	w.once("migrate").says(t, 0)
 	wait("READY=1")
 	wait("WATCHDOG=1")
 	r.stops()

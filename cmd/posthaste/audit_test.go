@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -112,23 +111,14 @@ func TestEveryCommandThatChangesLeavesAnEntry(t *testing.T) {
 		t.Errorf("reading left %d rows", n-2*len(changing))
 	}
 	var listed []audit.Entry
-	r := w.once("audit", "--json", "--limit=2", "--since=1h")
-	if err := json.Unmarshal([]byte(r.out), &listed); err != nil || len(listed) != 2 ||
-		listed[0].Action != "uninstall" {
-		t.Errorf("exit %d: %s%s, %v", r.code, r.out, r.errOut, err)
+	w.once("audit", "--json", "--limit=2", "--since=1h").json(t, &listed)
+	if len(listed) != 2 || listed[0].Action != "uninstall" {
+		t.Errorf("listed %+v", listed)
 	}
-	r = w.once("audit")
-	for _, name := range order {
-		if !strings.Contains(r.out, name) {
-			t.Errorf("%s is not listed: %s%s", name, r.out, r.errOut)
-		}
-	}
-	for _, bad := range [][]string{{"--since=yesterday"}, {"--limit=0"}} {
-		if r := w.once(append([]string{"audit"}, bad...)...); r.code != exitBadUsage {
-			t.Errorf("%v: exit %d", bad, r.code)
-		}
-	}
-	r = w.once("uninstall", "--yes", "--tables", "--log-level=info")
+	w.once("audit").says(t, 0, order...)
+	w.once("audit", "--since=yesterday").says(t, exitBadUsage)
+	w.once("audit", "--limit=0").says(t, exitBadUsage)
+	r := w.once("uninstall", "--yes", "--tables", "--log-level=info")
 	if r.code != 0 || strings.Count(r.errOut, `"action":"uninstall","outcome":"ok"`) != 1 {
 		t.Errorf("exit %d, logged %s", r.code, r.errOut)
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -60,14 +59,14 @@ func TestBridgedRowsArePublished(t *testing.T) {
 			}
 		})
 		for kills := range 2 {
-			w.waitEntries(int64(100 * (kills + 1)))
+			w.waitLen("outbox.order", int64(100*(kills+1)))
 			relay.kill()
 			relay = w.spawn("relay")
 		}
-		w.waitEntries(300)
+		w.waitLen("outbox.order", 300)
 		close(stop)
 		writer.Wait()
-		w.waitEntries(int64(last))
+		w.waitLen("outbox.order", int64(last))
 		w.oracle.WaitEmpty(t, 30*time.Second)
 		var got, want []string
 		for _, e := range w.oracle.Entries(t, "order") {
@@ -91,7 +90,7 @@ func TestBridgeCommands(t *testing.T) {
 	w.db.Exec(t, "INSERT INTO outboxevent (aggregatetype, aggregateid, type) VALUES ('order', 'a', 'made')")
 	bridges := func() (list []bridge.Bridge) {
 		t.Helper()
-		must(t, json.Unmarshal([]byte(w.once("bridge", "list", "--json").out), &list))
+		w.once("bridge", "list", "--json").json(t, &list)
 		return list
 	}
 	create := append([]string{"bridge", "create"}, flags...)
@@ -114,19 +113,14 @@ func TestBridgeCommands(t *testing.T) {
 		t.Errorf("doctor says: %s", r.out)
 	}
 	w.db.Exec(t, "ALTER TABLE outboxevent RENAME type TO kind")
-	if r := w.once("doctor"); r.code != 1 || !strings.Contains(r.out, `no column "type" (--event-type)`) {
-		t.Errorf("exit %d, doctor says: %s", r.code, r.out)
-	}
+	w.once("doctor").says(t, 1, `no column "type" (--event-type)`)
 	w.db.Exec(t, "ALTER TABLE outboxevent RENAME kind TO type")
 	w.once("bridge", "drop", "--table=public.outboxevent").oneLine(t, 1, "--yes")
 	if r := w.once("bridge", "drop", "--table=public.outboxevent", "--yes"); r.code != 0 || len(bridges()) != 0 {
 		t.Errorf("drop: exit %d: %s", r.code, r.errOut)
 	}
 	w.once(append(create, "--yes")...)
-	if r := w.once("uninstall", "--tables", "--force", "--yes"); r.code != 0 ||
-		!strings.Contains(r.out, "the bridge of public.outboxevent is gone") {
-		t.Errorf("uninstall: exit %d: %s%s", r.code, r.out, r.errOut)
-	}
+	w.once("uninstall", "--tables", "--force", "--yes").says(t, 0, "the bridge of public.outboxevent is gone")
 	w.db.Exec(t, "INSERT INTO outboxevent (aggregatetype, aggregateid, type) VALUES ('order', 'a', 'made')")
 	if n := testenv.Value[int](t, w.db,
 		"SELECT count(*) FROM pg_proc WHERE pronamespace = 'public'::regnamespace"); n != 0 {

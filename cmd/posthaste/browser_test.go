@@ -3,11 +3,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -127,22 +125,12 @@ func (b *browserWorld) orders(ctx context.Context) ([]string, error) {
 	var ids []string
 	for range 3 {
 		// The page must not show the amount. It is a number that no id, address or time on the page contains by chance.
-		body := fmt.Appendf(nil, `{"user_id":%q,"amount":314159265,"currency":"USD"}`, b.user)
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.serve.http+"/orders", bytes.NewReader(body))
-		if err != nil {
-			return nil, err
-		}
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("Idempotency-Key", uuid.NewString())
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return nil, err
-		}
-		answer, err := io.ReadAll(resp.Body)
-		resp.Body.Close()
+		body := fmt.Sprintf(`{"user_id":%q,"amount":314159265,"currency":"USD"}`, b.user)
+		a, err := testenv.Request(ctx, http.MethodPost, b.serve.http+"/orders", body, "Idempotency-Key",
+			uuid.NewString())
 		var order struct{ ID string }
-		if err != nil || json.Unmarshal(answer, &order) != nil || order.ID == "" {
-			return nil, fmt.Errorf("POST /orders: status %d: %s", resp.StatusCode, answer)
+		if err != nil || json.Unmarshal(a.Body, &order) != nil || order.ID == "" {
+			return nil, fmt.Errorf("POST /orders: status %d, %w: %s", a.Status, err, a.Body)
 		}
 		ids = append(ids, order.ID)
 	}

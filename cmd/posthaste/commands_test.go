@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -72,10 +71,7 @@ func TestCommands(t *testing.T) {
 func (w *world) sameStatus(r *child) {
 	w.t.Helper()
 	var printed, answered map[string]any
-	res := w.once("status", "--json")
-	if err := json.Unmarshal([]byte(res.out), &printed); err != nil || res.code != 0 {
-		w.t.Fatalf("status --json: exit %d, %v: %s", res.code, err, res.out)
-	}
+	w.once("status", "--json").json(w.t, &printed)
 	if status, err := r.get("/relay", &answered); err != nil || status != http.StatusOK {
 		w.t.Fatalf("GET /relay: %d, %v", status, err)
 	}
@@ -106,13 +102,6 @@ func TestUninstallLeavesTheSlotOfAnotherDatabase(t *testing.T) {
 	other, slot := testenv.Postgres(t), "posthaste_"+w.db.Relay
 	other.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
 	defer other.Exec(t, "SELECT pg_drop_replication_slot($1)", slot)
-	r := w.once("uninstall", "--yes", "--tables")
-	for _, text := range []string{
-		"slot " + slot + " belongs to another database and was kept",
-		"publication posthaste is gone", "the tables are gone",
-	} {
-		if r.code != 0 || !strings.Contains(r.out, text) {
-			t.Errorf("exit %d, want 0 and %q: %s%s", r.code, text, r.out, r.errOut)
-		}
-	}
+	w.once("uninstall", "--yes", "--tables").says(t, 0, "slot "+slot+" belongs to another database and was kept",
+		"publication posthaste is gone", "the tables are gone")
 }

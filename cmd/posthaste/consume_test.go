@@ -51,10 +51,7 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 		t.Errorf("%d events were not printed", len(entries))
 	}
 	must(t, c.cmd.Process.Signal(syscall.SIGTERM))
-	<-c.done
-	if code := c.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("exit %d after SIGTERM", code)
-	}
+	c.ends(t, 0)
 }
 
 // A wrong name of a stream is an error, and no stream or group is made for it, whether there are other streams or not.

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -35,53 +33,20 @@ func (c creditsReconcileCmd) Run(ctx context.Context, e *env) error {
 		}
 		defer client.Close()
 		// The comparison reads every account, so the time limit of short commands does not apply.
-		r, err := credits.Reconcile(ctx, client, pool, reconcileProgress(e.Stderr))
+		r, err := credits.Reconcile(ctx, client, pool, e.Accounts())
 		if err != nil {
 			return err
 		}
 		if c.JSON {
 			err = e.JSON(r)
 		} else {
-			err = printReport(e.IO, r)
+			err = e.Reconciliation(r)
 		}
 		if err == nil && !r.Clean() {
 			err = cli.ErrSaid
 		}
 		return err
 	})
-}
-
-func printReport(o cli.IO, r *credits.Report) error {
-	fmt.Fprintf(o.Stdout, "%d accounts, %d credits in the ledger; %d in Redis, %d of them ahead of the ledger by what "+
-		"is in the streams; %d differences\n", r.Accounts, r.Total, r.Cached, r.Pending,
-		len(r.Differences)+len(r.Buckets))
-	for _, b := range r.Buckets {
-		fmt.Fprintf(o.Stdout, "bucket %d: its accounts add up to %d, its counter-account says %d: accounts were "+
-			"changed or deleted by hand (%s)\n", b.Bucket, b.Accounts, b.Issued, b.Cause)
-	}
-	if len(r.Differences) == 0 {
-		return nil
-	}
-	return cli.List(o, false, r.Differences, "", "USER\tENTRIES\tLEDGER\tREDIS\tCAUSE\tEXPLANATION",
-		func(d credits.Difference) []any {
-			inRedis := "-"
-			if d.Redis != nil {
-				inRedis = fmt.Sprint(*d.Redis)
-			}
-			return []any{d.UserID, d.Entries, d.Ledger, inRedis, d.Cause, d.Explanation}
-		})
-}
-
-// reconcileProgress prints the progress of a long reconciliation.
-func reconcileProgress(w io.Writer) func(done, about int64) {
-	const every = 5 * time.Second
-	told := time.Now()
-	return func(done, about int64) {
-		if time.Since(told) >= every {
-			told = time.Now()
-			fmt.Fprintf(w, "%d of about %d accounts\n", done, about)
-		}
-	}
 }
 
 // withAccount runs do with a user's account, as ledger and Redis have it, and with what changes it.
@@ -118,7 +83,7 @@ type creditsBalanceCmd struct {
 func (c creditsBalanceCmd) Run(ctx context.Context, e *env) error {
 	return e.withAccount(ctx, c.User,
 		func(_ context.Context, _ *pgxpool.Pool, _ *credits.Bank, a *credits.Account) error {
-			return e.Result(c.JSON, a, accountLines(a)...)
+			return e.Result(c.JSON, a, cli.AccountLines(a)...)
 		})
 }
 
@@ -134,7 +99,7 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 	return e.withAccount(ctx, c.User,
 		func(_ context.Context, pool *pgxpool.Pool, bank *credits.Bank, a *credits.Account) error {
 			if !c.JSON {
-				fmt.Fprintln(e.Stdout, strings.Join(accountLines(a), "\n"))
+				fmt.Fprintln(e.Stdout, strings.Join(cli.AccountLines(a), "\n"))
 			}
 			settle := credits.Settlement(c.Settle)
 			err := a.Releasable(settle)
@@ -162,29 +127,4 @@ func (c creditsUnfreezeCmd) Run(ctx context.Context, e *env) error {
 			}
 			return err
 		})
-}
-
-// accountLines describes an account.
-func accountLines(a *credits.Account) (lines []string) {
-	say := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
-	say("ledger: %d credits after operation %d", a.Ledger, a.Seq)
-	if a.Redis != nil {
-		say("redis:  %d credits after operation %d, %d waiting for the ledger", *a.Redis, *a.RedisSeq, a.Waiting)
-	} else {
-		say("redis:  not loaded; it is loaded from the ledger on demand")
-	}
-	if a.Difference != "" {
-		say("difference: %s", a.Difference)
-	}
-	switch {
-	case a.Frozen != "":
-		say("frozen: %s; %d operations in quarantine", a.Frozen, a.Quarantined)
-	case a.RedisFrozen != "":
-		say("frozen in Redis only: %s", a.RedisFrozen)
-	}
-	for _, q := range a.Quarantine {
-		say("  %s %q %q, operation %q (%s, %s)", q.At.UTC().Format(time.RFC3339), q.Kind, q.Amount, q.Seq, q.Reason,
-			q.StreamID)
-	}
-	return lines
 }

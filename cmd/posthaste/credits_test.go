@@ -26,22 +26,6 @@ func TestCreditsEndToEnd(t *testing.T) {
 	w := newWorld(t)
 	relay := w.spawn("relay")
 	apis := []*child{w.spawn("serve"), w.spawn("serve"), w.spawn("serve")}
-	send := func(api *child, path string, id uuid.UUID, amount int) (int, error) {
-		req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, api.http+path,
-			strings.NewReader(fmt.Sprintf(`{"amount":%d}`, amount)))
-		if err != nil {
-			return 0, err
-		}
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("Idempotency-Key", id.String())
-		res, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return 0, err
-		}
-		defer res.Body.Close()
-		_, err = io.Copy(io.Discard, res.Body)
-		return res.StatusCode, err
-	}
 	// The client repeats requests as instructed, because a machine that pauses for a second does not answer in time.
 	post := func(api *child, path string, amount int) (int, error) {
 		id, err := uuid.NewV7()
@@ -49,9 +33,10 @@ func TestCreditsEndToEnd(t *testing.T) {
 			return 0, err
 		}
 		for until := time.Now().Add(20 * time.Second); ; wait(t, 50*time.Millisecond) {
-			status, err := send(api, path, id, amount)
-			if err != nil || status != http.StatusServiceUnavailable || time.Now().After(until) {
-				return status, err
+			a, err := testenv.Request(context.Background(), http.MethodPost, api.http+path,
+				fmt.Sprintf(`{"amount":%d}`, amount), "Idempotency-Key", id.String())
+			if err != nil || a.Status != http.StatusServiceUnavailable || time.Now().After(until) {
+				return a.Status, err
 			}
 		}
 	}
@@ -122,20 +107,9 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 	post := func(path, body string, key uuid.UUID, want int) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, api.http+path, strings.NewReader(body))
-			if err != nil {
-				return err
-			}
-			req.Header.Set("Content-Type", "application/json")
-			req.Header.Set("Idempotency-Key", key.String())
-			res, err := http.DefaultClient.Do(req)
-			if err != nil {
-				return err
-			}
-			defer res.Body.Close()
-			answer, err := io.ReadAll(res.Body)
-			return testenv.FailIf(err != nil || res.StatusCode != want,
-				"%s: %d %s, %w", path, res.StatusCode, answer, err)
+			a, err := testenv.Request(t.Context(), http.MethodPost, api.http+path, body,
+				"Idempotency-Key", key.String())
+			return testenv.FailIf(err != nil || a.Status != want, "%s: %d %s, %w", path, a.Status, a.Body, err)
 		})
 	}
 	newKey := func() uuid.UUID { return uuid.Must(uuid.NewV7()) }

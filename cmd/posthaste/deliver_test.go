@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -112,7 +111,7 @@ func TestDeliverFromTheOutbox(t *testing.T) {
 		return testenv.FailIf(n == 0, "no event is dead")
 	})
 	var list []deadEvent
-	must(t, json.Unmarshal([]byte(w.once("dead", "list", "--json").out), &list))
+	w.once("dead", "list", "--json").json(t, &list)
 	if len(list) != 1 || list[0].ID != bad || list[0].Source != "hooks" || !strings.Contains(list[0].Error, "400") {
 		t.Errorf("dead: %+v", list)
 	}
@@ -123,9 +122,7 @@ func TestDeliverFromTheOutbox(t *testing.T) {
 		t.Errorf("%v events accepted, want %d", got, n)
 	}
 	refuse.Store(false)
-	if r := w.once("dead", "retry", bad); r.code != 0 {
-		t.Errorf("dead retry: %+v", r)
-	}
+	w.once("dead", "retry", bad).says(t, 0)
 	w.unacknowledged("outbox.order", "hooks", 0)
 	if ids := h.got(); ids[len(ids)-1] != bad {
 		t.Errorf("the last request is %s", ids[len(ids)-1])
@@ -214,12 +211,8 @@ func TestDeliverEndsWhenTheReceiverIsGone(t *testing.T) {
 	h := newHook(t, func(string) int { return http.StatusGone })
 	w.addEvents("outbox.order", 20)
 	p := w.start("deliver", "--group=hooks", "--to="+h.URL)
-	<-p.done
-	if code := p.cmd.ProcessState.ExitCode(); code != 1 || strings.Count(p.text(), "\n") != 1 ||
-		!strings.Contains(p.text(), "410 Gone: it wants no more events. Change --to, or run posthaste groups drop "+
-			"--stream=outbox.order --group=hooks") {
-		t.Errorf("exit %d: %s", code, p.text())
-	}
+	p.ends(t, 1, "410 Gone: it wants no more events. Change --to, or run posthaste groups drop "+
+		"--stream=outbox.order --group=hooks")
 	if n := len(h.got()); n > 8 {
 		t.Errorf("%d requests", n)
 	}

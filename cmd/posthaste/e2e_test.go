@@ -222,32 +222,19 @@ func (c *child) stops() {
 func (c *child) get(path string, into any) (int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.admin+path, nil)
-	if err != nil {
-		return 0, err
+	a, err := testenv.Request(ctx, http.MethodGet, c.admin+path, "")
+	if err == nil && into != nil {
+		err = json.Unmarshal(a.Body, into)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	if into == nil {
-		return resp.StatusCode, nil
-	}
-	return resp.StatusCode, json.NewDecoder(resp.Body).Decode(into)
+	return a.Status, err
 }
 
 // setMode sets the mode through the admin listener.
 func (c *child) setMode(mode string) {
 	c.t.Helper()
-	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPut, c.admin+"/relay/mode",
-		strings.NewReader(fmt.Sprintf(`{"mode":%q}`, mode)))
-	must(c.t, err)
-	resp, err := http.DefaultClient.Do(req)
-	must(c.t, err)
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		c.t.Fatalf("set mode %s: status %d", mode, resp.StatusCode)
+	a, err := testenv.Request(c.t.Context(), http.MethodPut, c.admin+"/relay/mode", fmt.Sprintf(`{"mode":%q}`, mode))
+	if err != nil || a.Status != http.StatusOK {
+		c.t.Fatalf("set mode %s: status %d, %v", mode, a.Status, err)
 	}
 }
 
@@ -263,6 +250,16 @@ func (w *world) waitMode(mode string, within time.Duration) {
 		}
 		return testenv.FailIf(active != mode, "mode is %s, want %s", active, mode)
 	})
+}
+
+// switches sets the desired mode through the relay's admin listener, and waits until the relay is in the mode.
+func (w *world) switches(r *child, mode string) {
+	w.t.Helper()
+	r.setMode(mode)
+	if mode == "auto" {
+		mode = "cdc"
+	}
+	w.waitMode(mode, 30*time.Second)
 }
 
 func TestBacklogFromBeforeTheFirstStartArrives(t *testing.T) {
@@ -283,13 +280,7 @@ func TestTogglesUnderLoad(t *testing.T) {
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
 	toggles := scale(10, 4)
 	for i := range toggles {
-		if i%2 == 0 {
-			r.setMode("poll")
-			w.waitMode("poll", 20*time.Second)
-		} else {
-			r.setMode("auto")
-			w.waitMode("cdc", 20*time.Second)
-		}
+		w.switches(r, []string{"poll", "auto"}[i%2])
 	}
 	w.ended(load)
 }

@@ -78,8 +78,7 @@ func TestTwoRelaysSweepTogether(t *testing.T) {
 	first := w.spawn("relay")
 	second := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
-	first.setMode("poll")
-	w.waitMode("poll", 20*time.Second)
+	w.switches(first, "poll")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		for _, c := range []*child{first, second} {
 			if !c.logged(`"to":"poll"`) {
@@ -98,8 +97,7 @@ func TestTwoRelaysSweepTogether(t *testing.T) {
 	if leader == first {
 		other = second
 	}
-	other.setMode("auto")
-	w.waitMode("cdc", 20*time.Second)
+	w.switches(other, "auto")
 	w.ended(load)
 }
 

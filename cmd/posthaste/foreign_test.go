@@ -18,10 +18,7 @@ import (
 // adopt runs posthaste adopt.
 func (w *world) adopt() {
 	w.t.Helper()
-	if r := w.once("adopt", "--yes"); r.code != 0 || !strings.Contains(r.out,
-		"outbox.order belongs to this database now") {
-		w.t.Fatalf("adopt: exit %d: %s%s", r.code, r.out, r.errOut)
-	}
+	w.once("adopt", "--yes").says(w.t, 0, "outbox.order belongs to this database now")
 }
 
 // refused waits until the relay names the foreign stream. It checks that doctor, status and console report the same,
@@ -109,9 +106,7 @@ func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
 	w.db.Pool.Reset()
 	dropDatabase(t, via, w.db.Name, w.db.Relay)
 	via.Exec(t, "CREATE DATABASE "+w.db.Name)
-	if m := w.once("migrate"); m.code != 0 {
-		t.Fatalf("migrate: exit %d: %s", m.code, m.errOut)
-	}
+	w.once("migrate").says(t, 0)
 	load := w.wrote(testenv.LoadOptions{Total: 300, Tag: "again-"})
 	r = w.spawn("relay")
 	w.refused(r, load)
@@ -384,8 +379,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 		case "toggle":
 			// Events that were streamed but could not be settled must not be swept again when they become visible.
 			w.entriesAtLeast(len(w.oracle.Others)*120 + 6)
-			r.setMode("poll")
-			w.waitMode("poll", 20*time.Second)
+			w.switches(r, "poll")
 			r.setMode("auto")
 			testenv.Eventually(t, 20*time.Second, func() error {
 				return testenv.FailIf(strings.Count(r.output(), `"to":"handover"`) < 2, "no hand-over yet")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
@@ -29,11 +28,8 @@ type groupLine struct {
 
 func (w *world) listGroups(extra ...string) map[string]groupLine {
 	w.t.Helper()
-	r := w.once(append([]string{"groups", "list", "--json"}, extra...)...)
 	var list []groupLine
-	if err := json.Unmarshal([]byte(r.out), &list); err != nil || r.code != 0 {
-		w.t.Fatalf("groups list --json: exit %d, %v: %s%s", r.code, err, r.out, r.errOut)
-	}
+	w.once(append([]string{"groups", "list", "--json"}, extra...)...).json(w.t, &list)
 	m := map[string]groupLine{}
 	for _, g := range list {
 		m[g.Stream+" "+g.Group] = g
@@ -109,18 +105,12 @@ func TestGroupsListAndDrop(t *testing.T) {
 	drop("nobody", "--yes").oneLine(t, 1, `no consumer group "nobody"; it has: gone, mailer`)
 	w.once("groups", "drop", "--stream=other", "--group=gone", "--yes").oneLine(t, 1,
 		`"other" is no stream of posthaste`)
-	if r := drop("gone", "--yes"); r.code != 0 || !strings.Contains(r.out,
-		fmt.Sprintf("0 pending, %d unread and 0 dead", n)) {
-		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
-	}
+	drop("gone", "--yes").says(t, 0, fmt.Sprintf("0 pending, %d unread and 0 dead", n))
 	// Entries that mailer has read but not acknowledged stay.
 	if have, err := client.XLen(ctx, "outbox.order").Result(); err != nil || have != n {
 		t.Errorf("%d entries (%v), want %d", have, err, n)
 	}
-	if r := drop("mailer", "--yes", "--force"); r.code != 0 ||
-		!strings.Contains(r.out, fmt.Sprintf("%d pending, 0 unread", n)) {
-		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
-	}
+	drop("mailer", "--yes", "--force").says(t, 0, fmt.Sprintf("%d pending, 0 unread", n))
 	testenv.Eventually(t, 20*time.Second, func() error {
 		n, err := client.XLen(ctx, "outbox.order").Result()
 		return testenv.FailIf(err != nil || n > 110, "%d entries (%w), want about 100", n, err)
@@ -194,9 +184,8 @@ func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
 	there := w.pgURL
 	w.pgURL = "postgres://127.0.0.1:1/none"
 	var alone []groupLine
-	res := w.once("groups", "list", "--json")
-	if err := json.Unmarshal([]byte(res.out), &alone); err != nil || len(alone) != 2 || alone[1].Lag != 40 {
-		t.Errorf("without Postgres: %v: %s%s", err, res.out, res.errOut)
+	if w.once("groups", "list", "--json").json(t, &alone); len(alone) != 2 || alone[1].Lag != 40 {
+		t.Errorf("without Postgres: %+v", alone)
 	}
 	w.pgURL = there
 
@@ -210,10 +199,8 @@ func TestGroupsOfATypeWithSeveralStreams(t *testing.T) {
 	if g := w.listGroups()["outbox.order mailer"]; len(g.Streams) != 4 {
 		t.Errorf("one was dropped of %+v", g.Streams)
 	}
-	if r := drop("outbox.order", "--force"); r.code != 0 || !strings.Contains(r.out, "1 dead") ||
-		!strings.Contains(r.out, "outbox.order, outbox.order.0, outbox.order.1, outbox.order.3") {
-		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
-	}
+	drop("outbox.order", "--force").says(t, 0,
+		"1 dead", "outbox.order, outbox.order.0, outbox.order.1, outbox.order.3")
 	left := w.listGroups()
 	if _, there := left["outbox.order beside"]; len(left) != 2 || !there || left["outbox.order.9 mailer"].Stream == "" {
 		t.Errorf("left: %+v", left)
@@ -243,10 +230,7 @@ func TestGroupsDropTakesTheDeadAlong(t *testing.T) {
 	if g := w.listGroups(); len(g) != 4 || g["dead.outbox.order mailer"].Lag != 3 {
 		t.Errorf("groups %+v, want those of the dead stream too", g)
 	}
-	if r := w.once("groups", "drop", "--stream=outbox.order", "--group=gone", "--yes"); r.code != 0 ||
-		!strings.Contains(r.out, "2 dead") {
-		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
-	}
+	w.once("groups", "drop", "--stream=outbox.order", "--group=gone", "--yes").says(t, 0, "2 dead")
 	left, err := client.XRange(ctx, "dead.outbox.order", "-", "+").Result()
 	if err != nil || len(left) != 1 || left[0].Values["dead_group"] != "mailer" {
 		t.Errorf("dead events left: %v (%v)", left, err)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -72,6 +73,28 @@ func (r result) oneLine(t *testing.T, code int, text string) {
 	}
 }
 
+// says fails unless the exit code is code and the standard output contains texts.
+func (r result) says(t *testing.T, code int, texts ...string) {
+	t.Helper()
+	var missing []string
+	for _, text := range texts {
+		if !strings.Contains(r.out, text) {
+			missing = append(missing, text)
+		}
+	}
+	if r.code != code || len(missing) > 0 {
+		t.Errorf("exit %d: %s%s; want exit %d and %q", r.code, r.out, r.errOut, code, missing)
+	}
+}
+
+// json decodes the output into v. It fails unless the exit code is 0.
+func (r result) json(t *testing.T, v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(r.out), v); err != nil || r.code != 0 {
+		t.Fatalf("exit %d, %v: %s%s", r.code, err, r.out, r.errOut)
+	}
+}
+
 // program is a process whose output the test reads.
 type program struct {
 	cmd  *exec.Cmd
@@ -99,6 +122,13 @@ func (p *program) waitText(t *testing.T, text string) {
 		out := p.text()
 		return testenv.FailIf(!strings.Contains(out, text), "the program says %q, want %q", out, text)
 	})
+}
+
+// ends waits for the end of the program, and fails unless the exit code is code and the program has printed texts.
+func (p *program) ends(t *testing.T, code int, texts ...string) {
+	t.Helper()
+	<-p.done
+	result{code: p.cmd.ProcessState.ExitCode(), out: p.text()}.says(t, code, texts...)
 }
 
 // launch starts a command without waiting for it.
@@ -156,18 +186,8 @@ func (c *child) waitReady(t *testing.T, status int, text string) {
 func (c *child) metrics() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.admin+"/metrics", nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	var b bytes.Buffer
-	_, err = b.ReadFrom(resp.Body)
-	return b.String(), err
+	a, err := testenv.Request(ctx, http.MethodGet, c.admin+"/metrics", "")
+	return string(a.Body), err
 }
 
 // shows returns an error unless /metrics has, or does not have, a series that begins with prefix.
@@ -204,9 +224,7 @@ func hostOf(t *testing.T, raw string) string {
 // desire sets the desired mode by the command, with or without a running relay.
 func (w *world) desire(mode string) {
 	w.t.Helper()
-	if r := w.once("mode", mode); r.code != 0 {
-		w.t.Fatalf("mode %s: exit %d: %s", mode, r.code, r.errOut)
-	}
+	w.once("mode", mode).says(w.t, 0)
 }
 
 // inModes runs do once with a streaming relay and once with a sweeping one.

@@ -48,9 +48,7 @@ func TestHeadersOnEveryWay(t *testing.T) {
 		insert(strings.Repeat("x", 1<<20+1))
 		w.dead(1, 30*time.Second)
 		do(t, w.redis.Client, "config", "set", "proto-max-bulk-len", "512mb")
-		if r := w.once("dead", "retry", ids[2]); r.code != 0 {
-			t.Fatalf("retry: exit %d: %s%s", r.code, r.out, r.errOut)
-		}
+		w.once("dead", "retry", ids[2]).says(t, 0)
 		complete()
 		w.waitMode(mode, 20*time.Second)
 		do(t, w.redis.Client, "flushall")

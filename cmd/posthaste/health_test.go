@@ -8,17 +8,6 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// waitReady waits until /readyz answers with the status.
-func waitReady(t *testing.T, c *child, want int, within time.Duration) {
-	t.Helper()
-	testenv.Eventually(t, within, func() error {
-		var h struct{ Reasons []string }
-		status, err := c.get("/readyz", &h)
-		return testenv.FailIf(err != nil || status != want,
-			"readyz is %d %v, want %d, %w", status, h.Reasons, want, err)
-	})
-}
-
 // fix changes a table that the relay is using. The two can deadlock, so it may need several attempts.
 func (w *world) fix(ddl string) {
 	w.t.Helper()
@@ -46,7 +35,7 @@ func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
 	entries(12)
 	must(t, w.redis.Client.FlushAll(t.Context()).Err())
 	entries(12)
-	waitReady(t, r, 503, 20*time.Second) // the configured durability is not reached, and that is reported
+	r.waitReady(t, 503, "") // the configured durability is not reached, and that is reported
 }
 
 // Postgres refuses the statements after publishing. Readiness reports that in both modes, and recovers.
@@ -64,10 +53,10 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 					`errcode = '42501'; END $$`)
 			w.fix(`CREATE TRIGGER refuse BEFORE INSERT ON outbox_mark FOR EACH ROW EXECUTE FUNCTION refuse()`)
 			load := w.wrote(testenv.LoadOptions{Total: 24})
-			waitReady(t, r, 503, 20*time.Second)
+			r.waitReady(t, 503, "")
 			w.fix(`DROP TRIGGER refuse ON outbox_mark`)
 			w.oracle.Check(t, load, 20*time.Second)
-			waitReady(t, r, 200, 20*time.Second)
+			r.waitReady(t, 200, "")
 			if mode == "auto" {
 				r.waitLogged("published events cannot be settled")
 				r.waitLogged("settling again") // logged after readiness has changed
@@ -87,10 +76,10 @@ func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
 	must(t, w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err())
 	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
 		`(gen_random_uuid(), 'bad', 'a', 'x', '{}')`)
-	waitReady(t, r, 503, 20*time.Second)
+	r.waitReady(t, 503, "")
 	w.fix(`DROP TRIGGER refuse ON outbox_dead`)
 	w.oracle.WaitEmpty(t, 20*time.Second)
-	waitReady(t, r, 200, 20*time.Second)
+	r.waitReady(t, 200, "")
 }
 
 // A server has no free walsender: events are swept, auto is degraded, cdc is not ready.
@@ -106,7 +95,7 @@ func TestStreamThatCannotStartIsSaid(t *testing.T) {
 	}
 	testenv.Eventually(t, 20*time.Second, degraded)
 	r.setMode("cdc")
-	waitReady(t, r, 503, 30*time.Second)
+	r.waitReady(t, 503, "")
 	load := w.wrote(testenv.LoadOptions{Total: 60})
 	w.oracle.Check(t, load, 20*time.Second)
 	r.setMode("auto")
@@ -131,7 +120,7 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	must(t, w.redis.Start(t.Context()))
 	w.oracle.Check(t, load, 20*time.Second)
 	for _, r := range relays {
-		waitReady(t, r, 200, 20*time.Second)
+		r.waitReady(t, 200, "")
 	}
 }
 
@@ -147,7 +136,7 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 	w.fix(`ALTER VIEW outbox_settled RENAME TO elsewhere`)
 	r.waitReady(t, 503, `relation "outbox_settled" does not exist`)
 	w.fix(`ALTER VIEW elsewhere RENAME TO outbox_settled`)
-	waitReady(t, r, 200, 20*time.Second)
+	r.waitReady(t, 200, "")
 	w.delivers()
 }
 
@@ -179,7 +168,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	unready(r)
 	proxy.Set(testenv.Trouble{})
 	w.waitMode("cdc", 20*time.Second)
-	waitReady(t, r, 200, 20*time.Second)
+	r.waitReady(t, 200, "")
 
 	lost()
 	testenv.Eventually(t, 30*time.Second, func() error {
@@ -187,6 +176,6 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	})
 	unready(r)
 	proxy.Set(testenv.Trouble{})
-	waitReady(t, r, 200, 30*time.Second)
+	r.waitReady(t, 200, "")
 	w.delivers()
 }

@@ -89,9 +89,7 @@ func TestWaysToAskForHelp(t *testing.T) {
 		"": "Try and measure", "help": "Try and measure", "help dead": "retry", "help dead list": "of the relay",
 		"--version": "posthaste devel (go", "version": "posthaste devel (go",
 	} {
-		if page := runToEnd(t, strings.Fields(args)...); page.code != 0 || !strings.Contains(page.out, want) {
-			t.Errorf("posthaste %s: exit %d, want %q:\n%s%s", args, page.code, want, page.out, page.errOut)
-		}
+		runToEnd(t, strings.Fields(args)...).says(t, 0, want)
 	}
 	for _, args := range []string{"nonsense", "help nonsense", "dead", "--nonsense"} {
 		if page := runToEnd(t, strings.Fields(args)...); page.code != exitBadUsage ||

@@ -38,17 +38,8 @@ func TestKeygenMakesKeysThatARunningAPITakes(t *testing.T) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
 			url := c.http + "/orders?user_id=0b3c1f9e-8a57-4d0e-9d55-2f4a6b1c7e22"
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-			if err != nil {
-				return err
-			}
-			req.Header.Set("Authorization", "Bearer "+key)
-			resp, err := http.DefaultClient.Do(req)
-			if err != nil {
-				return err
-			}
-			_ = resp.Body.Close()
-			return testenv.FailIf(resp.StatusCode != http.StatusOK, "status %d", resp.StatusCode)
+			a, err := testenv.Request(t.Context(), http.MethodGet, url, "", "Authorization", "Bearer "+key)
+			return testenv.FailIf(err != nil || a.Status != http.StatusOK, "status %d, %w", a.Status, err)
 		})
 	}
 	takes(first)

@@ -83,15 +83,12 @@ func TestRowSecurityIsNotAnEmptyTable(t *testing.T) {
 	r := w.relayIn("cdc")
 	w.fix("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
 	w.delivers()
-	r.setMode("poll")
-	w.waitMode("poll", 20*time.Second)
+	w.switches(r, "poll")
 	w.delivers()
-	if d := w.once("doctor"); d.code != 1 || !strings.Contains(d.out, "fail  row security") {
-		t.Errorf("doctor: exit %d: %s", d.code, d.out)
-	}
+	w.once("doctor").says(t, 1, "fail  row security")
 	w.pgURL = owner
 	w.fix("ALTER TABLE outbox DISABLE ROW LEVEL SECURITY")
 	w.desire("auto")
-	waitReady(t, r, http.StatusOK, 20*time.Second)
+	r.waitReady(t, http.StatusOK, "")
 	w.delivers()
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -32,11 +31,8 @@ func (w *world) losses() []loss {
 		}
 		return nil
 	})
-	r := w.once("status", "--json")
 	var st struct{ Reconciled []loss }
-	if err := json.Unmarshal([]byte(r.out), &st); err != nil || r.code != 0 {
-		w.t.Fatalf("status: exit %d, %v: %s%s", r.code, err, r.out, r.errOut)
-	}
+	w.once("status", "--json").json(w.t, &st)
 	return slices.DeleteFunc(st.Reconciled, func(l loss) bool { return l.Missing == 0 })
 }
 
@@ -89,15 +85,6 @@ func (w *world) waitWhole() {
 	})
 }
 
-// waitEntries waits until there are n entries.
-func (w *world) waitEntries(n int64) {
-	w.t.Helper()
-	testenv.Eventually(w.t, 60*time.Second, func() error {
-		have := w.redis.Client.XLen(w.t.Context(), "outbox.order").Val()
-		return testenv.FailIf(have < n, "%d entries, want %d", have, n)
-	})
-}
-
 // unrepaired counts the recorded repairs that are not done yet.
 func (w *world) unrepaired() int {
 	w.t.Helper()
@@ -136,9 +123,7 @@ func (w *world) noticed(r *child, least int64) {
 		if !ok {
 			w.t.Fatalf("remedy %q", l.Remedy)
 		}
-		if res := w.once(append(strings.Fields(args), "--rate=0")...); res.code != 0 {
-			w.t.Fatalf("%s: exit %d: %s", l.Remedy, res.code, res.errOut)
-		}
+		w.once(append(strings.Fields(args), "--rate=0")...).says(w.t, 0)
 	}
 	if n := w.missing(); n != 0 {
 		w.t.Errorf("%d events are missing still", n)
@@ -336,12 +321,12 @@ func TestALossInTheMiddleOfARestoration(t *testing.T) {
 	w.waitSettled(5000)
 	for range 3 {
 		do(t, w.redis.Client, "flushall")
-		w.waitEntries(1000)
+		w.waitLen("outbox.order", 1000)
 	}
 	load.Stop()
 	w.oracle.Check(t, load, 60*time.Second)
 	w.restored(5000)
-	waitReady(t, r, http.StatusOK, 20*time.Second)
+	r.waitReady(t, http.StatusOK, "")
 }
 
 // A stream's key is replaced with a key of another type. Nothing can be restored there; that is reported, and other
@@ -367,7 +352,7 @@ func TestWhatCannotBeRestoredHoldsUpNobody(t *testing.T) {
 	if n := w.redis.Client.XLen(t.Context(), "outbox.user").Val(); n != want {
 		t.Errorf("%d entries of the other stream, want %d", n, want)
 	}
-	waitReady(t, r, http.StatusOK, 20*time.Second)
+	r.waitReady(t, http.StatusOK, "")
 }
 
 // Only the gate is set back to an earlier state, with and without a running relay. The events that the gate lacks are

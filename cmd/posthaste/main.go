@@ -18,6 +18,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/gendocs"
 	"posthaste/internal/replay"
 	"posthaste/internal/shadow"
 )
@@ -54,18 +55,19 @@ type commandLine struct {
 	Adopt       adoptCmd       `cmd:"" group:"Operate"`
 	Bridge      bridgeCmd      `cmd:"" group:"Operate"`
 	Credits     creditsCmd     `cmd:"" group:"Operate"`
-	Keygen      keygenCmd      `cmd:"" group:"Operate" settings:"none"`
+	Keygen      app.Keygen     `cmd:"" group:"Operate" settings:"none"`
 	Uninstall   uninstallCmd   `cmd:"" group:"Operate"`
 	Shadow      shadow.Options `cmd:"" group:"Try and measure"`
-	Dev         devCmd         `cmd:"" group:"Try and measure" settings:"Servers,Names,Relay,Admin listener,Process"`
+	Dev         app.Dev        `cmd:"" group:"Try and measure" settings:"Servers,Names,Relay,Admin listener,Process"`
 	Demo        demoCmd        `cmd:"" group:"Try and measure" settings:"Process"`
 	Bench       benchCmd       `cmd:"" group:"Try and measure" settings:"Servers"`
 	Prove       proveCmd       `cmd:"" group:"Try and measure" settings:"Process"`
-	Shown       settingsCmd    `cmd:"" name:"settings" group:"About" settings:"all"`
-	Completion  completionCmd  `cmd:"" group:"About" settings:"none"`
-	Version     versionCmd     `cmd:"" group:"About" settings:"none"`
-	HelpOn      helpCmd        `cmd:"" name:"help" group:"About" settings:"none"`
-	GenDocs     genDocsCmd     `cmd:"" hidden:""`
+
+	Shown      settingsCmd        `cmd:"" name:"settings" group:"About" settings:"all"`
+	Completion gendocs.Completion `cmd:"" group:"About" settings:"none"`
+	Version    versionCmd         `cmd:"" group:"About" settings:"none"`
+	HelpOn     helpCmd            `cmd:"" name:"help" group:"About" settings:"none"`
+	GenDocs    gendocs.Options    `cmd:"" hidden:""`
 
 	ProveConsumer proveConsumerCmd `cmd:"" hidden:""`
 }
@@ -124,7 +126,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		config: config, settings: line.Settings, model: parser.Model,
 	}
 	kctx.BindTo(ctx, (*context.Context)(nil))
-	err = kctx.Run(e, e.config, e.IO)
+	err = kctx.Run(e, e.config, e.IO, e.model)
 	if err == nil {
 		return 0
 	}
@@ -151,8 +153,8 @@ func newParser(line *commandLine, more ...kong.Option) (*kong.Kong, error) {
 	return kong.New(line, append(more, kong.Name("posthaste"), app.Variables(), kong.Vars{"version": versionLine()},
 		kong.Description("A transactional outbox: Postgres to Redis Streams, by the write-ahead log or by sweeping."),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(parseDuration)),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}), kong.Help(help),
-		kong.ValueFormatter(meaning), kong.PostBuild(helpTexts))...)
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}), kong.Help(gendocs.Help),
+		kong.ValueFormatter(gendocs.Meaning), gendocs.HelpTexts(helpFile))...)
 }
 
 // flagsOf returns the names of the flags that were given on the command line.

@@ -52,9 +52,7 @@ func managed(t *testing.T, db *testenv.Database, functions ...string) *world {
 		}
 	}
 	w.pgURL = testenv.As(db.URL, role)
-	if res := w.once("migrate"); res.code != 0 {
-		t.Fatalf("migrate: exit %d: %s", res.code, res.errOut)
-	}
+	w.once("migrate").says(t, 0)
 	return w
 }
 
@@ -133,9 +131,7 @@ func TestAManagedServerRefusesAllFunctions(t *testing.T) {
 			w.delivers()
 			for _, text := range []string{"pg_upgrade", "a failover"} {
 				for _, command := range []string{"doctor", "status"} {
-					if res := w.once(command); res.code != 0 || !strings.Contains(res.out, text) {
-						t.Errorf("%s: exit %d: %s%s; want %q", command, res.code, res.out, res.errOut, text)
-					}
+					w.once(command).says(t, 0, text)
 				}
 			}
 			w.desire("cdc")

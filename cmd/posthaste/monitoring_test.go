@@ -114,19 +114,13 @@ func customer(ctx context.Context, base string) {
 
 // request sends a request as part of a sampled trace. Its outcome appears in the metrics.
 func request(ctx context.Context, method, url, key, body string) {
-	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
-	if err != nil {
-		return
+	headers := []string{
+		"Traceparent", fmt.Sprintf("00-%s-00f067aa0ba902b7-01", strings.ReplaceAll(uuid.NewString(), "-", "")),
 	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Traceparent", fmt.Sprintf("00-%s-00f067aa0ba902b7-01",
-		strings.ReplaceAll(uuid.NewString(), "-", "")))
 	if key != "" {
-		req.Header.Set("Idempotency-Key", strconv.Quote(key))
+		headers = append(headers, "Idempotency-Key", strconv.Quote(key))
 	}
-	if resp, err := http.DefaultClient.Do(req); err == nil {
-		_ = resp.Body.Close()
-	}
+	_, _ = testenv.Request(ctx, method, url, body, headers...)
 }
 
 func rest(ctx context.Context, d time.Duration) {
@@ -245,20 +239,15 @@ func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 func (s *scraper) ask(path string, form url.Values, data any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path+"?"+form.Encode(), nil)
+	a, err := testenv.Request(ctx, http.MethodGet, s.url+path+"?"+form.Encode(), "")
 	if err != nil {
 		return err
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
 	answer := struct {
 		Status, Error string
 		Data          any
 	}{Data: data}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+	if err := json.Unmarshal(a.Body, &answer); err != nil {
 		return err
 	}
 	return testenv.FailIf(answer.Status != "success", "%s: %s", answer.Status, answer.Error)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -45,23 +44,8 @@ func placeOrder(ctx context.Context, base string, amount int) (placed, error) {
 }
 
 func postOrder(ctx context.Context, base, body, key, trace string) (placed, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/orders", strings.NewReader(body))
-	if err != nil {
-		return placed{}, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Idempotency-Key", key)
-	req.Header.Set("Traceparent", trace)
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return placed{}, err
-	}
-	defer resp.Body.Close()
-	var b bytes.Buffer
-	if _, err := b.ReadFrom(resp.Body); err != nil {
-		return placed{}, err
-	}
-	return placed{resp.StatusCode, b.Bytes(), trace}, nil
+	a, err := testenv.Request(ctx, http.MethodPost, base+"/orders", body, "Idempotency-Key", key, "Traceparent", trace)
+	return placed{a.Status, a.Body, trace}, err
 }
 
 func TestConcurrentOrdersBecomeEventsExactlyOnce(t *testing.T) {

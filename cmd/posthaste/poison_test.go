@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -32,9 +31,8 @@ func (w *world) dead(n int, within time.Duration) (list []deadEvent) {
 		have := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_dead")
 		return testenv.FailIf(have != n, "%d events are parked, want %d", have, n)
 	})
-	r := w.once("dead", "list", "--json")
-	if err := json.Unmarshal([]byte(r.out), &list); err != nil || r.code != 0 || len(list) != n {
-		w.t.Fatalf("dead list --json: exit %d, %v: %s%s", r.code, err, r.out, r.errOut)
+	if w.once("dead", "list", "--json").json(w.t, &list); len(list) != n {
+		w.t.Fatalf("dead list --json: %+v, want %d", list, n)
 	}
 	return list
 }
@@ -93,10 +91,9 @@ func TestDeadShow(t *testing.T) {
 		Source  string
 		Payload map[string]string
 	}
-	payload := w.once("dead", "show", "--payload", "--json", id)
-	if err := json.Unmarshal([]byte(payload.out), &list); err != nil || len(list) != 2 ||
+	if w.once("dead", "show", "--payload", "--json", id).json(t, &list); len(list) != 2 ||
 		list[0].Payload["card"] != "4111" || list[1].Payload["card"] != "4111" {
-		t.Errorf("%v: %s", err, payload.out)
+		t.Errorf("%+v", list)
 	}
 	for _, args := range [][]string{{"dead", "show", id}, {"dead", "show", "--json", id}} {
 		if r := w.once(args...); strings.Contains(r.out, "4111") || strings.Contains(r.out, "hidden") {
@@ -129,10 +126,7 @@ func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {
 		}
 		w.dead(1, 20*time.Second)
 		must(t, w.redis.Client.Del(t.Context(), "outbox.bad").Err())
-		if r := w.once("dead", "retry", "--json", first); r.code != 0 ||
-			!strings.Contains(r.out, `"id": "`+first+`"`) || !strings.Contains(r.out, `"ok": true`) {
-			t.Errorf("dead retry: exit %d: %s%s", r.code, r.out, r.errOut)
-		}
+		w.once("dead", "retry", "--json", first).says(t, 0, `"id": "`+first+`"`, `"ok": true`)
 		w.waitIDs("outbox.bad", first)
 		w.dead(0, 20*time.Second)
 		w.ended(load)
@@ -206,7 +200,7 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 			w.waitIDs("outbox.full", ids...)
 		}
 		w.oracle.WaitEmpty(t, 20*time.Second)
-		waitReady(t, r, http.StatusOK, 20*time.Second)
+		r.waitReady(t, http.StatusOK, "")
 		w.dead(0, 20*time.Second)
 	})
 }
@@ -227,17 +221,17 @@ func TestARelayStartsWhileAStreamTakesNothing(t *testing.T) {
 	r = w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
 	for n := int64(300); n <= 1500; n += 300 { // longer than a pass may wait
-		w.waitEntries(n)
+		w.waitLen("outbox.order", n)
 	}
 	w.waitMode("poll", time.Second)
-	waitReady(t, r, http.StatusServiceUnavailable, 20*time.Second)
+	r.waitReady(t, http.StatusServiceUnavailable, "")
 	setID(w.redis.Client.XRange(t.Context(), "outbox.full", "-", "+").Val()[0].ID)
 	w.waitMode("cdc", 30*time.Second)
 	w.ended(load)
 	if n := len(rawEntries(t, w, "outbox.full")); n != 2 {
 		t.Errorf("%d events of the mended stream are published, want 2", n)
 	}
-	waitReady(t, r, http.StatusOK, 20*time.Second)
+	r.waitReady(t, http.StatusOK, "")
 }
 
 // A row whose text cannot be represented in UTF-8 is parked and named. The following rows are delivered, in the desired

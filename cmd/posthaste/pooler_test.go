@@ -35,7 +35,7 @@ func TestThroughATransactionPooler(t *testing.T) {
 		t.Errorf("%d events, want %d", n, orders)
 	}
 	id := w.insert("order", "a", 1)
-	w.waitEntries(orders + 1)
+	w.waitLen("outbox.order", orders+1)
 	for _, args := range [][]string{
 		{"status"},
 		{"trace", id},
@@ -48,9 +48,7 @@ func TestThroughATransactionPooler(t *testing.T) {
 		{"mode"},
 		{"audit"},
 	} {
-		if res := w.once(args...); res.code != 0 {
-			t.Errorf("%v: exit %d: %s%s", args, res.code, res.out, res.errOut)
-		}
+		w.once(args...).says(t, 0)
 	}
 	w.waitMode("poll", 20*time.Second)
 	res := w.once("doctor")
@@ -80,9 +78,7 @@ func TestARelayThroughASessionPooler(t *testing.T) {
 		w.db.Relay); n != 0 {
 		t.Errorf("%d slots", n)
 	}
-	if res := w.once("doctor"); res.code != 1 || !strings.Contains(res.out, "cdc needs a direct connection") {
-		t.Errorf("doctor: exit %d: %s%s", res.code, res.out, res.errOut)
-	}
+	w.once("doctor").says(t, 1, "cdc needs a direct connection")
 	// A frozen leader loses its locks.
 	w.desire("poll")
 	w.waitMode("poll", 20*time.Second)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,9 +34,7 @@ func TestProve(t *testing.T) {
 	}
 	r, dir := campaign(t, "--duration="+duration, "--json")
 	var report prove.Report
-	if err := json.Unmarshal([]byte(r.out), &report); err != nil || r.code != 0 {
-		t.Fatalf("exit %d, %v: %s\n%s", r.code, err, r.out, r.errOut)
-	}
+	r.json(t, &report)
 	n := report.Counts
 	if !report.Holds || n.Committed < 100 || n.Found != n.Committed || n.Orders < 1 || n.Effects != n.Orders ||
 		n.Faults < faults || n.Credits == 0 || len(report.Samples) < 3 {
@@ -60,9 +57,8 @@ func TestProveOnCopies(t *testing.T) {
 	for _, fault := range []string{"database-copied", "database-moved"} {
 		r, _ := campaign(t, "--duration=1s", "--faults="+fault, "--json")
 		var report prove.Report
-		if err := json.Unmarshal([]byte(r.out), &report); err != nil || r.code != 0 || !report.Holds ||
-			report.Counts.Faults != 1 || report.Counts.Failed != 0 {
-			t.Errorf("%s: exit %d, %v: %s\n%s", fault, r.code, err, r.out, r.errOut)
+		if r.json(t, &report); !report.Holds || report.Counts.Faults != 1 || report.Counts.Failed != 0 {
+			t.Errorf("%s: %s\n%s", fault, r.out, r.errOut)
 		}
 	}
 }

@@ -33,40 +33,24 @@ func worldAt(t *testing.T, url string, client redis.UniversalClient) *world {
 func (w *world) post(api *child, path, key, body string, want int) {
 	w.t.Helper()
 	testenv.Eventually(w.t, 20*time.Second, func() error {
-		status, guard, err := w.send(api, path, key, body)
-		if err == nil && (status != want || guard == "db") {
-			err = fmt.Errorf("POST %s: %d, guarded by %q\n%s", path, status, guard, api.output())
+		a, err := testenv.Request(w.t.Context(), http.MethodPost, api.http+path, body, "Idempotency-Key", key)
+		if guard := a.Header.Get("Idempotency-Guard"); err == nil && (a.Status != want || guard == "db") {
+			err = fmt.Errorf("POST %s: %d, guarded by %q\n%s", path, a.Status, guard, api.output())
 		}
 		return err
 	})
-}
-
-// send posts once, and returns the status and the header with the state of the guard.
-func (w *world) send(api *child, path, key, body string) (status int, guard string, err error) {
-	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, api.http+path, strings.NewReader(body))
-	if err != nil {
-		return 0, "", err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Idempotency-Key", key)
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return 0, "", err
-	}
-	defer res.Body.Close()
-	return res.StatusCode, res.Header.Get("Idempotency-Guard"), nil
 }
 
 // try posts until the status is want, however long Redis is unreachable. Goroutines use it. It returns an error for any
 // other status that is not a temporary refusal.
 func (w *world) try(api *child, path, key, body string, want int) error {
 	for end := time.Now().Add(time.Minute); ; {
-		status, _, err := w.send(api, path, key, body)
+		a, err := testenv.Request(w.t.Context(), http.MethodPost, api.http+path, body, "Idempotency-Key", key)
 		switch {
-		case err == nil && status == want:
+		case err == nil && a.Status == want:
 			return nil
-		case err == nil && status < 500 && status != http.StatusConflict || time.Now().After(end):
-			w.t.Errorf("POST %s: %d, %v", path, status, err)
+		case err == nil && a.Status < 500 && a.Status != http.StatusConflict || time.Now().After(end):
+			w.t.Errorf("POST %s: %d, %v", path, a.Status, err)
 			return errors.New("not answered")
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -149,12 +133,8 @@ func TestACluster(t *testing.T) {
 	w.worksWith()
 	// As with a managed service, the URL has only the address of one node.
 	one := "redis://" + c.Nodes[2].Addr()
-	if r := w.once("doctor", "--redis-url="+one); r.code != 0 || !strings.Contains(r.out, "3 masters and no replicas") {
-		t.Errorf("by one address: %+v", r)
-	}
-	if r := w.once("groups", "list", "--redis-url="+one); r.code != 0 || !strings.Contains(r.out, "outbox.b") {
-		t.Errorf("by one address: %+v", r)
-	}
+	w.once("doctor", "--redis-url="+one).says(t, 0, "3 masters and no replicas")
+	w.once("groups", "list", "--redis-url="+one).says(t, 0, "outbox.b")
 	if r := w.once("groups", "list", "--redis-url="+one+"/1"); r.code != 2 ||
 		!strings.Contains(r.errOut, "database 0") {
 		t.Errorf("another database: %+v", r)
@@ -190,9 +170,7 @@ func TestAClusterBehindTLS(t *testing.T) {
 			!strings.Contains(r.errOut, "check the certificates: --redis-ca") {
 			t.Errorf("with another CA, %s: %+v", url, r)
 		}
-		if r := w.once("groups", "list", url, "--redis-ca="+caFile); r.code != 1 {
-			t.Errorf("without a certificate, %s: %+v", url, r)
-		}
+		w.once("groups", "list", url, "--redis-ca="+caFile).says(t, 1)
 	}
 }
 
@@ -354,8 +332,6 @@ func TestSlotsMoveUnderEverything(t *testing.T) {
 		t.Errorf("a slot that moves has lost something:\n%s", relay.output())
 	}
 	for _, r := range []string{"doctor", "groups list"} {
-		if r := w.once(strings.Fields(r)...); r.code != 0 {
-			t.Errorf("%+v", r)
-		}
+		w.once(strings.Fields(r)...).says(t, 0)
 	}
 }

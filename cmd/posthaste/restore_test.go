@@ -60,7 +60,7 @@ func TestARestorationIsConfirmed(t *testing.T) {
 	w.waitSettled(events)
 	do(t, replica.Client, "replicaof", "127.0.0.1", "1") // the server is not a replica any more
 	do(t, w.redis.Client, "flushall")
-	w.waitEntries(events)
+	w.waitLen("outbox.order", events)
 	r.waitReady(t, http.StatusServiceUnavailable, "restore: outbox.order: confirm") // the relay has tried to confirm
 	if w.unrepaired() == 0 {
 		t.Error("what is nowhere but in one memory is noted as restored")
@@ -111,9 +111,7 @@ func TestAReplayHidesNoLoss(t *testing.T) {
 			} else {
 				do(t, w.redis.Client, "del", "outbox.order")
 			}
-			if res := w.once("replay", "--subject="+subject, "--since=1h", "--rate=0"); res.code != 0 {
-				t.Errorf("replay: %s %s", res.out, res.errOut)
-			}
+			w.once("replay", "--subject="+subject, "--since=1h", "--rate=0").says(t, 0)
 			if down {
 				w.spawn("relay", "--stream-maxlen=0")
 			}
@@ -179,7 +177,7 @@ func TestMarksOfAPartAreLost(t *testing.T) {
 				w.waitMode(mode, 30*time.Second)
 				w.oracle.MayRepeat = true
 				w.oracle.Check(t, load, 30*time.Second)
-				waitReady(t, r, http.StatusOK, 20*time.Second)
+				r.waitReady(t, http.StatusOK, "")
 			})
 		}
 	})
@@ -279,9 +277,7 @@ func TestTraceOfARestoredEvent(t *testing.T) {
 		w.relayIn(mode, "--stream-maxlen=0")
 		traced := func(id, entry string) {
 			t.Helper()
-			if r := w.once("trace", id); r.code != 0 || !strings.Contains(r.out, stream+" "+entry) {
-				t.Errorf("trace: exit %d: %s%s; want entry %s", r.code, r.out, r.errOut, entry)
-			}
+			w.once("trace", id).says(t, 0, stream+" "+entry)
 		}
 		committed := 0
 		for i := range 3 {

@@ -28,9 +28,7 @@ func (w *world) schema(prefix string) *world {
 	other := worldOf(w.t, &db, w.redis)
 	other.env = []string{"POSTHASTE_SCHEMA=" + name, "POSTHASTE_STREAM_PREFIX=" + prefix}
 	other.oracle.Prefix = prefix
-	if r := other.once("migrate"); r.code != 0 {
-		w.t.Fatalf("migrate: exit %d: %s", r.code, r.errOut)
-	}
+	other.once("migrate").says(w.t, 0)
 	return other
 }
 
@@ -65,9 +63,7 @@ func TestTwoSchemas(t *testing.T) {
 			t.Errorf("the mode of the other schema is shown: %s", r.out)
 		}
 		again.kill()
-		if r := b.once("uninstall", "--tables", "--yes", "--force"); r.code != 0 {
-			t.Errorf("uninstall: exit %d: %s", r.code, r.errOut)
-		}
+		b.once("uninstall", "--tables", "--yes", "--force").says(t, 0)
 		a.waitMode(mode, 20*time.Second)
 		a.oracle.Others = append(a.oracle.Others, loads[a])
 		a.delivers()

@@ -22,8 +22,7 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 	server := testenv.NewServer(t)
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
 	r := w.relayIn("cdc", "--wal-budget=64MiB") // the slot is advanced from 16 MiB on
-	r.setMode("poll")
-	w.waitMode("poll", 20*time.Second)
+	w.switches(r, "poll")
 	before := testenv.Value[string](t, w.db, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
 	tx, err := w.db.Pool.Begin(t.Context())
 	must(t, err)
@@ -43,8 +42,7 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 		}
 		return nil
 	})
-	r.setMode("auto")
-	w.waitMode("cdc", 30*time.Second)
+	w.switches(r, "auto")
 	if _, err := tx.Exec(t.Context(), insert); err != nil {
 		t.Fatal(err)
 	}
@@ -65,8 +63,7 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
 	w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
 	r := w.relayIn("cdc", "--wal-budget=64MiB")
-	r.setMode("poll")
-	w.waitMode("poll", 20*time.Second)
+	w.switches(r, "poll")
 	const position = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"
 	before := testenv.Value[string](t, w.db, position)
 	load := w.held(testenv.LoadOptions{Writers: 12, Total: 72})
@@ -151,8 +148,7 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
 	w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
 	r := w.relayIn("cdc")
-	r.setMode("poll")
-	w.waitMode("poll", 20*time.Second)
+	w.switches(r, "poll")
 	load := w.held(testenv.LoadOptions{Writers: 12, Total: 720})
 	local, err := pgx.Connect(t.Context(), w.pgURL)
 	must(t, err)
@@ -255,7 +251,7 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 	w := newWorld(t)
 	relay, api := w.spawn("relay"), w.spawn("serve")
 	w.waitMode("cdc", 20*time.Second)
-	waitReady(t, api, http.StatusOK, 10*time.Second)
+	api.waitReady(t, http.StatusOK, "")
 	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" SET default_transaction_read_only = on")
 	since := testenv.Value[time.Time](t, w.db, "SELECT clock_timestamp()")
 	testenv.Eventually(t, 30*time.Second, func() error {
@@ -273,8 +269,8 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 	})
 	api.waitReady(t, http.StatusServiceUnavailable, "read_only")
 	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" RESET default_transaction_read_only")
-	waitReady(t, relay, http.StatusOK, 20*time.Second)
-	waitReady(t, api, http.StatusOK, 20*time.Second)
+	relay.waitReady(t, http.StatusOK, "")
+	api.waitReady(t, http.StatusOK, "")
 	w.delivers()
 	if a, err := placeOrder(t.Context(), api.http, 1); err != nil || a.status != http.StatusCreated {
 		t.Errorf("order: status %d, %v: %s", a.status, err, a.body)
@@ -294,7 +290,7 @@ func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
 		w.db.Relay)
 	r.waitReady(t, http.StatusServiceUnavailable, "not for you")
 	w.fix(`DROP TRIGGER refuse ON relay_state`)
-	waitReady(t, r, http.StatusOK, 20*time.Second)
+	r.waitReady(t, http.StatusOK, "")
 	w.delivers()
 }
 
@@ -306,8 +302,7 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
 	w.pgURL = w.role("REPLICATION")
 	r := w.relayIn("cdc", "--wal-budget=16MiB")
-	r.setMode("poll")
-	w.waitMode("poll", 20*time.Second)
+	w.switches(r, "poll")
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" NOREPLICATION")
 	w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
 	w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")

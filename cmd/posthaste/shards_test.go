@@ -190,9 +190,7 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 	before := w.placed("order")
 	for _, stream := range []string{"outbox.order", "outbox.order.0"} {
 		id := testenv.Value[string](t, w.db, "SELECT id::text FROM outbox_history WHERE stream = $1 LIMIT 1", stream)
-		if res := w.once("trace", id); res.code != 0 || !strings.Contains(res.out, stream+" 1") {
-			t.Errorf("trace of an event of %s: exit %d: %s%s", stream, res.code, res.out, res.errOut)
-		}
+		w.once("trace", id).says(t, 0, stream+" 1")
 	}
 	do(t, w.redis.Client, "del", "outbox.order", "outbox.order.1", "outbox.order.2", w.gate("outbox.order.2"))
 	testenv.Eventually(t, 60*time.Second, func() error {
@@ -252,10 +250,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	}
 	// After the change is cancelled, nothing has changed.
 	must(t, p.cmd.Process.Signal(syscall.SIGINT))
-	<-p.done
-	if code := p.cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.text(), "interrupted") {
-		t.Errorf("called off: exit %d: %s", code, p.text())
-	}
+	p.ends(t, 1, "interrupted")
 	r = w.spawn("relay")
 	w.oracle.Check(t, load, 30*time.Second)
 	if in := w.oracle.Streams(t, "order"); len(in) != 1 {
@@ -268,10 +263,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	r.kill()
 	p.waitText(t, `waiting: group "forgotten"`)
 	do(t, w.redis.Client, "xgroup", "destroy", "outbox.order", "forgotten")
-	<-p.done
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("exit %d: %s", code, p.text())
-	}
+	p.ends(t, 0)
 	w.waitShards(2)
 	w.spawn("relay").waitReady(t, 200, "")
 	w.delivers()
@@ -351,10 +343,7 @@ func TestASpreadReportsWhatItWaitsFor(t *testing.T) {
 	p := w.start("streams", "spread", perType(2))
 	p.waitText(t, "waiting: redis: ")
 	must(t, w.redis.Start(t.Context()))
-	<-p.done
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("exit %d: %s", code, p.text())
-	}
+	p.ends(t, 0)
 	w.waitShards(2)
 }
 

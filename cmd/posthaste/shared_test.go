@@ -272,10 +272,7 @@ func TestASharedStreamIsDropped(t *testing.T) {
 	total := loads[0].Committed() + loads[1].Committed()
 	drop := func(w *world, want string) {
 		t.Helper()
-		if r := w.once("streams", "drop", "--stream=outbox.order", "--yes"); r.code != 0 ||
-			!strings.Contains(r.out, want) {
-			t.Fatalf("drop: exit %d, %s%s", r.code, r.out, r.errOut)
-		}
+		w.once("streams", "drop", "--stream=outbox.order", "--yes").says(t, 0, want)
 	}
 	drop(all[0], "/posthaste/"+all[1].db.Relay)
 	if n := redis.Client.XLen(t.Context(), "outbox.order").Val(); int(n) != total {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -166,7 +165,7 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 		if out := w.once("status").out; !strings.Contains(out, "Postgres has gone back in time") {
 			t.Errorf("status: %s", out)
 		}
-		waitReady(t, r, http.StatusOK, 20*time.Second)
+		r.waitReady(t, http.StatusOK, "")
 	})
 }
 
@@ -221,10 +220,7 @@ func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 			}
 		}
 		var named []struct{ ID, Entry string }
-		res := w.once("phantoms", "--json", "--limit=100000")
-		if err := json.Unmarshal([]byte(res.out), &named); err != nil {
-			t.Fatalf("%v: %s%s", err, res.out, res.errOut)
-		}
+		w.once("phantoms", "--json", "--limit=100000").json(t, &named)
 		for _, p := range named {
 			if !want[p.ID] {
 				t.Errorf("%s at %s is named, and is none", p.ID, p.Entry)

@@ -75,9 +75,7 @@ func TestDatabaseThatComesLater(t *testing.T) {
 	// Postgres is up, but has no tables.
 	r.waitReady(t, http.StatusServiceUnavailable, "posthaste migrate")
 	w.once("mode").oneLine(t, 1, "posthaste migrate")
-	if m := w.once("migrate"); m.code != 0 || !strings.Contains(m.out, "applied") {
-		t.Fatalf("migrate: exit %d: %s%s", m.code, m.out, m.errOut)
-	}
+	w.once("migrate").says(t, 0, "applied")
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 	w.db, w.oracle.DB = later, later
 	w.delivers()
@@ -123,14 +121,10 @@ func TestWALLevelTooLow(t *testing.T) {
 	r.setMode("cdc")
 	r.waitReady(t, http.StatusServiceUnavailable, "wal_level")
 	w.delivers() // not ready, but publishing
-	if d := w.once("doctor", "--json"); d.code != 1 || !strings.Contains(d.out, `"ok": false`) {
-		t.Errorf("doctor in cdc: exit %d: %s", d.code, d.out)
-	}
+	w.once("doctor", "--json").says(t, 1, `"ok": false`)
 	r.setMode("poll")
 	r.waitReady(t, http.StatusOK, "")
-	if d := w.once("doctor"); d.code != 0 || !strings.Contains(d.out, "warn  wal_level") {
-		t.Errorf("doctor in poll: exit %d: %s", d.code, d.out)
-	}
+	w.once("doctor").says(t, 0, "warn  wal_level")
 	w.delivers()
 }
 
@@ -157,9 +151,7 @@ func TestRoleWithoutReplication(t *testing.T) {
 	r.waitReady(t, http.StatusOK, "no_replication_right")
 	r.waitReady(t, http.StatusOK, "REPLICATION") // the remedy
 	w.delivers()
-	if d := w.once("doctor"); d.code != 1 || !strings.Contains(d.out, "fail  replication right") {
-		t.Errorf("doctor: exit %d: %s", d.code, d.out)
-	}
+	w.once("doctor").says(t, 1, "fail  replication right")
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" REPLICATION")
 	w.waitMode("cdc", 30*time.Second)
 	w.delivers()

@@ -36,10 +36,7 @@ func TestStatusWatchSurvivesPostgres(t *testing.T) {
 	lines(" ok: ", ok+2)
 	for _, prog := range []*program{human, script} {
 		must(t, prog.cmd.Process.Signal(syscall.SIGINT))
-		<-prog.done
-		if code := prog.cmd.ProcessState.ExitCode(); code != 0 {
-			t.Errorf("exit %d after Ctrl-C", code)
-		}
+		prog.ends(t, 0)
 	}
 	for line := range strings.Lines(script.text()) {
 		if !json.Valid([]byte(line)) {
@@ -58,9 +55,7 @@ func TestStatusSeesRedis(t *testing.T) {
 	w.relayIn("cdc")
 	check := func(code int) {
 		t.Helper()
-		if r := w.once("status", "--check"); r.code != code {
-			t.Errorf("status --check: exit %d, want %d: %s%s", r.code, code, r.out, r.errOut)
-		}
+		w.once("status", "--check").says(t, code)
 	}
 	check(0)
 	must(t, w.redis.Signal(syscall.SIGSTOP))

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,13 +16,10 @@ import (
 func TestStreamsList(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	if r := w.once("streams", "list"); r.code != 0 || !strings.Contains(r.out, "no streams") {
-		t.Errorf("without streams: exit %d: %s%s", r.code, r.out, r.errOut)
-	}
+	w.once("streams", "list").says(t, 0, "no streams")
 	w.addEvents("outbox.order", 3)
 	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.gone', 'outbox.gone', 0)")
 	do(t, w.redis.Client, "xgroup", "create", "outbox.order", "g", "0")
-	r := w.once("streams", "list", "--json")
 	var list []struct {
 		Stream  string
 		Entries int
@@ -34,8 +30,8 @@ func TestStreamsList(t *testing.T) {
 			Lag   int
 		}
 	}
-	if err := json.Unmarshal([]byte(r.out), &list); err != nil || len(list) != 2 {
-		t.Fatalf("exit %d, %v: %s%s", r.code, err, r.out, r.errOut)
+	if w.once("streams", "list", "--json").json(t, &list); len(list) != 2 {
+		t.Fatalf("%+v", list)
 	}
 	gone, order := list[0], list[1]
 	if gone.Stream != "outbox.gone" || gone.Entries != 0 || gone.Last != nil || gone.Memory != 0 ||
@@ -151,14 +147,11 @@ func TestPhantomsAreNamed(t *testing.T) {
 		r = w.spawn("relay")
 		r.waitLogged("postgres has forgotten commits whose events are in their stream")
 		w.waitMode(mode, 20*time.Second)
-		out := w.once("phantoms", "--json")
 		var list []struct {
 			ID            uuid.UUID
 			Stream, Entry string
 		}
-		if err := json.Unmarshal([]byte(out.out), &list); err != nil || out.code != 0 {
-			t.Fatalf("phantoms: exit %d, %v: %s%s", out.code, err, out.out, out.errOut)
-		}
+		w.once("phantoms", "--json").json(t, &list)
 		var got []uuid.UUID
 		for _, p := range list {
 			got = append(got, p.ID)
@@ -182,10 +175,9 @@ func TestPhantomsAreNamed(t *testing.T) {
 			Phantoms []struct{ ID uuid.UUID }
 			WentBack bool `json:"went_back"`
 		}
-		out = w.once("phantoms", "--ack", "--json")
-		if err := json.Unmarshal([]byte(out.out), &acked); err != nil || len(acked.Phantoms) != lost ||
-			!acked.WentBack {
-			t.Errorf("acknowledged: exit %d, %v: %s%s, want %d", out.code, err, out.out, out.errOut, lost)
+		w.once("phantoms", "--ack", "--json").json(t, &acked)
+		if len(acked.Phantoms) != lost || !acked.WentBack {
+			t.Errorf("acknowledged: %+v, want %d", acked, lost)
 		}
 		present(t, r, "outbox_phantom_events 0")
 		if out := w.once("status").out; strings.Contains(out, "not in Postgres") || strings.Contains(out, "gone back") {

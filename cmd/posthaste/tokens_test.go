@@ -7,13 +7,14 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
 )
 
 // A process accepts the tokens of the configured issuer. It also starts while the issuer is unreachable.
@@ -40,16 +41,10 @@ func TestServeTakesTokens(t *testing.T) {
 	}
 	post := func(c *child, token string) int {
 		t.Helper()
-		body := strings.NewReader(`{"amount":1,"currency":"USD"}`)
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.http+"/orders", body)
+		a, err := testenv.Request(t.Context(), http.MethodPost, c.http+"/orders", `{"amount":1,"currency":"USD"}`,
+			"Authorization", "Bearer "+token, "Idempotency-Key", uuid.NewString())
 		must(t, err)
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("Authorization", "Bearer "+token)
-		req.Header.Set("Idempotency-Key", uuid.NewString())
-		resp, err := http.DefaultClient.Do(req)
-		must(t, err)
-		_ = resp.Body.Close()
-		return resp.StatusCode
+		return a.Status
 	}
 	c := w.spawn("serve", append(claims, "--jwt-jwks="+issuer.URL)...)
 	c.waitReady(t, http.StatusOK, "")

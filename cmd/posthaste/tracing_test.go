@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -123,21 +122,14 @@ func (w *world) placeTraced(api *child, traceparent string) tracedOrder {
 	w.t.Helper()
 	o := tracedOrder{key: uuid.NewString(), user: uuid.NewString()}
 	body := fmt.Sprintf(`{"user_id":%q,"amount":314159265,"currency":"USD"}`, o.user)
-	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, api.http+"/orders", strings.NewReader(body))
-	must(w.t, err)
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Idempotency-Key", strconv.Quote(o.key))
+	headers := []string{"Idempotency-Key", strconv.Quote(o.key)}
 	if traceparent != "" {
-		req.Header.Set("Traceparent", traceparent)
+		headers = append(headers, "Traceparent", traceparent)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	must(w.t, err)
-	defer resp.Body.Close()
-	var b bytes.Buffer
+	a, err := testenv.Request(w.t.Context(), http.MethodPost, api.http+"/orders", body, headers...)
 	var answer struct{ ID string }
-	if _, err := b.ReadFrom(resp.Body); err != nil || resp.StatusCode != http.StatusCreated ||
-		json.Unmarshal(b.Bytes(), &answer) != nil {
-		w.t.Fatalf("status %d, %v: %s", resp.StatusCode, err, b.Bytes())
+	if err != nil || a.Status != http.StatusCreated || json.Unmarshal(a.Body, &answer) != nil {
+		w.t.Fatalf("status %d, %v: %s", a.Status, err, a.Body)
 	}
 	o.id = answer.ID
 	return o
@@ -236,8 +228,7 @@ func TestOneTraceFromTheRequestToTheConsumer(t *testing.T) {
 	}
 	checkJourney(t, c, traced, clientSpan)
 	checkJourney(t, c, place(""), "")
-	relay.setMode("poll")
-	w.waitMode("poll", 20*time.Second)
+	w.switches(relay, "poll")
 	checkJourney(t, c, place(""), "")
 	w.env = append(w.env, "OTEL_SERVICE_NAME=printer")
 	w.spawn("consume", "--group=named")

@@ -21,15 +21,13 @@ func TestUninstallRefusesWhatWouldBeLost(t *testing.T) {
 	refused("1 unpublished event and 0 dead events")
 	r := w.relayIn("cdc")
 	refused("a relay leads")
-	w.waitEntries(1)
+	w.waitLen("outbox.order", 1)
 	r.stop()
 	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at,
 			error, class, attempts)
 		VALUES (gen_random_uuid(), 1, 'order', 'a', 'x', '{}', now(), 'x', 'x', 1)`)
 	refused("0 unpublished events and 1 dead event")
-	if res := w.once("uninstall", "--tables", "--yes", "--force"); res.code != 0 {
-		t.Errorf("exit %d: %s", res.code, res.errOut)
-	}
+	w.once("uninstall", "--tables", "--yes", "--force").says(t, 0)
 	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"); n != 0 {
 		t.Errorf("%d tables are left", n)
 	}

@@ -16,7 +16,7 @@ func TestANewerVersionMigratesWhileThisOneRuns(t *testing.T) {
 	w := newWorld(t)
 	r, api := w.spawn("relay"), w.spawn("serve")
 	w.waitMode("cdc", 20*time.Second)
-	waitReady(t, api, http.StatusOK, 20*time.Second)
+	api.waitReady(t, http.StatusOK, "")
 	w.db.Exec(t, "INSERT INTO posthaste_migrations (line, version) VALUES ('outbox', 99999)")
 	api.waitReady(t, http.StatusOK, "schema_newer")
 	var epoch int64

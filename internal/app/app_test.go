@@ -86,16 +86,12 @@ func TestTheGuardHasARedisOfItsOwn(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- serve.Run(ctx) }()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+serve.PublicAddr().String()+"/orders",
-		strings.NewReader(`{"user_id":"01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71","amount":100,"currency":"USD"}`))
+	a, err := testenv.Request(ctx, http.MethodPost, "http://"+serve.PublicAddr().String()+"/orders",
+		`{"user_id":"01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71","amount":100,"currency":"USD"}`,
+		"Idempotency-Key", `"a-key-of-the-guard"`)
 	must(t, err)
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Idempotency-Key", `"a-key-of-the-guard"`)
-	resp, err := http.DefaultClient.Do(req)
-	must(t, err)
-	_ = resp.Body.Close()
-	if by := resp.Header.Get("Idempotency-Guard"); resp.StatusCode != http.StatusCreated || by == "db" {
-		t.Errorf("status %d, guarded by %q", resp.StatusCode, by)
+	if by := a.Header.Get("Idempotency-Guard"); a.Status != http.StatusCreated || by == "db" {
+		t.Errorf("status %d, guarded by %q", a.Status, by)
 	}
 	testenv.Eventually(t, 20*time.Second, func() error {
 		there, here := guard.Client.Keys(ctx, "i:*").Val(), other.Client.Keys(ctx, "i:*").Val()
@@ -235,12 +231,9 @@ func TestServeHTTPDrains(t *testing.T) {
 // get returns the status of the answer to a GET.
 func get(t *testing.T, url string) int {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	a, err := testenv.Request(t.Context(), http.MethodGet, url, "")
 	must(t, err)
-	resp, err := http.DefaultClient.Do(req)
-	must(t, err)
-	_ = resp.Body.Close()
-	return resp.StatusCode
+	return a.Status
 }
 
 var must = testenv.Must

@@ -7,7 +7,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/api/admin/console"
-	"posthaste/cdc"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/sql"
@@ -33,23 +32,18 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
 		return nil, err
 	}
-	if p.client, err = c.RedisClient(ctx); err != nil {
-		p.close()
-		return nil, err
+	if p.client, err = c.RedisClient(ctx); err == nil {
+		o.Slots, err = c.Slots(p.pool, nil)
 	}
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{
-		Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: c.Publication,
-	})
+	if err == nil {
+		o.Doctor, err = c.DoctorOptions(ctx)
+	}
 	if err != nil {
 		p.close()
 		return nil, err
 	}
-	if o.Doctor, err = c.DoctorOptions(ctx); err != nil {
-		p.close()
-		return nil, err
-	}
 	o.Holder, o.Version, o.RelayName, o.StreamPrefix = holder(), c.Version, c.RelayName, c.StreamPrefix
-	o.Pool, o.Redis, o.Slots = p.pool, p.client, slots
+	o.Pool, o.Redis = p.pool, p.client
 	o.Doctor.WriterOnly = o.Relay == nil
 	p.Console = console.New(o)
 	return p, nil

@@ -2,7 +2,10 @@ package app_test
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +19,13 @@ import (
 func defaults(t *testing.T) app.Settings {
 	t.Helper()
 	return commandline.Settings(t)
+}
+
+// faultsOf returns the faults of the settings of a command line.
+func faultsOf(t *testing.T, args ...string) []error {
+	t.Helper()
+	_, err := commandline.Settings(t, args...).Parse()
+	return faults(err)
 }
 
 // faults returns the errors that Parse has joined.
@@ -42,55 +52,30 @@ func TestDefaults(t *testing.T) {
 func TestParseNamesEveryFault(t *testing.T) {
 	t.Parallel()
 	const secret = "s3cret"
-	s := defaults(t)
-	spoils := map[string]func(s *app.Settings){
-		"postgres-url":       func(s *app.Settings) { s.PostgresURL = "mysql://u:" + secret + "@h/d" },
-		"redis-url":          func(s *app.Settings) { s.RedisURL = "redis://:" + secret + "@h/first" },
-		"http-addr":          func(s *app.Settings) { s.HTTPAddr = "localhost" },
-		"admin-addr":         func(s *app.Settings) { s.AdminAddr = ":70000" },
-		"admin-read-token":   func(s *app.Settings) { s.AdminReadToken = "look" },
-		"admin-hosts":        func(s *app.Settings) { s.AdminHosts = "ops.example:9091" },
-		"admin-open":         func(s *app.Settings) { s.AdminOpen = "yes" },
-		"admin-pprof":        func(s *app.Settings) { s.AdminPprof = "1" },
-		"http-tls-key":       func(s *app.Settings) { s.HTTPTLSCert = "cert.pem" },
-		"admin-client-ca":    func(s *app.Settings) { s.AdminClientCA = "ca.pem" },
-		"schema":             func(s *app.Settings) { s.Schema = "a b" },
-		"relay-name":         func(s *app.Settings) { s.RelayName = "A" },
-		"channel-prefix":     func(s *app.Settings) { s.ChannelPrefix = "__keyspace@0__:" },
-		"stream-prefix":      func(s *app.Settings) { s.StreamPrefix = "a b" },
-		"pubsub":             func(s *app.Settings) { s.Pubsub = "maybe" },
-		"history":            func(s *app.Settings) { s.History = "soon" },
-		"restore":            func(s *app.Settings) { s.Restore = "0" },
-		"wal-budget":         func(s *app.Settings) { s.WALBudget = "1KiB" },
-		"redis-durability":   func(s *app.Settings) { s.RedisDurability = "some" },
-		"window":             func(s *app.Settings) { s.Window = "0" },
-		"window-bytes":       func(s *app.Settings) { s.WindowBytes = "1" },
-		"sweep-workers":      func(s *app.Settings) { s.SweepWorkers = "17" },
-		"poison":             func(s *app.Settings) { s.Poison = "eat" },
-		"trim":               func(s *app.Settings) { s.Trim = "all" },
-		"stream-maxlen":      func(s *app.Settings) { s.StreamMaxlen = "-1" },
-		"rate-limit":         func(s *app.Settings) { s.RateLimit = "NaN" },
-		"key-max-age":        func(s *app.Settings) { s.KeyMaxAge = "-1s" },
-		"auth-keys-file":     func(s *app.Settings) { s.Auth = "keys" },
-		"drain-timeout":      func(s *app.Settings) { s.DrainTimeout = "10" },
-		"log-level":          func(s *app.Settings) { s.LogLevel = "loud" },
-		"log-format":         func(s *app.Settings) { s.LogFormat = "xml" },
-		"address-rate-limit": func(s *app.Settings) { s.AddressRateLimit = "-1" },
-		"trusted-proxies":    func(s *app.Settings) { s.TrustedProxies = "10.0.0.1,proxy" },
-		"max-connections":    func(s *app.Settings) { s.MaxConnections = "0" },
+	spoils := map[string]string{
+		"postgres-url": "--postgres-url=mysql://u:" + secret + "@h/d",
+		"redis-url":    "--redis-url=redis://:" + secret + "@h/first",
+		"http-tls-key": "--http-tls-cert=cert.pem", "auth-keys-file": "--auth=keys",
+	}
+	for _, bad := range []string{
+		"http-addr=localhost", "admin-addr=:70000", "admin-read-token=look", "admin-hosts=ops.example:9091",
+		"admin-open=yes", "admin-pprof=1", "admin-client-ca=ca.pem", "schema=a b", "relay-name=A",
+		"channel-prefix=__keyspace@0__:", "stream-prefix=a b", "pubsub=maybe", "history=soon", "restore=0",
+		"wal-budget=1KiB", "redis-durability=some", "window=0", "window-bytes=1", "sweep-workers=17", "poison=eat",
+		"trim=all", "stream-maxlen=-1", "rate-limit=NaN", "key-max-age=-1s", "drain-timeout=10", "log-level=loud",
+		"log-format=xml", "address-rate-limit=-1", "trusted-proxies=10.0.0.1,proxy", "max-connections=0",
+	} {
+		name, _, _ := strings.Cut(bad, "=")
+		spoils[name] = "--" + bad
 	}
 	for name, spoil := range spoils {
-		spoil(&s)
-		one := defaults(t)
-		spoil(&one)
-		_, err := one.Parse()
-		if list := faults(err); len(list) != 1 || !strings.Contains(list[0].Error(), "--"+name) {
-			t.Errorf("%s: %v", name, err)
+		if list := faultsOf(t, spoil); len(list) != 1 || !strings.Contains(list[0].Error(), "--"+name) {
+			t.Errorf("%s: %v", name, list)
 		}
 	}
-	_, err := s.Parse()
-	if list := faults(err); len(list) != len(spoils) || strings.Contains(err.Error(), secret) {
-		t.Errorf("%d faults, want %d, one for each flag above, without the password: %v", len(list), len(spoils), err)
+	all := slices.Collect(maps.Values(spoils))
+	if list := faultsOf(t, all...); len(list) != len(spoils) || strings.Contains(fmt.Sprint(list), secret) {
+		t.Errorf("%d faults, want %d, one for each flag above, without the password: %v", len(list), len(spoils), list)
 	}
 }
 
@@ -121,9 +106,8 @@ func TestParseNamesEveryFaultOfTokens(t *testing.T) {
 			t.Errorf("%q: %v", place, err)
 		}
 	}
-	s.Auth = "token"
-	if _, err := s.Parse(); err == nil || !strings.Contains(err.Error(), "--auth=") {
-		t.Errorf("%v", err)
+	if list := faultsOf(t, "--auth=token"); len(list) != 1 || !strings.Contains(list[0].Error(), "--auth=") {
+		t.Errorf("%v", list)
 	}
 }
 

@@ -5,9 +5,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,25 +37,21 @@ func TestFilesOfTLSAreRead(t *testing.T) {
 	t.Parallel()
 	cert, key, ca := testenv.NewCA(t).Files(t, t.TempDir())
 	gone := filepath.Join(t.TempDir(), "gone.pem")
-	for name, c := range map[string]struct {
-		change      func(s *app.Settings)
-		flag, named string
-	}{
-		"no certificate": {func(s *app.Settings) { s.HTTPTLSCert, s.HTTPTLSKey = gone, key }, "--http-tls-cert", gone},
-		"no CA": {func(s *app.Settings) {
-			s.AdminTLSCert, s.AdminTLSKey, s.AdminClientCA = cert, key, gone
-		}, "--admin-tls-cert", gone},
-		"no key":   {func(s *app.Settings) { s.AdminTLSCert = cert }, "--admin-tls-key", "need each other"},
-		"only key": {func(s *app.Settings) { s.AdminTLSKey = key }, "--admin-tls-cert", "need each other"},
-		"swapped":  {func(s *app.Settings) { s.HTTPTLSCert, s.HTTPTLSKey = key, cert }, "--http-tls-cert", key},
-		"CA alone": {func(s *app.Settings) { s.HTTPClientCA = ca }, "--http-client-ca", "--http-tls-cert"},
+	for name, c := range map[string]struct{ args, flag, named string }{
+		"no certificate": {"--http-tls-cert=" + gone + " --http-tls-key=" + key, "--http-tls-cert", gone},
+		"no CA": {
+			"--admin-tls-cert=" + cert + " --admin-tls-key=" + key + " --admin-client-ca=" + gone,
+			"--admin-tls-cert", gone,
+		},
+		"no key":   {"--admin-tls-cert=" + cert, "--admin-tls-key", "need each other"},
+		"only key": {"--admin-tls-key=" + key, "--admin-tls-cert", "need each other"},
+		"swapped":  {"--http-tls-cert=" + key + " --http-tls-key=" + cert, "--http-tls-cert", key},
+		"CA alone": {"--http-client-ca=" + ca, "--http-client-ca", "--http-tls-cert"},
 	} {
-		s := defaults(t)
-		c.change(&s)
-		_, err := s.Parse()
-		if len(faults(err)) != 1 || !strings.Contains(err.Error(), c.flag) || !strings.Contains(err.Error(), c.named) ||
-			strings.Contains(err.Error(), "BEGIN") {
-			t.Errorf("%s: %v", name, err)
+		list := faultsOf(t, strings.Fields(c.args)...)
+		if text := fmt.Sprint(list); len(list) != 1 || !strings.Contains(text, c.flag) ||
+			!strings.Contains(text, c.named) || strings.Contains(text, "BEGIN") {
+			t.Errorf("%s: %v", name, list)
 		}
 	}
 }
@@ -160,46 +158,31 @@ func refusesLargeFrames(t *testing.T, addr string, config *tls.Config) {
 func TestSettingsOfRedisTLS(t *testing.T) {
 	t.Parallel()
 	_, _, ca := testenv.NewCA(t).Files(t, t.TempDir())
-	for name, c := range map[string]struct {
-		change func(s *app.Settings)
-		want   []string
-	}{
-		"good":      {func(s *app.Settings) { s.RedisURL, s.RedisCA = "rediss://h", ca }, nil},
-		"no rediss": {func(s *app.Settings) { s.RedisCA = ca }, []string{"--redis-url"}},
-		"neither on nor off": {
-			func(s *app.Settings) { s.RedisSkipVerify = "yes" }, []string{"--redis-skip-verify"},
-		},
-		"skip verify": {func(s *app.Settings) { s.RedisSkipVerify = "on" }, []string{"--redis-url"}},
+	for name, c := range map[string]struct{ args, want string }{
+		"good":               {"--redis-url=rediss://h --redis-ca=" + ca, ""},
+		"no rediss":          {"--redis-ca=" + ca, "--redis-url"},
+		"neither on nor off": {"--redis-skip-verify=yes", "--redis-skip-verify"},
+		"skip verify":        {"--redis-skip-verify=on", "--redis-url"},
 		"the guard's": {
-			func(s *app.Settings) { s.RedisURL, s.GuardRedisURL, s.RedisCA = "rediss://h", "redis://h", ca },
-			[]string{"--guard-redis-url"},
+			"--redis-url=rediss://h --guard-redis-url=redis://h --redis-ca=" + ca, "--guard-redis-url",
 		},
-		"no key": {
-			func(s *app.Settings) { s.RedisURL, s.RedisCert = "rediss://h", ca }, []string{"--redis-key"},
-		},
-		"no file": {func(s *app.Settings) { s.RedisURL, s.RedisCA = "rediss://h", "gone.pem" }, []string{"gone.pem"}},
-		"in the URL": {
-			func(s *app.Settings) { s.RedisURL = "rediss://:hidden@h?skip_verify=true" },
-			[]string{"--redis-skip-verify"},
-		},
+		"no key":     {"--redis-url=rediss://h --redis-cert=" + ca, "--redis-key"},
+		"no file":    {"--redis-url=rediss://h --redis-ca=gone.pem", "gone.pem"},
+		"in the URL": {"--redis-url=rediss://:hidden@h?skip_verify=true", "--redis-skip-verify"},
 		"in both URLs": {
-			func(s *app.Settings) {
-				s.RedisURL, s.GuardRedisURL = "rediss://h/?skip_verify=1", "rediss://h/?db=1&skip_verify=false"
-			},
-			[]string{"--redis-url: skip_verify", "--guard-redis-url: skip_verify"},
+			"--redis-url=rediss://h/?skip_verify=1 --guard-redis-url=rediss://h/?db=1&skip_verify=false",
+			"--redis-url: skip_verify | --guard-redis-url: skip_verify",
 		},
 	} {
-		s := defaults(t)
-		c.change(&s)
-		_, err := s.Parse()
-		list := faults(err)
-		if len(list) != len(c.want) || err != nil && strings.Contains(err.Error(), "hidden") {
-			t.Errorf("%s: %v", name, err)
+		list := faultsOf(t, strings.Fields(c.args)...)
+		want := slices.DeleteFunc(strings.Split(c.want, " | "), func(s string) bool { return s == "" })
+		if len(list) != len(want) || strings.Contains(fmt.Sprint(list), "hidden") {
+			t.Errorf("%s: %v", name, list)
 			continue
 		}
-		for i, want := range c.want {
-			if !strings.Contains(list[i].Error(), want) {
-				t.Errorf("%s: %v, want %q", name, list[i], want)
+		for i, text := range want {
+			if !strings.Contains(list[i].Error(), text) {
+				t.Errorf("%s: %v, want %q", name, list[i], text)
 			}
 		}
 	}

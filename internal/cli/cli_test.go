@@ -19,17 +19,6 @@ import (
 	"posthaste/outbox"
 )
 
-func TestPrintableBreaksNoLine(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]string{
-		"plain": "plain", "a\r\nb\tc": "a  b c", "\x1b[2J\u202e\x9b": "?[2J?\ufffd", "é…": "é…",
-	} {
-		if got := ops.Printable(text); got != want {
-			t.Errorf("%q is printed as %q, want %q", text, got, want)
-		}
-	}
-}
-
 func TestShortCountsCharacters(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{"éééé": "éééé", "éé123": "éé1…", "a\nbcd": "a b…", "": ""} {
@@ -148,18 +137,6 @@ func TestConfirm(t *testing.T) {
 	if err := (cli.IO{Stdin: strings.NewReader("y\n")}).Confirm(t.Context(), false, "?"); err == nil ||
 		!strings.Contains(err.Error(), "--yes") {
 		t.Errorf("without a terminal: %v", err)
-	}
-}
-
-func TestConfirmIsInterrupted(t *testing.T) {
-	t.Parallel()
-	_, tty := testenv.Terminal(t, 80)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	var asked bytes.Buffer
-	if err := (cli.IO{Stdin: tty, Stderr: &asked}).Confirm(ctx, false, "Sure?"); err == nil ||
-		!strings.HasSuffix(asked.String(), "\n") {
-		t.Errorf("%v, asked %q", err, asked.String())
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"posthaste/internal/cli"
 )
 
 // usualSettings are the groups of settings of a command whose tag "settings" names no others; allSettings are those of
@@ -31,9 +33,13 @@ func SettingGroups(n *kong.Node) []string {
 	return strings.Split(shown, ",")
 }
 
-// Completion writes a script for a shell (bash, zsh or fish), which walks along the words of the line to the command,
-// whose words it then offers.
-func Completion(w io.Writer, shell string, m *kong.Application) error {
+// Completion is the command that prints a script for a shell.
+type Completion struct {
+	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish."`
+}
+
+// Run prints the script, which walks along the words of the line to the command, whose words it then offers.
+func (c Completion) Run(o cli.IO, m *kong.Application) error {
 	var commands, words []string
 	eachCommand(m.Node, "", func(path string, n *kong.Node) {
 		commands = append(commands, path)
@@ -41,7 +47,7 @@ func Completion(w io.Writer, shell string, m *kong.Application) error {
 	})
 	return map[string]func(w io.Writer, commands, words []string) error{
 		"bash": bash, "zsh": zsh, "fish": fish,
-	}[shell](w, commands, words)
+	}[c.Shell](o.Stdout, commands, words)
 }
 
 // eachCommand visits a command and all below it, each with its path: /dead/list. That of the program is "".

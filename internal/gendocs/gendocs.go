@@ -13,6 +13,25 @@ import (
 	"posthaste/internal/app"
 )
 
+// Options is the command that writes the pages.
+type Options struct {
+	Check bool   `help:"Only compare; fail if a file is not what would be written."`
+	Man   bool   `help:"Write the manual page, and nothing else."`
+	Dir   string `arg:"" default:"docs" help:"The folder."`
+}
+
+// Run writes or compares.
+func (o Options) Run(ctx context.Context, c app.Config, m *kong.Application) error {
+	switch {
+	case o.Man:
+		//nolint:gosec // a public page
+		return os.WriteFile(filepath.Join(o.Dir, "posthaste.1"), []byte(Man(m, c.Version)), 0o644)
+	case o.Check:
+		return Check(ctx, o.Dir, m, c)
+	}
+	return Write(ctx, o.Dir, m, c)
+}
+
 // Write writes the pages into the folder dir: the reference of the settings and commands in m, and that of the
 // metrics of the processes with the configuration c.
 func Write(ctx context.Context, dir string, m *kong.Application, c app.Config) error {

@@ -74,44 +74,43 @@ const maxAlso = 20
 
 // Page is the verdict on a page.
 type Page struct {
-	// Level is "unknown", "ok", "warn" or "bad".
-	Level string `json:"level"`
-	Title string `json:"title"`
-	Why   string `json:"why"`
-	// Remedy is what to do; may be empty.
-	Remedy string `json:"remedy"`
-	// Action is the section of the page where to do it; may be empty.
-	Action string `json:"action"`
-	// Runbook is the section of the runbook; may be empty.
-	Runbook string `json:"runbook"`
+	// PageProblem is the gravest problem, or says that there is none.
+	PageProblem
+
 	// Also are the other problems, the gravest first.
 	Also []PageProblem `json:"also"`
 	// Parts are the levels of the parts of the picture that are not ok.
 	Parts map[string]string `json:"parts"`
 }
 
-// PageProblem is a problem on a page, with the fields of Page, and the part of the picture.
+// PageProblem is a problem on a page.
 type PageProblem struct {
-	Level   string `json:"level"`
-	Part    string `json:"part"`
-	Title   string `json:"title"`
-	Why     string `json:"why"`
+	// Level is "unknown", "ok", "warn" or "bad". Part is the part of the picture.
+	Level string `json:"level"`
+	Part  string `json:"part"`
+	Title string `json:"title"`
+	Why   string `json:"why"`
+	// Remedy is what to do, Action the section of the page where to do it, Runbook the section of the runbook. They
+	// may be empty.
 	Remedy  string `json:"remedy"`
 	Action  string `json:"action"`
 	Runbook string `json:"runbook"`
 }
 
+func (p Problem) page() PageProblem {
+	return PageProblem{p.Level.Tone(), p.Part, p.Title, p.Why, p.Remedy, p.Action, p.Runbook}
+}
+
 // Page is the verdict in sentences. It omits problems that follow from others.
 func (v Verdict) Page() Page {
-	out := Page{Level: v.Level.Tone(), Also: []PageProblem{}, Parts: map[string]string{}}
-	switch v.Level {
+	out := Page{Also: []PageProblem{}, Parts: map[string]string{}}
+	switch out.Level = v.Level.Tone(); v.Level {
 	case Unknown:
 		out.Title, out.Why = "Looking…", "Postgres and Redis are being asked."
 	case OK:
 		out.Title, out.Why = "Nothing is lost, nothing is late", v.well
 	case Degraded, Failing, Broken:
-		p := v.Problems[0]
-		out.Title, out.Why, out.Remedy, out.Action, out.Runbook = p.Title, p.Why, p.Remedy, p.Action, p.Runbook
+		out.PageProblem = v.Problems[0].page()
 	}
 	for i, p := range v.Problems {
 		if p.Follows {
@@ -121,8 +120,7 @@ func (v Verdict) Page() Page {
 			out.Parts[p.Part] = p.Level.Tone()
 		}
 		if i > 0 {
-			out.Also = append(out.Also,
-				PageProblem{p.Level.Tone(), p.Part, p.Title, p.Why, p.Remedy, p.Action, p.Runbook})
+			out.Also = append(out.Also, p.page())
 		}
 	}
 	if more := len(out.Also) - maxAlso; more > 0 {

@@ -227,6 +227,11 @@ func situations() map[string]situation {
 			group(sink.Group{Name: "g", Lag: 5000, Pending: 1, Waits: time.Hour}),
 			Degraded, "Group g on outbox.order does not keep up", partGroups, "5,000 unread",
 		},
+		"read by an unknown number": { // after an XDEL in the middle of a stream
+			group(sink.Group{Name: "g", Lag: -1, Idle: 2 * time.Minute}),
+			Degraded, "Group g on outbox.order does not keep up", partGroups,
+			"An unknown number unread, 0 not acknowledged, waiting for 2 min",
+		},
 		"reading":         {group(sink.Group{Name: "g", Lag: 5000, Waits: time.Minute}), OK, fine, "", streamed},
 		"read everything": {group(sink.Group{Name: "g"}), OK, fine, "", streamed},
 		"lost to one": {

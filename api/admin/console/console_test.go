@@ -251,32 +251,6 @@ func TestAFlushedRedisIsALoss(t *testing.T) {
 	})
 }
 
-// The answers are for the console's own page. A page of another origin must not use up the viewers.
-func TestOtherOriginsGetNoStream(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, nil)
-	for _, h := range [][]string{
-		{"Sec-Fetch-Site", "cross-site"},
-		{"Sec-Fetch-Site", "same-site"},
-		{"Origin", "http://evil.example"},
-	} {
-		// the stream last, because it does not end
-		for _, path := range []string{"session", "doctor", "trace?id=1", "stream"} {
-			if status, _ := w.call("GET", "/console/api/"+path, "", h...); status != 403 {
-				t.Fatalf("%s with %v: %d, want 403", path, h, status)
-			}
-		}
-		if status, _ := w.call("GET", "/console/", "", h...); status != 200 { // following a link from another origin
-			t.Errorf("the page with %v: %d", h, status)
-		}
-	}
-	for _, h := range [][]string{{"Sec-Fetch-Site", "same-origin"}, {"Sec-Fetch-Site", "none"}, {"Origin", w.url}} {
-		if status, _ := w.call("GET", "/console/api/session", "", h...); status != 200 {
-			t.Errorf("session with %v: %d", h, status)
-		}
-	}
-}
-
 func TestTraceAnswersForWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)

@@ -38,45 +38,6 @@ func TestASlowViewerIsCutOff(t *testing.T) {
 	}
 }
 
-func TestWakingFollowsTheViewers(t *testing.T) {
-	t.Parallel()
-	h := newHub()
-	awake := func() bool {
-		select {
-		case <-h.waking():
-			return true
-		default:
-			return false
-		}
-	}
-	if awake() {
-		t.Error("awake before anybody looks")
-	}
-	for range 2 {
-		ch, ok := h.join()
-		if !ok || !awake() {
-			t.Fatal("asleep while there are viewers")
-		}
-		h.leave(ch)
-		if awake() {
-			t.Error("awake after everybody left")
-		}
-	}
-	for range maxViewers {
-		if _, ok := h.join(); !ok {
-			t.Fatal("refused")
-		}
-	}
-	if _, ok := h.join(); ok {
-		t.Error("one too many")
-	}
-	h.close()
-	h.viewers = nil
-	if _, ok := h.join(); ok {
-		t.Error("let in after the end")
-	}
-}
-
 // A process that was suspended during a read measures a long duration; the next read must not wait for hours. After one
 // slow read the next must follow soon, because Redis may fail at any moment.
 func TestARestIsBounded(t *testing.T) {

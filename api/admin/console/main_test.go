@@ -106,17 +106,9 @@ func (w *world) get(path string, into any) int {
 
 func (w *world) call(method, path, body string, header ...string) (int, string) {
 	w.t.Helper()
-	req, err := http.NewRequestWithContext(w.t.Context(), method, w.url+path, strings.NewReader(body))
+	a, err := testenv.Request(w.t.Context(), method, w.url+path, body, header...)
 	must(w.t, err)
-	for i := 0; i+1 < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	resp, err := http.DefaultClient.Do(req)
-	must(w.t, err)
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	must(w.t, err)
-	return resp.StatusCode, string(b)
+	return a.Status, string(a.Body)
 }
 
 type viewer struct {

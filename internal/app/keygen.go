@@ -1,7 +1,6 @@
-package main
+package app
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,7 +11,8 @@ import (
 	"posthaste/internal/cli"
 )
 
-type keygenCmd struct {
+// Keygen is the command that makes an API key.
+type Keygen struct {
 	User    string `help:"Id of the user that the key stands for, or * for any user." required:""`
 	Name    string `help:"Name for logs."`
 	Scopes  string
@@ -21,11 +21,11 @@ type keygenCmd struct {
 
 // Run prints two lines: on standard output the line for the file of API keys, and on standard error the key. The line
 // has only a hash of the key and is not secret.
-func (c keygenCmd) Run(_ context.Context, e *env) error {
+func (k Keygen) Run(o cli.IO) error {
 	key := "ph_" + rand.Text()
 	sum := sha256.Sum256([]byte(key))
-	line := []string{hex.EncodeToString(sum[:]), c.User}
-	for _, f := range [][2]string{{"name", c.Name}, {"scopes", c.Scopes}, {"expires", c.Expires}} {
+	line := []string{hex.EncodeToString(sum[:]), k.User}
+	for _, f := range [][2]string{{"name", k.Name}, {"scopes", k.Scopes}, {"expires", k.Expires}} {
 		if f[1] != "" {
 			line = append(line, f[0]+"="+f[1])
 		}
@@ -37,7 +37,7 @@ func (c keygenCmd) Run(_ context.Context, e *env) error {
 	if _, err := api.ParseKeys(strings.NewReader(text)); err != nil {
 		return cli.Usage(strings.TrimPrefix(err.Error(), "file of API keys, line 1: "))
 	}
-	fmt.Fprintln(e.Stdout, text)
-	fmt.Fprintln(e.Stderr, key)
-	return nil
+	_, err := fmt.Fprintln(o.Stdout, text)
+	_, _ = fmt.Fprintln(o.Stderr, key)
+	return err
 }

@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"context"
@@ -8,31 +8,32 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"posthaste/internal/app"
+	"posthaste/internal/cli"
 )
 
-type devCmd struct {
+// Dev is the command that runs all that a developer needs.
+type Dev struct {
 	Group string `help:"Consumer group that the printed events are read with." default:"dev"`
 }
 
 // Run migrates, relays and prints events until a signal.
-func (c devCmd) Run(ctx context.Context, e *env) error {
-	config, log := e.config, e.config.Logger()
+func (d Dev) Run(ctx context.Context, config Config, o cli.IO) error {
+	log := config.Logger()
 	config.MigrateFirst = true
-	p, err := app.NewRelay(ctx, config, log)
+	p, err := NewRelay(ctx, config, log)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(e.Stderr, "Console: http://%s/console/\nEvents of every stream %s* follow. To insert one:\n"+
+	_, _ = fmt.Fprintf(o.Stderr, "Console: http://%s/console/\nEvents of every stream %s* follow. To insert one:\n"+
 		"  INSERT INTO %s.outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', '1', "+
 		"'order.tried', '{}');\n", p.AdminAddr(), config.StreamPrefix, config.Schema)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.Run(ctx) })
 	config.AdminAddr = "" // the relay serves it
 	g.Go(func() error {
-		return app.Consume(ctx, config, app.ConsumeOptions{
-			Group: c.Group, ClaimIdle: 15 * time.Second,
-		}, e.Stdout, log)
+		return Consume(ctx, config, ConsumeOptions{
+			Group: d.Group, ClaimIdle: 15 * time.Second,
+		}, o.Stdout, log)
 	})
 	if err := g.Wait(); !errors.Is(err, context.Canceled) {
 		return err

@@ -1,0 +1,140 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/cli"
+	"posthaste/internal/ops"
+	"posthaste/outbox"
+	"posthaste/sink"
+	"posthaste/sql"
+)
+
+// ReadStatus reads and assesses the status.
+func ReadStatus(ctx context.Context, c Config, pool *pgxpool.Pool) (s cli.Screen, err error) {
+	if err := sql.Register(ctx, pool, c.RelayName); err != nil {
+		return s, err
+	}
+	slots, err := c.Slots(pool, nil)
+	if err != nil {
+		return s, err
+	}
+	from := ops.Source{
+		Pool: pool, RelayName: c.RelayName, Slots: slots, WALBudget: c.WALBudget,
+		Redis: func(ctx context.Context) (err error) {
+			s.Unknown, err = c.redisReady(ctx)
+			return err
+		},
+	}
+	snap, err := from.Look(ctx)
+	if err != nil {
+		return s, err
+	}
+	s.Report, s.Relay = snap.Report(), c.RelayName
+	return s, nil
+}
+
+// redisReady returns why Redis takes no events from this machine, or what it keeps unknown. The check is necessary
+// because Postgres has no record of an unreachable Redis until events are late.
+func (c Config) redisReady(ctx context.Context) (unknown []string, err error) {
+	client, err := c.RedisClient(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = client.Close() }()
+	s := sink.New(sink.Options{Client: client, Durability: c.Durability})
+	if err := s.Ready(ctx); err != nil {
+		return nil, err
+	}
+	unknown, _ = s.Unknown(ctx) // events flow even if this fails
+	return unknown, nil
+}
+
+// watchInterval is how often a watched status is read; watchTimeout is the time limit of a reading.
+const (
+	watchInterval = time.Second
+	watchTimeout  = 3 * time.Second
+)
+
+// WatchStatus shows the status until ctx ends. On a terminal it redraws the status, elsewhere it prints a line for each
+// reading. If Postgres is down, it reports that and continues.
+func WatchStatus(ctx context.Context, c Config, o cli.IO, asJSON bool) error {
+	cfg, err := sql.PoolConfig(c.PostgresURL, c.Schema, "cli")
+	if err != nil {
+		return cli.Usage(err.Error())
+	}
+	cfg.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	var backlog cli.Trend
+	t := time.NewTicker(watchInterval)
+	defer t.Stop()
+	for {
+		actx, cancel := context.WithTimeout(ctx, watchTimeout)
+		s, err := cli.Screen{}, sql.CheckSchema(actx, pool)
+		if err == nil {
+			s, err = ReadStatus(actx, c, pool)
+		}
+		cancel()
+		var second *outbox.SecondNameError
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.As(err, &second):
+			return err // a retry would fail in the same way
+		case err != nil:
+			s = unread(cli.OneLine(err))
+		default:
+			s.Trend = backlog.Note(time.Now(), s.Backlog.Rows)
+		}
+		if err := show(o, asJSON, s); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+// unread is the status while Postgres cannot be read.
+func unread(err error) cli.Screen {
+	refused := sql.SQLState(err) != "" || errors.Is(err, sql.ErrSchemaMissing) || errors.Is(err, sql.ErrSchemaNewer)
+	snap := ops.Snapshot{Now: time.Now()}
+	snap.Asked.Postgres = ops.Answer{Error: err.Error(), Refused: refused}
+	return cli.Screen{Err: err, Report: ops.Report{Verdict: ops.Assess(&snap).Brief()}}
+}
+
+// show prints one reading of a watch.
+func show(o cli.IO, asJSON bool, s cli.Screen) error {
+	now := time.Now()
+	switch {
+	case asJSON && s.Err != nil:
+		return json.NewEncoder(o.Stdout).Encode(map[string]string{"error": s.Err.Error()})
+	case asJSON:
+		return json.NewEncoder(o.Stdout).Encode(s.Report)
+	case cli.IsTerminal(o.Stdout):
+		var screen strings.Builder
+		screen.WriteString("\x1b[H\x1b[2J")
+		if err := s.Print(&screen, cli.Colours(o.Stdout)); err != nil {
+			return err
+		}
+		fmt.Fprintf(&screen, "\n%s, every second until Ctrl-C\n", now.Format("15:04:05"))
+		_, err := io.WriteString(o.Stdout, screen.String())
+		return err
+	}
+	_, err := fmt.Fprintln(o.Stdout, s.Line(now))
+	return err
+}
