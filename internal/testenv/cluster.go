@@ -41,6 +41,14 @@ func ClusterOf(tb testing.TB, o local.ClusterOptions) *RedisCluster {
 	return clusterWith(tb, bin, &RedisCluster{o: o})
 }
 
+// ValkeyCluster is Cluster with Valkey, which has WAITAOF.
+func ValkeyCluster(tb testing.TB, masters, replicas int, config ...string) *RedisCluster {
+	tb.Helper()
+	return clusterWith(tb, valkeyBin(tb), &RedisCluster{o: local.ClusterOptions{
+		Masters: masters, Replicas: replicas, Config: config,
+	}})
+}
+
 // FencedCluster is Cluster whose nodes can be separated from each other while clients reach all of them; see Cut.
 func FencedCluster(tb testing.TB, masters, replicas int, config ...string) *RedisCluster {
 	tb.Helper()
