@@ -28,7 +28,7 @@ type Event struct {
 	Data json.RawMessage
 	// TraceParent is the W3C trace context of the writer, or "". The handler's context has it too: TraceParent(ctx).
 	TraceParent string
-	// Headers are the writer's other headers by name; nil if there are none. A value that is not a string is its JSON
+	// Headers are the writer's other headers by name; nil without any. A value that is not a string is its JSON
 	// text.
 	Headers map[string]string
 	// Replayed is set on an event that was published again on purpose.

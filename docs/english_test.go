@@ -14,7 +14,7 @@ var mark = regexp.MustCompile(`(?i)\b(who(ever|mever|m)?|nobody|somebody|anybody
 	`are none)\b`)
 
 // budgets are how many sentences of each kind have a mark. They may only fall.
-var budgets = map[string]int{"comments": 40, "comments of tests": 11, "texts": 6, "SQL and Lua": 6, "pages": 8}
+var budgets = map[string]int{"comments": 38, "comments of tests": 11, "texts": 6, "SQL and Lua": 6, "pages": 8}
 
 // TestEnglish counts the sentences with a mark.
 func TestEnglish(t *testing.T) {
@@ -30,7 +30,7 @@ func TestEnglish(t *testing.T) {
 		}
 	}
 	code := regexp.MustCompile("`[^`]*`|https?://\\S+|(?s:```.*?```)")
-	literal, comment := regexp.MustCompile(`"([^"\n]{20,})"`), regexp.MustCompile(`(?m)^\s*(?://|--) ?(.*)\n`)
+	literal, comment := regexp.MustCompile(`"(?:[^"\\\n]|\\.)*"`), regexp.MustCompile(`(?m)^\s*(?://|--) ?(.*)\n`)
 	for name := range strings.FieldsSeq(string(out)) {
 		switch {
 		case name == "docs/english_test.go":
@@ -44,8 +44,8 @@ func TestEnglish(t *testing.T) {
 			if strings.HasSuffix(name, "_test.go") {
 				kind = "comments of tests"
 			} else if kind == "comments" {
-				for _, m := range literal.FindAllStringSubmatch(text, -1) {
-					count("texts", name, m[1])
+				for _, m := range literal.FindAllString(text, -1) {
+					count("texts", name, m)
 				}
 			}
 			comments := regexp.MustCompile(`(?m)(?:^\s*(?://|--).*\n)+`).FindAllString(text, -1)

@@ -51,7 +51,7 @@ func (e *Record) TraceParent() string {
 	return traceText(e.Headers[colon:end])
 }
 
-// SplitHeaders returns TraceParent, and the object of all other headers, or nil if there are none. Headers that are not
+// SplitHeaders returns TraceParent, and the object of all other headers, or nil without any. Headers that are not
 // an object have neither.
 func (e *Record) SplitHeaders() (traceParent string, others []byte) {
 	h := e.Headers

@@ -211,7 +211,7 @@ func (r *router) reserve(ctx context.Context, events, bytes int, rest bool) erro
 	return nil
 }
 
-// worker returns the worker of a stream, and starts it if there is none.
+// worker returns the worker of a stream, and starts it if it does not run.
 func (r *router) worker(stream string) *worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -54,7 +54,7 @@ type ServerSettings struct {
 	GuardRedisURL   string `placeholder:"redis://localhost:6380/0"`
 	RedisDurability string `default:"none"`
 	RedisCA         string `name:"redis-ca"`
-	RedisCert       string `help:"PEM file with the certificate to show to Redis; needs rediss://."`
+	RedisCert       string `help:"PEM file with the certificate to show to Redis."`
 	RedisKey        string `help:"PEM file with its key."`
 	RedisSkipVerify string `default:"off"`
 }
@@ -74,12 +74,12 @@ type RelaySettings struct {
 	History       string `help:"How long delivered events are kept; 0 keeps none." default:"72h"`
 	Restore       string `default:"1h"`
 	WALBudget     string `name:"wal-budget" default:"1GiB"`
-	Window        string `help:"Events routed but not yet settled, at most." default:"10000"`
-	WindowBytes   string `help:"Bytes routed but not yet settled, at most." default:"64MiB"`
-	SweepWorkers  string `help:"Connections that sweep at once." default:"2"`
+	Window        string `help:"Events read and not yet marked as published." default:"10000"`
+	WindowBytes   string `help:"Bytes of such events." default:"64MiB"`
+	SweepWorkers  string `help:"Connections that read the table at once, in poll." default:"2"`
 	Poison        string `default:"skip"`
 	Trim          string `default:"acked"`
-	StreamMaxlen  string `help:"Length that streams are trimmed to, approximately; 0 never trims." default:"1000000"`
+	StreamMaxlen  string `help:"About how many entries a stream keeps; 0: all." default:"1000000"`
 }
 
 // APISettings are those of the public API.
@@ -109,7 +109,7 @@ type AdminSettings struct {
 	AdminReadToken string
 	AdminHosts     string `help:"Further names, separated by commas, that the admin listener answers to."`
 	AdminOpen      string `default:"off"`
-	AdminPprof     string `help:"Whether the admin listener serves profiles: on or off." default:"off"`
+	AdminPprof     string `help:"Serve profiles: on or off." default:"off"`
 	AdminTLSCert   string `name:"admin-tls-cert"`
 	AdminTLSKey    string `name:"admin-tls-key" help:"PEM file with its key."`
 	AdminClientCA  string `name:"admin-client-ca"`
