@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -82,7 +83,27 @@ var kinds = []kind{
 	kindKeyMissing, kindKeyInvalid, kindMediaType, kindTooLarge, kindSlowBody, kindInvalidJSON, kindParameter,
 	kindValidation, kindKeyExpired, kindKeyReused, kindInProgress, kindUnavailable, kindUnknown, kindInternal,
 	kindInsufficient, kindForbidden, kindUnknownUser, kindFrozen, kindOverflow, kindBackpressure, kindNoCredits,
-	kindForeignCredits, kindRecovering,
+	kindForeignCredits, kindRecovering, kindRefunded,
+}
+
+// A client may use a new key if the outcome is final, and must not if it may still change: it would order twice.
+func TestNewKeysAreSafeOnceTheOutcomeIsFinal(t *testing.T) {
+	t.Parallel()
+	var retryable []string
+	for _, k := range kinds {
+		if k.retryable {
+			retryable = append(retryable, k.code)
+		}
+		if k.safeNewKey != (!k.retryable && k.code != kindUnauthorized.code) {
+			t.Errorf("%s: retryable %v, safe_new_key %v", k.code, k.retryable, k.safeNewKey)
+		}
+	}
+	slices.Sort(retryable)
+	if got := strings.Join(slices.Compact(retryable), " "); got != "backpressure credits_store_unavailable "+
+		"epoch_recovering internal_error operation_in_progress outcome_unknown rate_limited request_timeout "+
+		"temporarily_unavailable" {
+		t.Errorf("retryable: %s", got)
+	}
 }
 
 // The document and the handlers have the same routes, statuses and problem codes.

@@ -93,14 +93,19 @@ func (b *batcher) call(ctx context.Context, key string, fcall []any) (r []string
 
 // alone sends an FCALL outside a pipeline shared with others, and follows the redirections of the cluster.
 func (b *batcher) alone(ctx context.Context, key string, fcall []any) (r []string, waited, err error) {
+	if b.durable == (Durability{}) {
+		cmd := redis.NewStringSliceCmd(ctx, fcall...)
+		err = b.client.Process(ctx, once{cmd})
+		return cmd.Val(), nil, err
+	}
 	node, err := primary(ctx, b.client, key)
 	if err != nil {
 		return nil, nil, err
 	}
 	asking := false
 	for range followed {
-		// The pipeline goes to the node itself: the cluster client could not route WAIT, which has no key, to the same
-		// node, and would repeat a call after a broken connection, whose error hides whether it was carried out.
+		// WAIT has no key. The cluster client could not route it to the same node, so the pipeline goes to the node
+		// itself.
 		p := node.Pipeline()
 		if asking {
 			p.Do(ctx, "asking")
@@ -133,6 +138,13 @@ func another(node *redis.Client, addr string) *redis.Client {
 	o.PoolSize, o.PipelinePoolSize = 1, -1
 	return redis.NewClient(&o)
 }
+
+// once marks a call that the client must not retry after a broken connection: the error of the last attempt would hide
+// whether an earlier one was carried out.
+type once struct{ redis.Cmder }
+
+// NoRetry implements the interface by which the client decides whether to retry.
+func (once) NoRetry() bool { return true }
 
 // errorOf returns the error of a command in a pipeline; sent is the error of the pipeline. If the server refuses a new
 // connection (password, number of clients), only the pipeline has an error: the client leaves its commands without

@@ -124,7 +124,7 @@ type Look struct {
 
 // Marker moves the mark of every part after the stream. It is one session of the server. Scan results are not valid in
 // another session, because the server may have crashed in between, so a failed call ends the Marker: close it and open
-// another. It is not safe for concurrent use.
+// another. No call may follow Close. It is not safe for concurrent use.
 type Marker interface {
 	// Look takes a snapshot and lists the rows that it sees and since does not settle, of transactions below the given
 	// id; math.MaxInt64 is above all.

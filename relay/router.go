@@ -211,7 +211,7 @@ func (r *router) reserve(ctx context.Context, events, bytes int, rest bool) erro
 	return nil
 }
 
-// worker returns the worker of a stream, and starts it if it does not run.
+// worker returns the worker of a stream, and starts it at the first call.
 func (r *router) worker(stream string) *worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -78,6 +78,38 @@ func TestAStreamMetLateHasItsOwnH(t *testing.T) {
 	})
 }
 
+func TestMeetBeforeHIsKnown(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		if err := r.s.router.meet(r.intake, "outbox.order"); err != nil || r.count("Store.InsertLSN") != 0 {
+			r.t.Errorf("%v, and a position was asked for", err)
+		}
+		r.from(5)
+		r.plan = fault{"Store.InsertLSN", 0, refused}
+		if err := r.s.router.meet(r.intake, "outbox.order"); !errors.Is(err, errRefused) {
+			r.t.Errorf("without an answer: %v", err)
+		}
+	})
+}
+
+// If doubt cannot be cleared, the next chunk retries. Doubt is cleared only once.
+func TestDoubtIsForgottenOnce(t *testing.T) {
+	t.Parallel()
+	inRig(t, Options{}, func(r *rig) {
+		rows := r.commit("done")
+		r.plan = fault{"Sink.ForgetDoubt", 0, refused}
+		r.from(rows[0].End)
+		r.goPublish()
+		r.s.chunks <- chunk(rows...)
+		for range 4 {
+			r.forgetDoubt()
+		}
+		if n := r.count("Sink.ForgetDoubt"); n != 2 {
+			r.t.Errorf("%d calls, want one that fails and one that does not", n)
+		}
+	})
+}
+
 // Events that an earlier owner published and did not settle stay in doubt until H is passed, because they may be
 // delivered until then.
 func TestDoubtIsKeptUntilHIsPassed(t *testing.T) {

@@ -31,8 +31,15 @@ func TestOneIsAlive(t *testing.T) {
 			t.Errorf("the sign lasts for %s", d)
 		}
 	}
-	alive("b", "2", nil)
+	for _, m := range [][2]string{{"a", "1"}, {"a", "2"}, {"b", "2"}} { // another server, another process
+		if other := alive(m[0], m[1], nil); other != nil {
+			t.Fatalf("%s on %s: %+v", m[0], m[1], other)
+		}
+	}
 	first := alive("c", "3", nil)
+	if first == nil || first.ID != "b" || first.Server != "2" || first.Holder != "of b" {
+		t.Fatalf("seen %+v", first)
+	}
 	lasts(0, 5*time.Second)
 	alive("b", "2", nil)
 	alive("c", "3", first)

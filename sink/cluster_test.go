@@ -191,7 +191,17 @@ func TestASlotMovesUnderTheSink(t *testing.T) {
 			t.Errorf("confirm: %v", err)
 		}
 	}
+	// refused by a node, for a client that does not follow redirections.
+	refused := func(node int, reply string) {
+		t.Helper()
+		alone, _ := newSink(t, c.On(t, node), sink.Options{})
+		_, err := alone.Lane(f.streams[0], o, streamLane(o)).Deliver(makeEvents(1)).Publish(t.Context())
+		if sink.Class(err) != "moved" || !strings.Contains(err.Error(), reply) {
+			t.Errorf("node %d: class %q of %v, want moved by %s", node, sink.Class(err), err, reply)
+		}
+	}
 	slot := c.Slot(t, f.streams[0])
+	refused(1, "MOVED")
 	from := c.BeginMove(t, slot, 1)
 	all("begun")
 	c.MoveKeys(t, slot, from, 1, 1)
@@ -201,6 +211,7 @@ func TestASlotMovesUnderTheSink(t *testing.T) {
 		t.Errorf("one of two keys has moved: %v", err)
 	}
 	c.MoveKeys(t, slot, from, 1, 10)
+	refused(from, "ASK")
 	_, err = d.Publish(t.Context())
 	f.must(err)
 	number++

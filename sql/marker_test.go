@@ -401,7 +401,10 @@ func TestASnapshotDoesNotOutliveItsSession(t *testing.T) {
 		if err := m.Move(ctx, o, look.Settled, nil); err == nil {
 			t.Fatal("a mark was moved to what was seen before a crash")
 		}
-		_, rows := lookAt(t, newMarker(t, s), mark, math.MaxInt64)
+		m.Close()
+		m = newMarker(t, s)
+		_, rows := lookAt(t, m, mark, math.MaxInt64)
+		m.Close()
 		if !strings.Contains("; "+rows+";", fmt.Sprintf("; %d;", row.Seq)) {
 			t.Fatalf("row %d is not owed: %s", row.Seq, rows)
 		}

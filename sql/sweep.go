@@ -152,23 +152,23 @@ func (s *Sweep) Page(ctx context.Context, p *outbox.PartPass, limit, bytes int) 
 	if p.Page == 0 {
 		return nil, nil
 	}
-	var newest int64
 	var events []*outbox.Record
 	b := &pgx.Batch{}
 	b.Queue("SAVEPOINT page")
-	b.Queue(query("sweep_mark"), p.Part).QueryRow(func(row pgx.Row) error { return row.Scan(&newest) })
-	b.Queue(query("sweep_page"), p.Part, p.Seqs[:p.Page], bytes).Query(func(rows pgx.Rows) (err error) {
-		if newest == p.Mark {
-			events, err = readPage(rows, p.Page, bytes)
+	b.Queue(query("sweep_mark"), p.Part).QueryRow(func(row pgx.Row) error {
+		var newest int64
+		err := row.Scan(&newest)
+		if err == nil && newest != p.Mark {
+			err = outbox.ErrPassed
 		}
 		return err
 	})
+	b.Queue(query("sweep_page"), p.Part, p.Seqs[:p.Page], bytes).Query(func(rows pgx.Rows) (err error) {
+		events, err = readPage(rows, p.Page, bytes)
+		return err
+	})
 	b.Queue("RELEASE page") // ends the statement before it, whose snapshot the server would keep
-	err := s.conn.SendBatch(ctx, b).Close()
-	if err == nil && newest != p.Mark {
-		err = outbox.ErrPassed
-	}
-	if err != nil {
+	if err := s.conn.SendBatch(ctx, b).Close(); err != nil {
 		return nil, s.back(ctx, wrapPart("sweep", p.Part, err))
 	}
 	if n := len(events); n > 0 {

@@ -213,6 +213,9 @@ func TestDeliverEndsWhenTheReceiverIsGone(t *testing.T) {
 	p := w.start("deliver", "--group=hooks", "--to="+h.URL)
 	p.ends(t, 1, "410 Gone: it wants no more events. Change --to, or run posthaste groups drop "+
 		"--stream=outbox.order --group=hooks")
+	if n := strings.Count("\n"+p.text(), "\nposthaste: "); n != 1 {
+		t.Errorf("%d lines of errors in %q", n, p.text())
+	}
 	if n := len(h.got()); n > 8 {
 		t.Errorf("%d requests", n)
 	}

@@ -127,7 +127,11 @@ func (p *program) waitText(t *testing.T, text string) {
 // ends waits for the end of the program, and fails unless the exit code is code and the program has printed texts.
 func (p *program) ends(t *testing.T, code int, texts ...string) {
 	t.Helper()
-	<-p.done
+	select {
+	case <-p.done:
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("the program has not ended: %q", p.text())
+	}
 	result{code: p.cmd.ProcessState.ExitCode(), out: p.text()}.says(t, code, texts...)
 }
 

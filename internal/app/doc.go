@@ -1,5 +1,5 @@
-// Package app is the program without its command line: the settings, and the processes that serve, relay and consume
-// run.
+// Package app is the program without most of its command line: the settings, and the processes that serve, relay and
+// consume run.
 //
 // Settings are text, as the parser of the command line fills them in; Parse checks all of them and returns a Config, or
 // every fault at once. A Config opens what a command needs: WithPool, Slots, ReaderClient. NewServe and NewRelay build

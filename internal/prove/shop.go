@@ -90,7 +90,7 @@ func (s *shop) order(ctx context.Context, r *rand.Rand) {
 			return // the outcome is unknown
 		}
 		var order struct{ ID uuid.UUID }
-		if err := json.Unmarshal(answer, &order); err != nil {
+		if err := json.Unmarshal(answer, &order); err != nil || order.ID == uuid.Nil {
 			s.broken(&breach{Promise: "orders", At: time.Now(), What: "201 for an order, without its id"})
 			return
 		}

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -116,33 +117,34 @@ func (c *RedisCluster) Slot(tb testing.TB, key string) int {
 }
 
 // Master returns the number of the node that serves a slot according to that node itself: other nodes may be out of
-// date for a moment, even after a SETSLOT. If each names another one for 10 s, the node with the most keys of the slot
-// takes it, as after redis-cli --cluster fix.
+// date for a moment, even after a SETSLOT. If all nodes answer, and none names itself for 10 s, the one of those named
+// with the most keys of the slot takes it, as after redis-cli --cluster fix.
 func (c *RedisCluster) Master(tb testing.TB, slot int) (master int) {
 	tb.Helper()
 	began := time.Now()
 	Eventually(tb, 30*time.Second, func() error {
 		var views []string
-		most, keys := 0, int64(-1)
+		counts, named, lost := make([]int64, len(c.Nodes)), map[int]bool{}, true
 		for i, n := range c.Nodes {
 			if !n.Running() {
-				views = append(views, "not running")
+				views, lost = append(views, "not running"), false
 				continue
 			}
 			client := c.client(i)
 			m, err := c.MasterBy(tb.Context(), client, slot)
-			count := client.ClusterCountKeysInSlot(tb.Context(), slot).Val()
+			counts[i] = client.ClusterCountKeysInSlot(tb.Context(), slot).Val()
 			_ = client.Close()
 			if err == nil && m == i {
 				master = i
 				return nil
 			}
-			if count > keys {
-				most, keys = i, count
-			}
+			named[m], lost = true, lost && err == nil
 			views = append(views, fmt.Sprintf("%d %v", m, err))
 		}
-		if keys >= 0 && time.Since(began) > 10*time.Second {
+		if lost && time.Since(began) > 10*time.Second {
+			most := slices.MaxFunc(slices.Collect(maps.Keys(named)), func(a, b int) int {
+				return cmp.Compare(counts[a], counts[b])
+			})
 			tb.Logf("no node serves slot %d: the nodes name %q; node %d takes it", slot, views, most)
 			c.do(tb, most, "CLUSTER", "SETSLOT", slot, "IMPORTING", c.IDs[(most+1)%len(c.IDs)]) // raises its epoch
 			c.EndMove(tb, slot, most)

@@ -15,6 +15,7 @@ import (
 type fussy struct {
 	outbox.LanePublisher
 	refuses string
+	all     bool // whether it says that the stream takes no event
 	events  []*outbox.Record
 	skipped map[int]bool
 }
@@ -35,7 +36,9 @@ func (f *fussy) next() int {
 
 func (f *fussy) Publish(context.Context) (outbox.Receipt, error) {
 	if i := f.next(); i >= 0 {
-		return outbox.Receipt{}, &outbox.PoisonError{Index: i, ID: f.events[i].ID, Class: "too_large", Err: errLarge}
+		return outbox.Receipt{}, &outbox.PoisonError{
+			Index: i, ID: f.events[i].ID, Class: "too_large", Err: errLarge, All: f.all,
+		}
 	}
 	return outbox.Receipt{Number: 1}, nil
 }
@@ -53,6 +56,24 @@ func (f *fussy) Skip(also func(*outbox.Record) bool) (places []int) {
 }
 
 var errLarge = errors.New("it is too large")
+
+// A stream that takes no event has all of them given up with the first, also with block-key, and for its reason.
+func TestAStreamThatTakesNothingIsNotAskedForEach(t *testing.T) {
+	t.Parallel()
+	events := []*outbox.Record{{ID: uuid.New(), AggregateID: "a"}, {ID: uuid.New(), AggregateID: "b"}}
+	d := Deliver(&fussy{refuses: "a", all: true}, "s", events, new(Refusals), true)
+	for range Attempts {
+		_, given, _ := d.Publish(t.Context())
+		if len(given) == 0 {
+			continue
+		}
+		if len(given) != 2 || given[1].Event != events[1] || given[1].Class != "too_large" {
+			t.Errorf("given up: %+v", given)
+		}
+		return
+	}
+	t.Error("nothing is given up")
+}
 
 // With block-key the events after a refused one of the aggregate are given up with it; otherwise each gets attempts of
 // its own. What is given up is not sent.

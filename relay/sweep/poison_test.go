@@ -51,6 +51,11 @@ func TestAStreamThatRefusesEndsNoClaim(t *testing.T) {
 	if n := len(r.entries("order")); n != 50 || len(r.dead()) != 300 {
 		t.Errorf("%d events published and %d parked, want 50 and 300", n, len(r.dead()))
 	}
+	told := func() int { r.mu.Lock(); defer r.mu.Unlock(); return len(r.parked) }
+	r.eventually(20*time.Second, "told of all", func() bool { return told() >= 300 }) // told behind the commit
+	if n := told(); n != 300 {
+		t.Errorf("told of %d parked events, want 300", n)
+	}
 	// Once for each part; each worker may be the first.
 	n := testenv.Value[int](t, r.db, "SELECT sum(attempts) FROM outbox_dead")
 	if most := outbox.Partitions + workers*stream.Attempts; n > most {

@@ -117,7 +117,7 @@ type Sweeper struct {
 
 // New returns a sweeper; it connects when it is run.
 func New(o Options) *Sweeper {
-	o.Workers = cmp.Or(o.Workers, 2)
+	o.Workers = max(cmp.Or(o.Workers, 2), 1)
 	o.BatchRows = cmp.Or(o.BatchRows, 500)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
