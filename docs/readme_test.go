@@ -31,11 +31,11 @@ func insertInvoice(ctx context.Context, pool *pgxpool.Pool) error {
 }
 
 func mailInvoices(
-	ctx context.Context, client *redis.Client, mail func(context.Context, string, json.RawMessage) error,
+	ctx context.Context, client *redis.Client, send func(context.Context, string, json.RawMessage) error,
 ) error {
 	c, err := consumer.New(consumer.Options{
 		Client: client, Group: "mailer", Streams: []string{"outbox.invoice"},
-		Handler: func(ctx context.Context, e consumer.Event) error { return mail(ctx, e.Subject, e.Data) },
+		Handler: func(ctx context.Context, e consumer.Event) error { return send(ctx, e.Subject, e.Data) },
 	})
 	if err != nil {
 		return err
