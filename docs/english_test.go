@@ -13,6 +13,14 @@ var mark = regexp.MustCompile(`(?i)\b(who(ever|mever|m)?|nobody|somebody|anybody
 	`all the same|as a rule|of late|takes as long|beside|say so|says so|said so|asks|asked for|a look|is none|` +
 	`are none)\b`)
 
+var (
+	sentenceEnd  = regexp.MustCompile(`[.:;!?]\s+|\n\s*\n`)
+	quoted       = regexp.MustCompile("`[^`]*`|https?://\\S+|(?s:```.*?```)")
+	literal      = regexp.MustCompile(`"(?:[^"\\\n]|\\.)*"`)
+	commentBlock = regexp.MustCompile(`(?m)(?:^\s*(?://|--).*\n)+`)
+	commentLine  = regexp.MustCompile(`(?m)^\s*(?://|--) ?(.*)\n`)
+)
+
 // budgets are how many sentences of each kind have a mark. They may only fall.
 var budgets = map[string]int{"comments": 38, "comments of tests": 11, "texts": 6, "SQL and Lua": 6, "pages": 8}
 
@@ -23,19 +31,17 @@ func TestEnglish(t *testing.T) {
 	must(t, err)
 	found := map[string][]string{}
 	count := func(kind, name, text string) {
-		for _, s := range regexp.MustCompile(`[.:;!?]\s+|\n\s*\n`).Split(text, -1) {
+		for _, s := range sentenceEnd.Split(text, -1) {
 			if len(strings.Fields(s)) >= 4 && mark.MatchString(s) {
 				found[kind] = append(found[kind], name+": "+s)
 			}
 		}
 	}
-	code := regexp.MustCompile("`[^`]*`|https?://\\S+|(?s:```.*?```)")
-	literal, comment := regexp.MustCompile(`"(?:[^"\\\n]|\\.)*"`), regexp.MustCompile(`(?m)^\s*(?://|--) ?(.*)\n`)
 	for name := range strings.FieldsSeq(string(out)) {
 		switch {
 		case name == "docs/english_test.go":
 		case strings.HasSuffix(name, ".md"):
-			count("pages", name, code.ReplaceAllString(read(t, name), " "))
+			count("pages", name, quoted.ReplaceAllString(read(t, name), " "))
 		case strings.HasSuffix(name, ".sql"), strings.HasSuffix(name, ".lua"), strings.HasSuffix(name, ".go"):
 			text, kind := read(t, name), "SQL and Lua"
 			if strings.HasSuffix(name, ".go") {
@@ -48,9 +54,8 @@ func TestEnglish(t *testing.T) {
 					count("texts", name, m)
 				}
 			}
-			comments := regexp.MustCompile(`(?m)(?:^\s*(?://|--).*\n)+`).FindAllString(text, -1)
-			for _, c := range comments {
-				count(kind, name, code.ReplaceAllString(comment.ReplaceAllString(c, "$1 "), " "))
+			for _, c := range commentBlock.FindAllString(text, -1) {
+				count(kind, name, quoted.ReplaceAllString(commentLine.ReplaceAllString(c, "$1 "), " "))
 			}
 		}
 	}

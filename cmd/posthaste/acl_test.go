@@ -128,7 +128,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	relay := w.spawn("relay", "--stream-maxlen=5")
 	as("posthaste_api")
 	api := w.spawn("serve")
-	relay.waitReady(t, http.StatusOK, "")
+	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
 	user := uuid.NewString()
 	// The functions are missing, as on a new primary. serve may not load them; the relay does.
 	for _, n := range nodes {

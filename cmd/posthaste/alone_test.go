@@ -46,7 +46,7 @@ func TestAnOutboxAlone(t *testing.T) {
 		}
 	}
 	w.waitMode("poll", 20*time.Second)
-	r.waitReady(t, 200, "")
+	r.waitReady(t, 200, "", 30*time.Second)
 	text, err := r.metrics()
 	must(t, err)
 	for _, path := range []string{"/readyz", "/relay", "/console/api/trace?id=" + id, "/console/api/state"} {
@@ -113,9 +113,9 @@ func TestARelayMigratesWhenPostgresIsThere(t *testing.T) {
 	w := worldOf(t, d, testenv.Redis(t))
 	must(t, server.Stop("immediate"))
 	r := w.spawn("relay", "--migrate")
-	r.waitReady(t, 503, "postgres: ")
+	r.waitReady(t, 503, "postgres: ", 30*time.Second)
 	must(t, server.Start(t.Context()))
-	r.waitReady(t, 200, "")
+	r.waitReady(t, 200, "", 30*time.Second)
 	w.waitMode("cdc", 30*time.Second)
 }
 

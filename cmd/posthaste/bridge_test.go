@@ -59,14 +59,14 @@ func TestBridgedRowsArePublished(t *testing.T) {
 			}
 		})
 		for kills := range 2 {
-			w.waitLen("outbox.order", int64(100*(kills+1)))
+			w.waitLen("outbox.order", int64(100*(kills+1)), 60*time.Second)
 			relay.kill()
 			relay = w.spawn("relay")
 		}
-		w.waitLen("outbox.order", 300)
+		w.waitLen("outbox.order", 300, 60*time.Second)
 		close(stop)
 		writer.Wait()
-		w.waitLen("outbox.order", int64(last))
+		w.waitLen("outbox.order", int64(last), 60*time.Second)
 		w.oracle.WaitEmpty(t, 30*time.Second)
 		var got, want []string
 		for _, e := range w.oracle.Entries(t, "order") {

@@ -100,7 +100,7 @@ func TestDataOfADumpAreRestored(t *testing.T) {
 			}
 
 			r = to.spawn("relay")
-			r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+			r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
 			to.adopt()
 			to.waitMode("cdc", 30*time.Second)
 			to.oracle.Others = []*testenv.Load{settled}
@@ -169,7 +169,7 @@ func TestAWholeDumpIsRestored(t *testing.T) {
 				restore(t, w.db, data, stop...)
 				r = w.spawn("relay", "--stream-maxlen=0")
 				if place != "the tables" {
-					r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+					r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
 					w.adopt()
 				}
 				w.waitMode(mode, 30*time.Second)
@@ -210,7 +210,7 @@ func TestACopyNamesWhatTheOriginalLeftUnsettled(t *testing.T) {
 		to.db.Relay = w.db.Relay
 		restore(t, to.db, data, "-v", "ON_ERROR_STOP=1")
 		r = to.spawn("relay")
-		r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+		r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
 		to.adopt()
 		to.waitMode(mode, 30*time.Second)
 		if n := testenv.Value[int](t, to.db, "SELECT count(*) FROM outbox_phantom"); n != gone.Committed() {

@@ -259,7 +259,7 @@ func (w *world) switches(r *child, mode string) {
 	if mode == "auto" {
 		mode = "cdc"
 	}
-	w.waitMode(mode, 30*time.Second)
+	w.waitMode(mode, 20*time.Second)
 }
 
 func TestBacklogFromBeforeTheFirstStartArrives(t *testing.T) {

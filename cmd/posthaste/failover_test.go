@@ -208,7 +208,7 @@ func TestTheDiskOfTheWALIsFull(t *testing.T) {
 			return w.db.Pool.Ping(t.Context())
 		})
 		w.waitMode(mode, 30*time.Second)
-		r.waitReady(t, http.StatusOK, "")
+		r.waitReady(t, http.StatusOK, "", 30*time.Second)
 		w.waitCommitted(load, load.Committed()+500)
 		w.ended(load)
 	})

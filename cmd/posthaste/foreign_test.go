@@ -25,8 +25,8 @@ func (w *world) adopt() {
 // and that the relay has kept its events.
 func (w *world) refused(r *child, load *testenv.Load) {
 	w.t.Helper()
-	r.waitReady(w.t, http.StatusServiceUnavailable, "foreign_stream")
-	r.waitReady(w.t, http.StatusServiceUnavailable, "posthaste adopt")
+	r.waitReady(w.t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
+	r.waitReady(w.t, http.StatusServiceUnavailable, "posthaste adopt", 30*time.Second)
 	var h readiness
 	if _, err := r.get("/readyz", &h); err != nil || len(h.Reasons) != 1 {
 		w.t.Fatalf("readyz: %+v, %v; want one reason", h, err)
@@ -477,7 +477,7 @@ func TestAFreshInstallationAdopts(t *testing.T) {
 			testenv.StartLoad(t, second.db, testenv.LoadOptions{Total: 200, Tag: "second-"}).Wait()
 			if started {
 				r = second.spawn("relay")
-				r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+				r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
 			}
 			second.adopt()
 			for range 3 {

@@ -83,7 +83,7 @@ func (r result) says(t *testing.T, code int, texts ...string) {
 		}
 	}
 	if r.code != code || len(missing) > 0 {
-		t.Errorf("exit %d: %s%s; want exit %d and %q", r.code, r.out, r.errOut, code, missing)
+		t.Fatalf("exit %d: %s%s; want exit %d and %q", r.code, r.out, r.errOut, code, missing)
 	}
 }
 
@@ -173,9 +173,9 @@ type readiness struct {
 }
 
 // waitReady waits until /readyz answers with the status, and with text somewhere in its reasons.
-func (c *child) waitReady(t *testing.T, status int, text string) {
+func (c *child) waitReady(t *testing.T, status int, text string, within time.Duration) {
 	t.Helper()
-	testenv.Eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, within, func() error {
 		var h readiness
 		got, err := c.get("/readyz", &h)
 		texts := strings.Join(slices.Concat(h.Reasons, h.Degraded, h.Remedy), "\n")

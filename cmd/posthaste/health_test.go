@@ -35,7 +35,7 @@ func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
 	entries(12)
 	must(t, w.redis.Client.FlushAll(t.Context()).Err())
 	entries(12)
-	r.waitReady(t, 503, "") // the configured durability is not reached, and that is reported
+	r.waitReady(t, 503, "", 20*time.Second) // the configured durability is not reached, and that is reported
 }
 
 // Postgres refuses the statements after publishing. Readiness reports that in both modes, and recovers.
@@ -53,10 +53,10 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 					`errcode = '42501'; END $$`)
 			w.fix(`CREATE TRIGGER refuse BEFORE INSERT ON outbox_mark FOR EACH ROW EXECUTE FUNCTION refuse()`)
 			load := w.wrote(testenv.LoadOptions{Total: 24})
-			r.waitReady(t, 503, "")
+			r.waitReady(t, 503, "", 20*time.Second)
 			w.fix(`DROP TRIGGER refuse ON outbox_mark`)
 			w.oracle.Check(t, load, 20*time.Second)
-			r.waitReady(t, 200, "")
+			r.waitReady(t, 200, "", 20*time.Second)
 			if mode == "auto" {
 				r.waitLogged("published events cannot be settled")
 				r.waitLogged("settling again") // logged after readiness has changed
@@ -76,10 +76,10 @@ func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
 	must(t, w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err())
 	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
 		`(gen_random_uuid(), 'bad', 'a', 'x', '{}')`)
-	r.waitReady(t, 503, "")
+	r.waitReady(t, 503, "", 20*time.Second)
 	w.fix(`DROP TRIGGER refuse ON outbox_dead`)
 	w.oracle.WaitEmpty(t, 20*time.Second)
-	r.waitReady(t, 200, "")
+	r.waitReady(t, 200, "", 20*time.Second)
 }
 
 // A server has no free walsender: events are swept, auto is degraded, cdc is not ready.
@@ -95,7 +95,7 @@ func TestStreamThatCannotStartIsSaid(t *testing.T) {
 	}
 	testenv.Eventually(t, 20*time.Second, degraded)
 	r.setMode("cdc")
-	r.waitReady(t, 503, "")
+	r.waitReady(t, 503, "", 30*time.Second)
 	load := w.wrote(testenv.LoadOptions{Total: 60})
 	w.oracle.Check(t, load, 20*time.Second)
 	r.setMode("auto")
@@ -120,7 +120,7 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	must(t, w.redis.Start(t.Context()))
 	w.oracle.Check(t, load, 20*time.Second)
 	for _, r := range relays {
-		r.waitReady(t, 200, "")
+		r.waitReady(t, 200, "", 20*time.Second)
 	}
 }
 
@@ -134,9 +134,9 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 			"not audited yet: a first audit without an answer would end the stream")
 	})
 	w.fix(`ALTER VIEW outbox_settled RENAME TO elsewhere`)
-	r.waitReady(t, 503, `relation "outbox_settled" does not exist`)
+	r.waitReady(t, 503, `relation "outbox_settled" does not exist`, 30*time.Second)
 	w.fix(`ALTER VIEW elsewhere RENAME TO outbox_settled`)
-	r.waitReady(t, 200, "")
+	r.waitReady(t, 200, "", 20*time.Second)
 	w.delivers()
 }
 
@@ -168,7 +168,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	unready(r)
 	proxy.Set(testenv.Trouble{})
 	w.waitMode("cdc", 20*time.Second)
-	r.waitReady(t, 200, "")
+	r.waitReady(t, 200, "", 20*time.Second)
 
 	lost()
 	testenv.Eventually(t, 30*time.Second, func() error {
@@ -176,6 +176,6 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	})
 	unready(r)
 	proxy.Set(testenv.Trouble{})
-	r.waitReady(t, 200, "")
+	r.waitReady(t, 200, "", 30*time.Second)
 	w.delivers()
 }

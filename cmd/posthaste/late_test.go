@@ -89,6 +89,6 @@ func TestRowSecurityIsNotAnEmptyTable(t *testing.T) {
 	w.pgURL = owner
 	w.fix("ALTER TABLE outbox DISABLE ROW LEVEL SECURITY")
 	w.desire("auto")
-	r.waitReady(t, http.StatusOK, "")
+	r.waitReady(t, http.StatusOK, "", 20*time.Second)
 	w.delivers()
 }

@@ -321,12 +321,12 @@ func TestALossInTheMiddleOfARestoration(t *testing.T) {
 	w.waitSettled(5000)
 	for range 3 {
 		do(t, w.redis.Client, "flushall")
-		w.waitLen("outbox.order", 1000)
+		w.waitLen("outbox.order", 1000, 60*time.Second)
 	}
 	load.Stop()
 	w.oracle.Check(t, load, 60*time.Second)
 	w.restored(5000)
-	r.waitReady(t, http.StatusOK, "")
+	r.waitReady(t, http.StatusOK, "", 20*time.Second)
 }
 
 // A stream's key is replaced with a key of another type. Nothing can be restored there; that is reported, and other
@@ -352,7 +352,7 @@ func TestWhatCannotBeRestoredHoldsUpNobody(t *testing.T) {
 	if n := w.redis.Client.XLen(t.Context(), "outbox.user").Val(); n != want {
 		t.Errorf("%d entries of the other stream, want %d", n, want)
 	}
-	r.waitReady(t, http.StatusOK, "")
+	r.waitReady(t, http.StatusOK, "", 20*time.Second)
 }
 
 // Only the gate is set back to an earlier state, with and without a running relay. The events that the gate lacks are

@@ -70,7 +70,7 @@ func TestAManagedServerRefusesAFunction(t *testing.T) {
 			w := managed(t, testenv.Empty(t), function)
 			w.desire("poll")
 			r := w.spawn("relay")
-			r.waitReady(t, http.StatusOK, "")
+			r.waitReady(t, http.StatusOK, "", 30*time.Second)
 			w.waitMode("poll", 20*time.Second)
 			w.delivers()
 			w.reports(function)
@@ -78,7 +78,7 @@ func TestAManagedServerRefusesAFunction(t *testing.T) {
 			if why == "" {
 				w.waitMode("cdc", 30*time.Second)
 			} else {
-				r.waitReady(t, http.StatusServiceUnavailable, why)
+				r.waitReady(t, http.StatusServiceUnavailable, why, 30*time.Second)
 			}
 			w.delivers()
 			res := w.once("doctor")
@@ -126,7 +126,7 @@ func TestAManagedServerRefusesAllFunctions(t *testing.T) {
 			w := managed(t, db, refused...)
 			w.desire("poll")
 			r := w.spawn("relay")
-			r.waitReady(t, http.StatusOK, "")
+			r.waitReady(t, http.StatusOK, "", 30*time.Second)
 			w.waitMode("poll", 20*time.Second)
 			w.delivers()
 			for _, text := range []string{"pg_upgrade", "a failover"} {
@@ -135,7 +135,7 @@ func TestAManagedServerRefusesAllFunctions(t *testing.T) {
 				}
 			}
 			w.desire("cdc")
-			r.waitReady(t, http.StatusServiceUnavailable, "slot: ")
+			r.waitReady(t, http.StatusServiceUnavailable, "slot: ", 30*time.Second)
 			w.delivers()
 		})
 	}

@@ -200,7 +200,7 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 			w.waitIDs("outbox.full", ids...)
 		}
 		w.oracle.WaitEmpty(t, 20*time.Second)
-		r.waitReady(t, http.StatusOK, "")
+		r.waitReady(t, http.StatusOK, "", 20*time.Second)
 		w.dead(0, 20*time.Second)
 	})
 }
@@ -221,17 +221,17 @@ func TestARelayStartsWhileAStreamTakesNothing(t *testing.T) {
 	r = w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
 	for n := int64(300); n <= 1500; n += 300 { // longer than a pass may wait
-		w.waitLen("outbox.order", n)
+		w.waitLen("outbox.order", n, 60*time.Second)
 	}
 	w.waitMode("poll", time.Second)
-	r.waitReady(t, http.StatusServiceUnavailable, "")
+	r.waitReady(t, http.StatusServiceUnavailable, "", 20*time.Second)
 	setID(w.redis.Client.XRange(t.Context(), "outbox.full", "-", "+").Val()[0].ID)
 	w.waitMode("cdc", 30*time.Second)
 	w.ended(load)
 	if n := len(rawEntries(t, w, "outbox.full")); n != 2 {
 		t.Errorf("%d events of the mended stream are published, want 2", n)
 	}
-	r.waitReady(t, http.StatusOK, "")
+	r.waitReady(t, http.StatusOK, "", 20*time.Second)
 }
 
 // A row whose text cannot be represented in UTF-8 is parked and named. The following rows are delivered, in the desired

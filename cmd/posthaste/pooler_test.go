@@ -20,7 +20,7 @@ func TestThroughATransactionPooler(t *testing.T) {
 	w.waitMode("cdc", 30*time.Second)
 	w.pgURL = testenv.PgBouncer(t, w.db.URL, "transaction")
 	api := w.spawn("serve")
-	api.waitReady(t, http.StatusOK, "")
+	api.waitReady(t, http.StatusOK, "", 30*time.Second)
 	var wg sync.WaitGroup
 	for i := range orders {
 		wg.Go(func() {
@@ -35,7 +35,7 @@ func TestThroughATransactionPooler(t *testing.T) {
 		t.Errorf("%d events, want %d", n, orders)
 	}
 	id := w.insert("order", "a", 1)
-	w.waitLen("outbox.order", orders+1)
+	w.waitLen("outbox.order", orders+1, 60*time.Second)
 	for _, args := range [][]string{
 		{"status"},
 		{"trace", id},
@@ -72,7 +72,7 @@ func TestARelayThroughASessionPooler(t *testing.T) {
 		t.Errorf("doctor: exit %d: %s%s", res.code, res.out, res.errOut)
 	}
 	w.desire("cdc")
-	r.waitReady(t, http.StatusServiceUnavailable, "slot: pooler: cdc needs a direct connection")
+	r.waitReady(t, http.StatusServiceUnavailable, "slot: pooler: cdc needs a direct connection", 30*time.Second)
 	w.delivers()
 	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ $1",
 		w.db.Relay); n != 0 {

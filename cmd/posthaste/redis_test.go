@@ -65,7 +65,7 @@ func (w *world) worksWith(settings ...string) {
 	relay, api := w.spawn("relay", settings...), w.spawn("serve", settings...)
 	group := w.spawn("consume", append([]string{"--group=g"}, settings...)...)
 	ordered := w.spawn("consume", append([]string{"--group=o", "--ordered"}, settings...)...)
-	relay.waitReady(t, http.StatusOK, "")
+	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
 	types := []string{"a", "b", "c", "d", "e", "f"} // streams of several masters, and some of the same slot
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Types: types})
 	user := uuid.NewString()
@@ -182,13 +182,14 @@ func TestAClusterThatAppearsLater(t *testing.T) {
 	w := worldAt(t, "redis://"+c.Nodes[0].Addr(), c.Client)
 	must(t, c.Kill())
 	relay := w.spawn("relay")
-	relay.waitReady(t, http.StatusServiceUnavailable, "connection refused")
+	relay.waitReady(t, http.StatusServiceUnavailable, "connection refused", 30*time.Second)
 	must(t, c.Start(t.Context()))
-	relay.waitReady(t, http.StatusServiceUnavailable, "restart it, or name the cluster in the URL with addr=host:port")
+	relay.waitReady(t, http.StatusServiceUnavailable, "restart it, or name the cluster in the URL with addr=host:port",
+		30*time.Second)
 	if relay.stop() != 0 {
 		t.Error("it does not stop")
 	}
-	w.spawn("relay").waitReady(t, http.StatusOK, "")
+	w.spawn("relay").waitReady(t, http.StatusOK, "", 30*time.Second)
 	w.delivers()
 }
 
@@ -229,7 +230,7 @@ func TestSentinel(t *testing.T) {
 
 	relay, api := w.spawn("relay", files...), w.spawn("serve", append(files, "--guard-redis-url="+w.rdURL)...)
 	group := w.spawn("consume", append([]string{"--group=after"}, files...)...)
-	relay.waitReady(t, http.StatusOK, "")
+	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
 	old, err := s.Master(t.Context())
 	must(t, err)
 	must(t, s.Servers[old].Kill())
@@ -242,7 +243,7 @@ func TestSentinel(t *testing.T) {
 	load.Wait()
 	w.oracle.Check(t, load, 30*time.Second)
 	group.waitLogged("later.changed")
-	relay.waitReady(t, http.StatusOK, "")
+	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
 	for _, c := range []*child{relay, api, group} {
 		if strings.Contains(c.output(), secret) {
 			t.Error("a password is in a log")
@@ -258,7 +259,7 @@ func TestSlotsMoveUnderEverything(t *testing.T) {
 	w := worldAt(t, c.URL(), c.Client)
 	relay, api := w.spawn("relay"), w.spawn("serve")
 	group := w.spawn("consume", "--group=g", "--ordered")
-	relay.waitReady(t, http.StatusOK, "")
+	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
 	user := uuid.NewString()
 	w.post(api, "/add/"+user, uuid.NewString(), `{"amount":1000}`, http.StatusOK)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200, Types: []string{"a", "b"}})

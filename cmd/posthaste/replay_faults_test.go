@@ -13,9 +13,9 @@ import (
 )
 
 // waitLen waits until a stream has at least n entries.
-func (w *world) waitLen(stream string, n int64) {
+func (w *world) waitLen(stream string, n int64, within time.Duration) {
 	w.t.Helper()
-	testenv.Eventually(w.t, 60*time.Second, func() error {
+	testenv.Eventually(w.t, within, func() error {
 		have, err := w.redis.Client.XLen(w.t.Context(), stream).Result()
 		return testenv.FailIf(err != nil || have < n, "%d entries (%w), want %d", have, err, n)
 	})
@@ -29,7 +29,7 @@ func TestReplayKilled(t *testing.T) {
 	ids := slices.Concat(w.keep(events/2, "outbox.order"), w.keepInLog(events/2))
 	for i := range kills {
 		p := w.start("replay", "--all", "--rate=3000")
-		w.waitLen("outbox.order", int64((i+1)*500))
+		w.waitLen("outbox.order", int64((i+1)*500), 20*time.Second)
 		_ = p.cmd.Process.Kill()
 		<-p.done
 		// Events published after the start of the replay are not part of it.
@@ -53,7 +53,7 @@ func (w *world) replaying(rate string) (p *program, ids []string) {
 	w.t.Helper()
 	ids = w.keep(10000, "outbox.order")
 	p = w.start("replay", "--all", "--rate="+rate)
-	w.waitLen("outbox.order", 250)
+	w.waitLen("outbox.order", 250, 20*time.Second)
 	return p, ids
 }
 
@@ -123,9 +123,9 @@ func TestReplayThroughTrouble(t *testing.T) {
 			n := strings.Count(p.text(), "going on\n")
 			return testenv.FailIf(n < goesOn, "it goes on %d times, want %d: %s", n, goesOn, p.text())
 		})
-		w.waitLen("outbox.order", before+1)
+		w.waitLen("outbox.order", before+1, 20*time.Second)
 	}
-	w.waitLen("outbox.order", 500)
+	w.waitLen("outbox.order", 500, 20*time.Second)
 	trouble("raise maxmemory", func() { set("maxmemory", "1") }, func() { set("maxmemory", "0") })
 	trouble("READONLY", func() { client.Do(ctx, "replicaof", "127.0.0.1", "1") },
 		func() { client.Do(ctx, "replicaof", "no", "one") })
@@ -144,7 +144,7 @@ func TestReplayThroughTrouble(t *testing.T) {
 	})
 	w.db.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE "+
 		"'posthaste%replay%' AND datname = current_database()")
-	w.waitLen("outbox.order", client.XLen(ctx, "outbox.order").Val()+1000)
+	w.waitLen("outbox.order", client.XLen(ctx, "outbox.order").Val()+1000, 20*time.Second)
 	must(t, p.cmd.Process.Signal(syscall.SIGINT))
 	<-p.done
 	if v, _ := w.replay("--all"); !v.Finished || v.Count != events {
@@ -262,7 +262,7 @@ func TestReplaySaysWhatLeftHistory(t *testing.T) {
 	w.keep(5000, "outbox.order")
 	w.keepInLog(5000)
 	p := w.start("replay", "--all", "--rate=2000")
-	w.waitLen("outbox.order", 250)
+	w.waitLen("outbox.order", 250, 20*time.Second)
 	w.db.Exec(t, "DELETE FROM outbox WHERE seq BETWEEN 4951 AND 5000 OR seq > 9950")
 	p.ends(t, 1, "100 of 10,000 events left history before they were replayed")
 }

@@ -60,8 +60,9 @@ func TestARestorationIsConfirmed(t *testing.T) {
 	w.waitSettled(events)
 	do(t, replica.Client, "replicaof", "127.0.0.1", "1") // the server is not a replica any more
 	do(t, w.redis.Client, "flushall")
-	w.waitLen("outbox.order", events)
-	r.waitReady(t, http.StatusServiceUnavailable, "restore: outbox.order: confirm") // the relay has tried to confirm
+	w.waitLen("outbox.order", events, 60*time.Second)
+	// The relay has tried to confirm.
+	r.waitReady(t, http.StatusServiceUnavailable, "restore: outbox.order: confirm", 30*time.Second)
 	if w.unrepaired() == 0 {
 		t.Error("what is nowhere but in one memory is noted as restored")
 	}
@@ -167,7 +168,7 @@ func TestMarksOfAPartAreLost(t *testing.T) {
 				if stopped {
 					r = w.spawn("relay")
 				}
-				r.waitReady(t, http.StatusServiceUnavailable, "outbox_mark")
+				r.waitReady(t, http.StatusServiceUnavailable, "outbox_mark", 30*time.Second)
 				var h readiness
 				if _, err := r.get("/readyz", &h); err != nil {
 					t.Fatal(err)
@@ -177,7 +178,7 @@ func TestMarksOfAPartAreLost(t *testing.T) {
 				w.waitMode(mode, 30*time.Second)
 				w.oracle.MayRepeat = true
 				w.oracle.Check(t, load, 30*time.Second)
-				r.waitReady(t, http.StatusOK, "")
+				r.waitReady(t, http.StatusOK, "", 20*time.Second)
 			})
 		}
 	})

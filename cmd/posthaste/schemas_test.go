@@ -86,7 +86,7 @@ func TestTwoSchemasWithOnePrefix(t *testing.T) {
 	b := a.schema("outbox.")
 	b.desire("poll")
 	b.wrote(testenv.LoadOptions{Total: 20, Tag: "b-"})
-	b.spawn("relay").waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+	b.spawn("relay").waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
 	a.delivers()
 	if now := a.epoch(); now != epoch || ready(relay, "leader") != nil {
 		t.Errorf("the other outbox has raised the epoch from %d to %d", epoch, now)

@@ -90,7 +90,7 @@ func TestPasswordsChange(t *testing.T) {
 		r := newRotation(t)
 		relay := r.relayIn(mode)
 		api := r.spawn("serve")
-		api.waitReady(t, http.StatusOK, "")
+		api.waitReady(t, http.StatusOK, "", 30*time.Second)
 		exe, err := os.Executable()
 		must(t, err)
 		consumer := r.fork(exe, r.env, "consume", "--group=g", "--admin-addr=")
@@ -116,7 +116,7 @@ func TestPasswordsChange(t *testing.T) {
 			r.files()
 			r.servers()
 			testenv.Eventually(t, 30*time.Second, func() error { return ready(relay, "leader") })
-			api.waitReady(t, http.StatusOK, "")
+			api.waitReady(t, http.StatusOK, "", 30*time.Second)
 			if a, err := placeOrder(t.Context(), api.http, 5); err != nil || a.status != http.StatusCreated {
 				t.Errorf("order: status %d, %v", a.status, err)
 			}
@@ -162,7 +162,7 @@ func TestAddressesOfFilesChange(t *testing.T) {
 	r.servers()
 	r.db.Exec(t, "CREATE ROLE "+r.role+"_2 SUPERUSER LOGIN PASSWORD '"+r.password()+"'")
 	r.cut()
-	relay.waitReady(t, http.StatusServiceUnavailable, "POSTHASTE_POSTGRES_URL_FILE")
+	relay.waitReady(t, http.StatusServiceUnavailable, "POSTHASTE_POSTGRES_URL_FILE", 30*time.Second)
 	as(r.role+"_2", "127.0.0.1:1")
 	testenv.Eventually(t, 30*time.Second, func() error { return ready(relay, "leader") })
 	r.delivers()

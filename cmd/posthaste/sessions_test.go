@@ -42,7 +42,8 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 		}
 		return nil
 	})
-	w.switches(r, "auto")
+	r.setMode("auto")
+	w.waitMode("cdc", 30*time.Second)
 	if _, err := tx.Exec(t.Context(), insert); err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +252,7 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 	w := newWorld(t)
 	relay, api := w.spawn("relay"), w.spawn("serve")
 	w.waitMode("cdc", 20*time.Second)
-	api.waitReady(t, http.StatusOK, "")
+	api.waitReady(t, http.StatusOK, "", 10*time.Second)
 	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" SET default_transaction_read_only = on")
 	since := testenv.Value[time.Time](t, w.db, "SELECT clock_timestamp()")
 	testenv.Eventually(t, 30*time.Second, func() error {
@@ -267,10 +268,10 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 		}
 		return nil
 	})
-	api.waitReady(t, http.StatusServiceUnavailable, "read_only")
+	api.waitReady(t, http.StatusServiceUnavailable, "read_only", 30*time.Second)
 	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" RESET default_transaction_read_only")
-	relay.waitReady(t, http.StatusOK, "")
-	api.waitReady(t, http.StatusOK, "")
+	relay.waitReady(t, http.StatusOK, "", 20*time.Second)
+	api.waitReady(t, http.StatusOK, "", 20*time.Second)
 	w.delivers()
 	if a, err := placeOrder(t.Context(), api.http, 1); err != nil || a.status != http.StatusCreated {
 		t.Errorf("order: status %d, %v: %s", a.status, err, a.body)
@@ -288,9 +289,9 @@ func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
 	w.fix(`CREATE TRIGGER refuse BEFORE UPDATE OF epoch ON relay_state FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	w.db.Exec(t, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+
 		w.db.Relay)
-	r.waitReady(t, http.StatusServiceUnavailable, "not for you")
+	r.waitReady(t, http.StatusServiceUnavailable, "not for you", 30*time.Second)
 	w.fix(`DROP TRIGGER refuse ON relay_state`)
-	r.waitReady(t, http.StatusOK, "")
+	r.waitReady(t, http.StatusOK, "", 20*time.Second)
 	w.delivers()
 }
 
@@ -306,7 +307,7 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" NOREPLICATION")
 	w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
 	w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
-	r.waitReady(t, http.StatusOK, "wal: ")
+	r.waitReady(t, http.StatusOK, "wal: ", 30*time.Second)
 	w.delivers()
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" REPLICATION")
 	testenv.Eventually(t, 20*time.Second, func() error {

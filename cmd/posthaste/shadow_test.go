@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -28,7 +29,7 @@ func TestShadow(t *testing.T) {
 			w.spawn("relay")
 		}
 	}
-	w.waitLen("outbox.order", 300)
+	w.waitLen("outbox.order", 300, 60*time.Second)
 	again := w.redis.Client.XRangeN(t.Context(), "outbox.order", "-", "+", 1).Val()[0]
 	must(t, w.redis.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: "outbox.order", Values: again.Values}).Err())
 	if code := comparing.stop(); code != 1 {

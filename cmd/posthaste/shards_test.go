@@ -217,7 +217,7 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 		t.Errorf("before %v, after %v", before, after)
 	}
 	w.lostNothing()
-	r.waitReady(t, 200, "")
+	r.waitReady(t, 200, "", 30*time.Second)
 
 	// A replay treats the streams of a type as one.
 	if res := w.once("replay", "--stream=outbox.order", "--since=1h", "--rate=0"); res.code != 0 ||
@@ -265,7 +265,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	do(t, w.redis.Client, "xgroup", "destroy", "outbox.order", "forgotten")
 	p.ends(t, 0)
 	w.waitShards(2)
-	w.spawn("relay").waitReady(t, 200, "")
+	w.spawn("relay").waitReady(t, 200, "", 30*time.Second)
 	w.delivers()
 	in := w.oracle.Streams(t, "order")
 	if len(in) != 3 {

@@ -164,13 +164,13 @@ func TestWhoMayNotShare(t *testing.T) {
 	// A database without the setting to share.
 	d := worldOf(t, testenv.Postgres(t), redis)
 	d.wrote(testenv.LoadOptions{Total: 60, Tag: "d-"})
-	d.spawn("relay").waitReady(t, http.StatusServiceUnavailable, "--shared-streams")
+	d.spawn("relay").waitReady(t, http.StatusServiceUnavailable, "--shared-streams", 30*time.Second)
 	// A copy, on another server, of a database that shares: it has the same name.
 	copied := worldOf(t, s.dumped(c), redis)
 	load := copied.wrote(testenv.LoadOptions{Total: 60, Tag: "copy-"})
 	r := copied.spawn("relay", sharedOn)
-	r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
-	r.waitReady(t, http.StatusServiceUnavailable, "of the same name")
+	r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
+	r.waitReady(t, http.StatusServiceUnavailable, "of the same name", 30*time.Second)
 	if n := testenv.Value[int](t, copied.db, "SELECT count(*) FROM outbox_backlog"); n < load.Committed() {
 		t.Errorf("%d rows are owed, want %d", n, load.Committed())
 	}
@@ -236,7 +236,7 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 	// While b uses the streams, a relay without the setting does not publish.
 	ra.kill()
 	ra = a.spawn("relay")
-	ra.waitReady(t, http.StatusServiceUnavailable, "/posthaste/"+b.db.Relay)
+	ra.waitReady(t, http.StatusServiceUnavailable, "/posthaste/"+b.db.Relay, 30*time.Second)
 	rb.stop()
 	left := a.once("streams", "leave", "--source=/posthaste/"+b.db.Relay, "--yes")
 	if left.code != 0 || !strings.Contains(left.out, "does not share outbox.order any more") {
@@ -245,7 +245,7 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 	testenv.Eventually(t, 30*time.Second, func() error { return ready(ra, "leader") })
 	a.ended(load)
 	again := b.wrote(testenv.LoadOptions{Total: 60, Tag: "again-"})
-	b.spawn("relay", sharedOn).waitReady(t, http.StatusServiceUnavailable, "does not share it")
+	b.spawn("relay", sharedOn).waitReady(t, http.StatusServiceUnavailable, "does not share it", 30*time.Second)
 	// b takes the streams over by force. a is notified and joins.
 	ra.stop()
 	b.adopt() // runs without the setting; its relay then adopts again and shares

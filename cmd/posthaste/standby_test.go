@@ -165,7 +165,7 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 		if out := w.once("status").out; !strings.Contains(out, "Postgres has gone back in time") {
 			t.Errorf("status: %s", out)
 		}
-		r.waitReady(t, http.StatusOK, "")
+		r.waitReady(t, http.StatusOK, "", 20*time.Second)
 	})
 }
 
@@ -310,7 +310,7 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 			END LOOP; END $$`)
 			r = w.spawn("relay", "--stream-maxlen=0")
 			if c.other || !c.ahead {
-				r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+				r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
 				w.adopt()
 			}
 			w.waitMode("cdc", 30*time.Second)
@@ -361,8 +361,8 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 			load := testenv.StartLoad(t, d, testenv.LoadOptions{Total: 60, Tag: "copy-"})
 			load.Wait()
 			cr := c.spawn("relay")
-			cr.waitReady(t, http.StatusServiceUnavailable, "copy: ")
-			cr.waitReady(t, http.StatusServiceUnavailable, "SET database_oid = 0")
+			cr.waitReady(t, http.StatusServiceUnavailable, "copy: ", 30*time.Second)
+			cr.waitReady(t, http.StatusServiceUnavailable, "SET database_oid = 0", 30*time.Second)
 			w.delivers()
 			w.delivers()
 			if now := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state"); now != epoch {

@@ -22,8 +22,8 @@ func TestPostgresUnreachableAtTheStart(t *testing.T) {
 	proxy.Down()
 	w.pgURL = testenv.Through(w.pgURL, proxy.Addr())
 	relay, api := w.spawn("relay"), w.spawn("serve")
-	relay.waitReady(t, http.StatusServiceUnavailable, "postgres")
-	api.waitReady(t, http.StatusServiceUnavailable, "postgres")
+	relay.waitReady(t, http.StatusServiceUnavailable, "postgres", 30*time.Second)
+	api.waitReady(t, http.StatusServiceUnavailable, "postgres", 30*time.Second)
 	for _, words := range [][]string{{"mode"}, {"status"}, {"dead", "list"}, {"migrate"}} {
 		w.once(words...).oneLine(t, 1, "")
 	}
@@ -52,7 +52,7 @@ func TestDatabaseThatComesLater(t *testing.T) {
 	name := w.db.Name + "_later"
 	w.pgURL = strings.Replace(w.db.URL, "/"+w.db.Name, "/"+name, 1)
 	r := w.spawn("relay")
-	r.waitReady(t, http.StatusServiceUnavailable, name)
+	r.waitReady(t, http.StatusServiceUnavailable, name, 30*time.Second)
 	for _, words := range [][]string{{"mode"}, {"status"}, {"dead", "list"}} {
 		res := w.once(words...)
 		res.oneLine(t, 1, name)
@@ -73,7 +73,7 @@ func TestDatabaseThatComesLater(t *testing.T) {
 		dropDatabase(t, first, name, later.Relay)
 	})
 	// Postgres is up, but has no tables.
-	r.waitReady(t, http.StatusServiceUnavailable, "posthaste migrate")
+	r.waitReady(t, http.StatusServiceUnavailable, "posthaste migrate", 30*time.Second)
 	w.once("mode").oneLine(t, 1, "posthaste migrate")
 	w.once("migrate").says(t, 0, "applied")
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
@@ -111,7 +111,7 @@ func TestWALLevelTooLow(t *testing.T) {
 	server := testenv.NewServer(t, "wal_level=replica")
 	w := worldOf(t, server.Database(t), testenv.Redis(t))
 	r := w.spawn("relay")
-	r.waitReady(t, http.StatusOK, "wal_level")
+	r.waitReady(t, http.StatusOK, "wal_level", 30*time.Second)
 	w.delivers()
 	if d := w.once("doctor"); d.code != 1 || !strings.Contains(d.out, "fail  wal_level") ||
 		!strings.HasSuffix(d.out, "\n1 problem, 1 warning: the relay cannot run safely before this is fixed: "+
@@ -119,11 +119,11 @@ func TestWALLevelTooLow(t *testing.T) {
 		t.Errorf("doctor in auto: exit %d: %s", d.code, d.out)
 	}
 	r.setMode("cdc")
-	r.waitReady(t, http.StatusServiceUnavailable, "wal_level")
+	r.waitReady(t, http.StatusServiceUnavailable, "wal_level", 30*time.Second)
 	w.delivers() // not ready, but publishing
 	w.once("doctor", "--json").says(t, 1, `"ok": false`)
 	r.setMode("poll")
-	r.waitReady(t, http.StatusOK, "")
+	r.waitReady(t, http.StatusOK, "", 30*time.Second)
 	w.once("doctor").says(t, 0, "warn  wal_level")
 	w.delivers()
 }
@@ -148,8 +148,8 @@ func TestRoleWithoutReplication(t *testing.T) {
 	w := newWorld(t)
 	w.pgURL = w.role("NOREPLICATION")
 	r := w.spawn("relay")
-	r.waitReady(t, http.StatusOK, "no_replication_right")
-	r.waitReady(t, http.StatusOK, "REPLICATION") // the remedy
+	r.waitReady(t, http.StatusOK, "no_replication_right", 30*time.Second)
+	r.waitReady(t, http.StatusOK, "REPLICATION", 30*time.Second) // the remedy
 	w.delivers()
 	w.once("doctor").says(t, 1, "fail  replication right")
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" REPLICATION")
@@ -181,10 +181,10 @@ func TestMissingPublication(t *testing.T) {
 		w.db.Exec(t, "DROP PUBLICATION posthaste")
 		w.pgURL = w.role("REPLICATION")
 		r := w.spawn("relay")
-		r.waitReady(t, http.StatusOK, "publication")
+		r.waitReady(t, http.StatusOK, "publication", 30*time.Second)
 		w.delivers()
 		r.setMode("cdc")
-		r.waitReady(t, http.StatusServiceUnavailable, "CREATE PUBLICATION")
+		r.waitReady(t, http.StatusServiceUnavailable, "CREATE PUBLICATION", 30*time.Second)
 		w.delivers()
 		w.db.Exec(t, "CREATE PUBLICATION posthaste FOR TABLE outbox WITH (publish = 'insert')")
 		w.waitMode("cdc", 20*time.Second)
@@ -199,8 +199,8 @@ func TestRedisUnreachableAtTheStart(t *testing.T) {
 	w.rdURL = "redis://default:" + secret + "@" + w.redis.Addr()
 	load := w.wrote(testenv.LoadOptions{Total: 300})
 	r, api := w.spawn("relay"), w.spawn("serve")
-	r.waitReady(t, http.StatusServiceUnavailable, "redis")
-	api.waitReady(t, http.StatusOK, "redis")
+	r.waitReady(t, http.StatusServiceUnavailable, "redis", 30*time.Second)
+	api.waitReady(t, http.StatusOK, "redis", 30*time.Second)
 	doctor := w.once("doctor")
 	if doctor.code != 1 || !strings.Contains(doctor.out, "fail  redis") {
 		t.Errorf("doctor: exit %d: %s", doctor.code, doctor.out)
@@ -304,7 +304,7 @@ func TestSIGTERMEndsTheRelayInTime(t *testing.T) {
 				switch name {
 				case "Redis down":
 					must(t, w.redis.Kill())
-					r.waitReady(t, http.StatusServiceUnavailable, "")
+					r.waitReady(t, http.StatusServiceUnavailable, "", 30*time.Second)
 				case "Postgres silent":
 					proxy.Set(testenv.Trouble{LoseReplies: true})
 				}

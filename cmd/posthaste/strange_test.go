@@ -35,7 +35,7 @@ func TestOnAStrangeRedis(t *testing.T) {
 					SELECT 'traced', 'a', 'x.changed', '{}',
 						'{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}'
 					FROM pg_catalog.generate_series(1, 995)`)
-				w.waitLen("outbox.traced", 995)
+				w.waitLen("outbox.traced", 995, 20*time.Second)
 				w.retryTrimmed()
 				if n := p.Most(); n > 3900 {
 					t.Errorf("a call had %d arguments", n)

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -70,7 +71,7 @@ func TestRedisBehindTLS(t *testing.T) {
 	files := append(trust, "--redis-cert="+cert, "--redis-key="+key)
 	relay, api := w.spawn("relay", files...), w.spawn("serve", files...)
 	group := w.spawn("consume", append([]string{"--group=g"}, files...)...)
-	relay.waitReady(t, http.StatusOK, "")
+	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
 	w.post(api, "/orders", uuid.NewString(), fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`,
 		uuid.NewString()), http.StatusCreated)
 	group.waitLogged("order.created")

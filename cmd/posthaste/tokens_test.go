@@ -47,7 +47,7 @@ func TestServeTakesTokens(t *testing.T) {
 		return a.Status
 	}
 	c := w.spawn("serve", append(claims, "--jwt-jwks="+issuer.URL)...)
-	c.waitReady(t, http.StatusOK, "")
+	c.waitReady(t, http.StatusOK, "", 30*time.Second)
 	if got := post(c, token); got != http.StatusCreated {
 		t.Errorf("a token: %d", got)
 	}
@@ -56,7 +56,7 @@ func TestServeTakesTokens(t *testing.T) {
 	}
 	issuer.Close()
 	late := w.spawn("serve", append(claims, "--jwt-jwks="+issuer.URL)...)
-	late.waitReady(t, http.StatusServiceUnavailable, "jwks")
+	late.waitReady(t, http.StatusServiceUnavailable, "jwks", 30*time.Second)
 	if got := post(late, token); got != http.StatusServiceUnavailable {
 		t.Errorf("without the issuer: %d", got)
 	}

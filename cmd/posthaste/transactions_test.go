@@ -141,7 +141,8 @@ func TestTheDataAloneIsRestored(t *testing.T) {
 				w.db, w.oracle.DB, w.pgURL, to.Relay = to, to, to.URL, w.db.Relay
 				second := testenv.StartLoad(t, to, testenv.LoadOptions{Total: 60, Tag: "second-"})
 				second.Wait()
-				w.spawn("relay", "--stream-maxlen=0").waitReady(t, http.StatusServiceUnavailable, "foreign_stream")
+				w.spawn("relay", "--stream-maxlen=0").waitReady(t, http.StatusServiceUnavailable,
+					"foreign_stream", 30*time.Second)
 				w.adopt()
 				w.waitMode(mode, 30*time.Second)
 				w.oracle.Others = []*testenv.Load{first}

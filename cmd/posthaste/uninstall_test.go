@@ -2,6 +2,7 @@ package main
 
 import (
 	"testing"
+	"time"
 
 	"posthaste/internal/testenv"
 )
@@ -21,7 +22,7 @@ func TestUninstallRefusesWhatWouldBeLost(t *testing.T) {
 	refused("1 unpublished event and 0 dead events")
 	r := w.relayIn("cdc")
 	refused("a relay leads")
-	w.waitLen("outbox.order", 1)
+	w.waitLen("outbox.order", 1, 60*time.Second)
 	r.stop()
 	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at,
 			error, class, attempts)

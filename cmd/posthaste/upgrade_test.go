@@ -16,9 +16,9 @@ func TestANewerVersionMigratesWhileThisOneRuns(t *testing.T) {
 	w := newWorld(t)
 	r, api := w.spawn("relay"), w.spawn("serve")
 	w.waitMode("cdc", 20*time.Second)
-	api.waitReady(t, http.StatusOK, "")
+	api.waitReady(t, http.StatusOK, "", 20*time.Second)
 	w.db.Exec(t, "INSERT INTO posthaste_migrations (line, version) VALUES ('outbox', 99999)")
-	api.waitReady(t, http.StatusOK, "schema_newer")
+	api.waitReady(t, http.StatusOK, "schema_newer", 30*time.Second)
 	var epoch int64
 	must(t, w.db.Pool.QueryRow(t.Context(), "SELECT epoch FROM relay_state").Scan(&epoch))
 	w.db.Exec(t, `SELECT pg_terminate_backend(pid) FROM pg_locks

@@ -225,8 +225,8 @@ func (r *Report) sample(ctx context.Context, c *campaign) {
 	}
 }
 
-// grown returns figures of the processes and of the tables that should stay flat. The log keeps every event of a
-// campaign, so its figure is the size per event.
+// grown fills in s what Postgres says, and returns figures of the processes and of the tables that should stay flat.
+// The log keeps every event of a campaign, so its figure is the size per event.
 func (c *campaign) grown(ctx context.Context, s *sample) map[string]float64 {
 	figures := map[string]float64{}
 	c.ask(ctx, s, figures)

@@ -1,7 +1,6 @@
 package testenv
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,41 +116,52 @@ func (c *RedisCluster) Slot(tb testing.TB, key string) int {
 }
 
 // Master returns the number of the node that serves a slot according to that node itself: other nodes may be out of
-// date for a moment, even after a SETSLOT. If all nodes answer, and none names itself for 10 s, the one of those named
-// with the most keys of the slot takes it, as after redis-cli --cluster fix.
+// date for a moment, even after a SETSLOT. If all nodes answer, and none names itself for 10 s, it assigns the slot.
 func (c *RedisCluster) Master(tb testing.TB, slot int) (master int) {
 	tb.Helper()
 	began := time.Now()
 	Eventually(tb, 30*time.Second, func() error {
-		var views []string
-		counts, named, lost := make([]int64, len(c.Nodes)), map[int]bool{}, true
+		var named []int
+		var errs []error
 		for i, n := range c.Nodes {
 			if !n.Running() {
-				views, lost = append(views, "not running"), false
+				errs = append(errs, fmt.Errorf("node %d does not run", i))
 				continue
 			}
 			client := c.client(i)
 			m, err := c.MasterBy(tb.Context(), client, slot)
-			counts[i] = client.ClusterCountKeysInSlot(tb.Context(), slot).Val()
 			_ = client.Close()
 			if err == nil && m == i {
 				master = i
 				return nil
 			}
-			named[m], lost = true, lost && err == nil
-			views = append(views, fmt.Sprintf("%d %v", m, err))
+			if err != nil {
+				errs = append(errs, fmt.Errorf("node %d: %w", i, err))
+				continue
+			}
+			named = append(named, m)
 		}
-		if lost && time.Since(began) > 10*time.Second {
-			most := slices.MaxFunc(slices.Collect(maps.Keys(named)), func(a, b int) int {
-				return cmp.Compare(counts[a], counts[b])
-			})
-			tb.Logf("no node serves slot %d: the nodes name %q; node %d takes it", slot, views, most)
-			c.do(tb, most, "CLUSTER", "SETSLOT", slot, "IMPORTING", c.IDs[(most+1)%len(c.IDs)]) // raises its epoch
-			c.EndMove(tb, slot, most)
+		err := fmt.Errorf("no node serves slot %d: the nodes name %v %v", slot, named, errs)
+		if len(errs) == 0 && time.Since(began) > 10*time.Second {
+			tb.Log(err)
+			c.assign(tb, slot, named)
 		}
-		return fmt.Errorf("no node serves slot %d: the nodes name %q", slot, views)
+		return err
 	})
 	return master
+}
+
+// assign gives a slot to that of some nodes which has the most of its keys, as redis-cli --cluster fix does.
+func (c *RedisCluster) assign(tb testing.TB, slot int, nodes []int) {
+	tb.Helper()
+	to, most := nodes[0], int64(-1)
+	for _, i := range nodes {
+		if n, err := c.On(tb, i).ClusterCountKeysInSlot(tb.Context(), slot).Result(); err == nil && n > most {
+			to, most = i, n
+		}
+	}
+	c.do(tb, to, "CLUSTER", "SETSLOT", slot, "IMPORTING", c.IDs[(to+1)%len(c.IDs)]) // raises its epoch
+	c.EndMove(tb, slot, to)
 }
 
 // MasterBy returns the number of the node that serves a slot according to the node that by queries.
