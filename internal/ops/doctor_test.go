@@ -298,3 +298,25 @@ func TestDoctorNamesTheBalancesOfAnotherDatabase(t *testing.T) {
 		d.Exec(t, "INSERT INTO credit_epoch (bucket) VALUES (1) ON CONFLICT DO NOTHING")
 	}
 }
+
+// The slots of others fail the doctor if none is left for the relay. The relay's own slot does not.
+func TestDoctorNamesAMissingSlot(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t, "max_replication_slots=1").Database(t)
+	create := "SELECT pg_create_logical_replication_slot($1, 'pgoutput')"
+	own := "posthaste_" + d.Relay
+	d.Exec(t, create, own)
+	if _, f := diagnose(t, d, d.URL); f["max_replication_slots"].Severity != "" {
+		t.Errorf("with its own slot: %+v", f["max_replication_slots"])
+	}
+	d.Exec(t, "SELECT pg_drop_replication_slot($1)", own)
+	d.Exec(t, create, "other")
+	ok, f := diagnose(t, d, d.URL)
+	if l := f["max_replication_slots"]; ok || l.Severity != ops.SeverityFail || !strings.Contains(l.Detail, "1 of 1") {
+		t.Errorf("with the slot of another: ok %v, %+v", ok, l)
+	}
+	d.Exec(t, "INSERT INTO relay_state (name, desired_mode) VALUES ($1, 'poll')", d.Relay)
+	if ok, f := diagnose(t, d, d.URL); !ok || f["max_replication_slots"].Severity != ops.SeverityWarn {
+		t.Errorf("in mode poll: ok %v, %+v", ok, f["max_replication_slots"])
+	}
+}
