@@ -25,7 +25,7 @@ var remedies = map[string]string{
 	outbox.ReasonSlotLost: "nothing to do: the relay creates a new slot; raise " +
 		"max_slot_wal_keep_size if it happens again",
 	outbox.ReasonSlotActive: "another connection streams the slot; stop it, or let the relay terminate it",
-	outbox.ReasonDecode: "the slot is kept; the sweep delivers the row from the table, or moves it to outbox_dead, " +
+	outbox.ReasonDecode: "the slot is kept; polling delivers the row from the table, or moves it to outbox_dead, " +
 		"after which the slot is moved past it",
 	outbox.ReasonSlotForeign: "use another relay name, or drop the slot",
 	outbox.ReasonSilent:      "check the server and the network; the relay reconnects",

@@ -231,7 +231,7 @@ func (s *session) unchanged(ctx context.Context) error {
 	}
 	return &outbox.SlotError{
 		Reason: outbox.ReasonPublication, Err: fmt.Errorf("publication %q was changed", s.r.opt.Publication),
-		Remedy: "nothing to do: the relay sweeps what it may have left out, and streams again",
+		Remedy: "nothing to do: the relay polls what it may have left out, and streams again",
 	}
 }
 

@@ -11,30 +11,27 @@ var cdc = board{
 				form: number, title: "Slot is streamed", unit: "short", alert: "OutboxRelayFallbackActive", width: 4,
 				texts: yesNo,
 				means: "Whether a walsender streams the slot. No is correct only in poll mode; otherwise the relay " +
-					"sweeps: posthaste doctor " +
-					"shows what is missing.",
+					"polls the table: posthaste doctor shows what is missing.",
 				queries: []query{{leading("outbox_slot_active"), ""}}, steps: []step{{0, red}, {1, green}},
 			},
 			{
 				form: number, title: "Slot is lost", unit: "short", alert: "OutboxRelayFallbackActive", width: 4,
 				texts: map[string]text{"0": {"no", green}, "1": {"yes", red}},
-				means: "Whether Postgres has invalidated the slot. No event is lost: the relay sweeps and creates a " +
-					"new slot. Find out why it lagged: no relay for a long time, or an open transaction.",
+				means: "Whether Postgres has invalidated the slot. No event is lost: the relay polls the table and " +
+					"creates a new slot. Find out why it lagged: no relay for a long time, or an open transaction.",
 				queries: []query{{leading("outbox_slot_lost"), ""}}, steps: none(),
 			},
 			{
 				form: number, title: "Retained WAL", unit: "bytes", alert: "OutboxSlotRetainedWALCritical", width: 4,
 				means: "WAL that Postgres keeps on disk for the slot. Above POSTHASTE_WAL_BUDGET (1 GiB by default), " +
-					"the relay advances the " +
-					"slot and sweeps the table.",
+					"the relay advances the slot and polls the table.",
 				queries: []query{{leading("outbox_slot_retained_bytes"), ""}}, steps: below(512<<20, 1<<30),
 			},
 			{
 				form: number, title: "Share of the limit", unit: "percentunit", alert: "OutboxSlotRetainedWALCritical",
 				width: 4, empty: "no limit",
 				means: "Retained WAL as a share of max_slot_wal_keep_size. At 1, Postgres invalidates the slot. " +
-					"Without a limit, an " +
-					"abandoned slot fills the disk: set one.",
+					"Without a limit, an abandoned slot fills the disk: set one.",
 				queries: []query{{"max(outbox_slot_retained_bytes{FILTER} / (outbox_slot_max_keep_bytes{FILTER} > 0) " +
 					"and on (job, instance) outbox_relay_leader{FILTER} == 1)", ""}},
 				steps: below(0.5, 0.8),
@@ -60,8 +57,7 @@ var cdc = board{
 			{
 				title: "Published and settled", unit: "ops", alert: "OutboxOldestPendingTooOld",
 				means: "Events streamed, and events that a mark holds, about a second later. If settling falls " +
-					"behind, " +
-					"Postgres is slow or a commit that is streamed is not visible: the window fills, and then " +
+					"behind, Postgres is slow or a commit that is streamed is not visible: the window fills, and then " +
 					"streaming waits.",
 				queries: []query{
 					{rate(`outbox_published_total{mode="cdc"}`), "streamed"},
@@ -100,7 +96,7 @@ var cdc = board{
 			{
 				title: "Audit and stalls", unit: "short", alert: "OutboxRelayNotPublishing",
 				means: "How often the stream did not deliver rows of the table (missed) or made no progress " +
-					"(stalled). The sweep has published them; look for a filter on the publication, or another " +
+					"(stalled). Polling has published them; look for a filter on the publication, or another " +
 					"program that changed the slot. Stalled now: rows wait without progress; see /readyz.",
 				queries: []query{
 					{"sum by (reason) (increase(outbox_audit_failures_total{FILTER}[$__rate_interval]))", "{{reason}}"},
@@ -120,17 +116,16 @@ var cdc = board{
 				steps: []step{{0, green}, {4, orange}},
 			},
 		}},
-		{title: "Sweep", height: 7, folded: true, panels: []panel{
+		{title: "Poll", height: 7, folded: true, panels: []panel{
 			{
-				title: "Rows swept", unit: "ops", alert: "OutboxRelayFallbackActive",
-				means: "Events published by the sweep: in poll mode, at every start, and while the stream is " +
-					"unusable. If it lasts in cdc " +
-					"mode, it is the fallback.",
+				title: "Events polled", unit: "ops", alert: "OutboxRelayFallbackActive",
+				means: "Events published from the table: in poll mode, at every start, and while the stream is " +
+					"unusable. If it lasts in cdc mode, it is the fallback.",
 				queries: []query{{rate("outbox_sweep_rows_total"), "rows"}},
 			},
 			{
 				title: "Batches and claims", unit: "ops", alert: "OutboxOldestPendingTooOld",
-				means: "Transactions of the sweep, and parts claimed. Many batches of few rows: the relay reduced " +
+				means: "Transactions that read the table, and parts claimed. Many batches of few rows: the relay reduced " +
 					"them after failures; they grow again.",
 				queries: []query{
 					{rate("outbox_sweep_batches_total"), "batches"},
@@ -138,7 +133,7 @@ var cdc = board{
 				},
 			},
 			{
-				title: "Sweep errors", unit: "ops", alert: "OutboxPublishFailing",
+				title: "Poll errors", unit: "ops", alert: "OutboxPublishFailing",
 				means: "Batches that failed; each is retried. For the class, see the publish errors in " +
 					"the overview.",
 				queries: []query{{rate("outbox_sweep_errors_total"), "errors"}},

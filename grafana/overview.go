@@ -148,9 +148,9 @@ var slotWAL = panel{
 
 var slotAndWire = panel{
 	title: "Slot and wire", unit: "short", alert: "OutboxRelayFallbackActive",
-	means: "Active: a walsender streams the slot. Lost: Postgres has invalidated it; the relay sweeps and creates a " +
-		"new one. Idle: seconds without a byte from Postgres; above 30, the connection hangs, and the relay " +
-		"reconnects.",
+	means: "Active: a walsender streams the slot. Lost: Postgres has invalidated it; the relay polls the table and " +
+		"creates a new one. Idle: seconds without a byte from Postgres; above 30, the connection hangs, and the " +
+		"relay reconnects.",
 	queries: []query{
 		{leading("outbox_slot_active"), "active"},
 		{leading("outbox_slot_lost"), "lost"},

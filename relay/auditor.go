@@ -62,7 +62,7 @@ func (a *auditor) once(ctx context.Context) error {
 		return &outbox.SlotError{
 			Reason: outbox.ReasonStalled, Err: fmt.Errorf("the stream has not reached %s in %v; it is at %s",
 				a.mark.LSN, stallLimit, passed),
-			Remedy: "look at pg_stat_replication and synchronized_standby_slots; events are swept meanwhile",
+			Remedy: "look at pg_stat_replication and synchronized_standby_slots; the relay polls until then",
 		}
 	}
 	return nil

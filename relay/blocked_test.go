@@ -101,7 +101,7 @@ func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 			}
 		}
 		bad, _ := r.i.reasons()
-		if text := strings.Join(bad, " "); !strings.Contains(text, "streams: outbox.order stand still") ||
+		if text := strings.Join(bad, " "); !strings.Contains(text, "streams: publishing to outbox.order is blocked") ||
 			!strings.Contains(text, errDown.Error()) {
 			t.Errorf("reasons %q", text)
 		}
@@ -163,7 +163,7 @@ func TestOthersGoOnBesideANewStreamThatStandsStill(t *testing.T) {
 					t.Errorf("%d rows are owed, want 9", n)
 				}
 				bad, _ := r.i.reasons()
-				if text := strings.Join(bad, " "); !strings.Contains(text, "streams: outbox.fresh stand still") {
+				if text := strings.Join(bad, " "); !strings.Contains(text, "streams: publishing to outbox.fresh is blocked") {
 					t.Errorf("reasons %q", text)
 				}
 				back()

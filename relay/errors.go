@@ -11,9 +11,9 @@ import (
 var (
 	errLockLost    = errors.New("the lock session is gone")
 	errToggled     = errors.New("another mode is wanted")
-	errBlocked     = errors.New("a stream is blocked: the hand-over waits for it, and the sweep continues")
+	errBlocked     = errors.New("a stream is blocked: the hand-over waits for it, and polling continues")
 	errSourceEnded = errors.New("the source ended")
-	errSweepEnded  = errors.New("the sweep ended")
+	errSweepEnded  = errors.New("polling ended")
 )
 
 // permanent is implemented by errors that waiting cannot fix.

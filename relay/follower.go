@@ -91,7 +91,7 @@ func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbo
 	f.health.clear(conditionPublish) // this instance does not publish now
 	if err != nil && (finished(err) || errors.Is(err, outbox.ErrSuperseded)) {
 		// The leader will adopt again. Until then there is no owner to sweep under.
-		f.log.Debug("sweeping along ended", "err", err)
+		f.log.Debug("polling as a follower ended", "err", err)
 		pause.About(ctx, 200*time.Millisecond)
 		return nil
 	}

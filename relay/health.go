@@ -31,7 +31,7 @@ const (
 	conditionForeign  = "foreign_stream" // a stream belongs to another database
 	conditionTwin     = "copy"           // another database with this one's identity is led
 	conditionPublish  = "publish"        // publishing fails and is repeated
-	conditionStreams  = "streams"        // some streams stand still while others go on
+	conditionStreams  = "streams"        // publishing to some streams is blocked
 	conditionSettle   = "settle"         // what is published cannot be settled
 	conditionPark     = "park"           // a refused event cannot be parked
 	conditionAudit    = "audit"          // the table cannot be audited

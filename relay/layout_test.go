@@ -189,7 +189,7 @@ func TestUnreadText(t *testing.T) {
 			[]outbox.Unread{
 				{Stream: "s", Group: "g", Entries: 3}, {Stream: "t", Group: "h", Entries: 7, Idle: time.Hour},
 			},
-			`group "h" of stream "t" has 7 entries before it, and nobody has read for it for 1h0m0s; and 1 more`,
+			`group "h" of stream "t" has 7 entries before it, and has not read for 1h0m0s; and 1 more`,
 		},
 	} {
 		if got := unreadText(c.list); got != c.want {

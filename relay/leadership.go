@@ -255,7 +255,7 @@ func (l *leadership) unusable(ctx context.Context, err error) {
 	}
 	text := err.Error()
 	if l.degraded != text {
-		l.log.Warn("the slot is not usable; sweeping meanwhile", "reason", slotReason(err), "err", err)
+		l.log.Warn("the slot is not usable; polling until it is", "reason", slotReason(err), "err", err)
 	}
 	l.degraded = text
 	l.reason = slotReason(err)

@@ -93,7 +93,7 @@ func (m *metrics) addEvents(r *registry) {
 	m.commitToPublish = r.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "outbox_commit_to_publish_seconds", Buckets: latencyBuckets,
 		Help: "Age of an event when its publish returned: from its commit when streamed, from its insert when " +
-			"swept.",
+			"polled.",
 	}, []string{"mode"})
 	m.settled = r.counter("outbox_settled_total", "Events settled after they were published by the stream.")
 	m.backlogRows = r.ofLeader("outbox_backlog_rows",
@@ -132,7 +132,7 @@ func (m *metrics) addState(r *registry) {
 	}, []string{"mode"})
 	m.desired = r.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "outbox_relay_desired_mode",
-		Help: "1 for the mode that is wanted: auto, cdc or poll. All 0 until this instance has read it. Sweeping " +
+		Help: "1 for the mode that is wanted: auto, cdc or poll. All 0 until this instance has read it. Polling " +
 			"while poll is not wanted is a fallback.",
 	}, []string{"mode"})
 	m.leader = r.gauge("outbox_relay_leader", "1 if this instance leads.")

@@ -227,7 +227,7 @@ func unreadText(list []outbox.Unread) string {
 	}
 	text := fmt.Sprintf("group %q of stream %q has %d entries before it", worst.Group, worst.Stream, worst.Entries)
 	if worst.Idle >= time.Minute {
-		text += ", and nobody has read for it for " + worst.Idle.Round(time.Second).String()
+		text += ", and has not read for " + worst.Idle.Round(time.Second).String()
 	}
 	if n := len(list) - 1; n > 0 {
 		text += fmt.Sprintf("; and %d more", n)

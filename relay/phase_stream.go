@@ -36,7 +36,7 @@ func (l *leadership) stream(ctx context.Context) (transition, error) {
 	case ctx.Err() != nil:
 		return onOver, nil // run knows better
 	}
-	l.log.Warn("the stream ended; sweeping", "reason", l.reason, "err", err)
+	l.log.Warn("the stream ended; polling", "reason", l.reason, "err", err)
 	if l.reason == outbox.ReasonPublication { // it may have left out rows of transactions that are still open
 		if err := l.keeper.moved(ctx); err != nil {
 			return onOver, err

@@ -366,7 +366,7 @@ func (c *comparison) finish(ctx context.Context) error {
 	c.log.Warn("the stream is whole again", "stream", c.job.Stream, "restored", c.done.Restored, "refused",
 		c.done.Refused, "in_doubt", c.done.Recalled)
 	if n := len(c.done.Phantoms); n > 0 {
-		c.log.Error("postgres has forgotten commits whose events are in their stream", "stream", c.job.Stream,
+		c.log.Error("postgres has lost commits whose events are in the stream", "stream", c.job.Stream,
 			"events", n, "remedy", "posthaste phantoms")
 	}
 	return nil

@@ -374,7 +374,7 @@ func TestOutcomes(t *testing.T) {
 		"a gap":     {outbox.ErrGap, "before"},
 		"fenced":    {&outbox.FencedError{}, "before"},
 		"foreign":   {&outbox.ForeignError{Stream: "s"}, "foreign_stream"},
-		"a stream":  {&outbox.StreamError{Stream: "s", Err: errDown}, "streams: s stand still"},
+		"a stream":  {&outbox.StreamError{Stream: "s", Err: errDown}, "streams: publishing to s is blocked"},
 	} {
 		r := New(Options{})
 		r.health.clear(conditionPostgres)

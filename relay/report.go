@@ -109,8 +109,8 @@ func (r *reporter) outcome(err error) {
 		}
 		r.health.clear(conditionPublish) // the sink answers
 		// Followers may publish the remaining rows, and their failures do not appear here.
-		r.health.lasts(conditionStreams, fmt.Sprintf("%s stand still, those that take events go on until 20,000 rows "+
-			"of a part of the table wait: %v", stream.Stream, err), false, time.Now().Add(streamStands))
+		r.health.lasts(conditionStreams, fmt.Sprintf("publishing to %s is blocked, other streams continue until "+
+			"20,000 rows of a part of the table wait: %v", stream.Stream, err), false, time.Now().Add(streamStands))
 	}
 }
 

@@ -149,7 +149,7 @@ func (r *router) route(intake context.Context, rows []outbox.Row) error {
 			return &outbox.SlotError{
 				Reason: outbox.ReasonGiant,
 				Err:    fmt.Errorf("a transaction has more than %d events", giantWindows*r.window.maxEvents),
-				Remedy: "nothing needs to be done: it is swept; smaller transactions are streamed",
+				Remedy: "nothing needs to be done: it is polled; smaller transactions are streamed",
 			}
 		}
 	}

@@ -358,13 +358,14 @@ func (b *blockedStreams) show(r *reporter) {
 		r.health.fail(conditionPublish, first.Error())
 		return
 	}
-	others := "the others go on"
+	others := "other streams continue"
 	switch {
 	case b.full:
-		others = "the others wait, because the window is full of what waits for them"
+		others = "and the other streams wait: the window is full of events for the blocked ones"
 	case !b.published.After(b.since):
-		others = "and nothing was published since"
+		others = "and no event was published since then"
 	}
 	r.health.clear(conditionPublish)
-	r.health.fail(conditionStreams, fmt.Sprintf("%s stand still, %s: %v", strings.Join(names, ", "), others, first))
+	r.health.fail(conditionStreams, fmt.Sprintf("publishing to %s is blocked, %s: %v", strings.Join(names, ", "), others,
+		first))
 }

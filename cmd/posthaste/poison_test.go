@@ -179,7 +179,7 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 			var h struct{ Reasons []string }
 			status, err := r.get("/readyz", &h)
 			if text := strings.Join(h.Reasons, " "); status != http.StatusServiceUnavailable ||
-				!strings.Contains(text, "streams: outbox.full stand still") {
+				!strings.Contains(text, "streams: publishing to outbox.full is blocked") {
 				return fmt.Errorf("readyz is %d %q, %w", status, text, err)
 			}
 			return nil

@@ -145,7 +145,7 @@ func TestPhantomsAreNamed(t *testing.T) {
 		r.stop()
 		w.promote(other)
 		r = w.spawn("relay")
-		r.waitLogged("postgres has forgotten commits whose events are in their stream")
+		r.waitLogged("postgres has lost commits whose events are in the stream")
 		w.waitMode(mode, 20*time.Second)
 		var list []struct {
 			ID            uuid.UUID

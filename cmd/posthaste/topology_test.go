@@ -237,7 +237,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 		text := strings.Join(h.Reasons, " ")
 		if err != nil || status != 503 || !strings.Contains(text, "streams: ") ||
 			!strings.Contains(text, "outbox."+w.types[0]) || !strings.Contains(text, "outbox."+fresh) ||
-			!strings.Contains(text, " stand still") || !strings.Contains(text, w.cluster.Nodes[0].Addr()) {
+			!strings.Contains(text, " is blocked") || !strings.Contains(text, w.cluster.Nodes[0].Addr()) {
 			return fmt.Errorf("readyz: %d %v %w", status, h.Reasons, err)
 		}
 		return nil

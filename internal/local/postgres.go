@@ -200,7 +200,7 @@ func serverUser(dir string) (*syscall.Credential, error) {
 		}
 		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 	}
-	return nil, errors.New("postgres refuses to run as root, and neither a user postgres nor nobody exists")
+	return nil, errors.New("postgres refuses to run as root, and there is no user postgres or nobody")
 }
 
 func (p *Postgres) run(ctx context.Context) error {

@@ -361,12 +361,12 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 			"%s has the outbox table; if it is dropped, this role cannot create it again", d.config.Publication)
 	case publication:
 		d.add(SeverityWarn, "publication", "nothing to do: the relay creates it again",
-			"%s is missing or lacks the outbox table: events are swept meanwhile", d.config.Publication)
+			"%s is missing or lacks the outbox table: the relay polls until it is there", d.config.Publication)
 	default:
 		d.add(SeverityWarn, "publication",
 			"CREATE PUBLICATION "+d.config.Publication+
 				" FOR TABLE outbox WITH (publish = 'insert'), as the owner of outbox",
-			"%s is missing or lacks the outbox table: events are swept meanwhile, and this role cannot create it",
+			"%s is missing or lacks the outbox table: the relay polls until it is there, and this role cannot create it",
 			d.config.Publication)
 	}
 	if !statistics {
@@ -406,13 +406,13 @@ func (d *doctor) stream(f facts) {
 	}
 	if f.syncSlots != "" {
 		d.add(SeverityWarn, "synchronized slots", "monitor the standbys named there",
-			"synchronized_standby_slots = %s: a dead standby in it stops the stream (the sweep takes over)",
+			"synchronized_standby_slots = %s: a dead standby in it stops the stream (the relay polls)",
 			f.syncSlots)
 	}
 	if f.idleSlot != "" && f.idleSlot != "0" {
 		d.add(SeverityWarn, "idle slot timeout", "set it above the longest time a relay may be down",
 			"idle_replication_slot_timeout = %s s: a slot idle for longer is invalidated "+
-				"(nothing is lost, the sweep takes over)", f.idleSlot)
+				"(nothing is lost, the relay polls)", f.idleSlot)
 	}
 }
 

@@ -191,11 +191,11 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		return promauto.With(reg).NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	return &metrics{
-		batches: c("outbox_sweep_batches_total", "Batches swept and committed."),
-		rows:    c("outbox_sweep_rows_total", "Rows swept and committed."),
-		claims:  c("outbox_sweep_claims_total", "Parts claimed by sweep workers."),
+		batches: c("outbox_sweep_batches_total", "Batches polled and committed."),
+		rows:    c("outbox_sweep_rows_total", "Rows polled and committed."),
+		claims:  c("outbox_sweep_claims_total", "Parts claimed by polling workers."),
 		errors: c("outbox_sweep_errors_total",
-			"Sweep batches that failed or are unclear; the part is claimed again. A steady rise means Redis or "+
+			"Batches that failed or are unclear; the part is claimed again. A steady rise means Redis or "+
 				"Postgres refuses."),
 	}
 }

@@ -88,7 +88,7 @@ func (w *worker) failed(ctx context.Context, err error) error {
 		return end
 	}
 	w.s.metrics.errors.Inc()
-	w.s.log.Debug("sweep is repeated", "err", err)
+	w.s.log.Debug("a page is polled again", "err", err)
 	w.close()
 	w.fails.Wait(ctx)
 	return nil
