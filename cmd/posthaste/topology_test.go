@@ -275,7 +275,7 @@ func TestOthersFlowInASweepWhileANodeIsDown(t *testing.T) {
 		var h struct{ Reasons []string }
 		status, err := r.get("/readyz", &h)
 		text := strings.Join(h.Reasons, " ")
-		return testenv.FailIf(err != nil || status != 503 || !strings.Contains(text, "outbox."+w.types[0]+" stand") ||
+		return testenv.FailIf(err != nil || status != 503 || !strings.Contains(text, "outbox."+w.types[0]+" is blocked") ||
 			!strings.Contains(text, w.cluster.Nodes[0].Addr()), "readyz: %d %v %w", status, h.Reasons, err)
 	})
 	must(t, w.cluster.Nodes[0].Start(t.Context()))
