@@ -187,7 +187,7 @@ func (g *guide) layOut() {
 	// Blocks that run until they are interrupted are interrupted.
 	must(g.t, os.WriteFile(filepath.Join(bin, "posthaste"), []byte(`#!/bin/sh
 case " $* " in
-*" --watch "* | " consume "*) exec timeout --foreground --preserve-status -s INT 2 `+testenv.Program(g.t, "")+` "$@" ;;
+*" --watch "* | " consume "*) exec timeout --foreground --preserve-status -s INT 6 `+testenv.Program(g.t, "")+` "$@" ;;
 esac
 exec `+testenv.Program(g.t, "")+` "$@"
 `), 0o755))
@@ -292,7 +292,7 @@ func (g *guide) run(p page, list []block) {
 			}
 			return "export " + name + "='" + value + "'"
 		})
-		text = foreground.ReplaceAllString(text, "timeout --foreground --preserve-status -s INT 3 $0")
+		text = foreground.ReplaceAllString(text, "timeout --foreground --preserve-status -s INT 6 $0")
 		if b.lang == "sql" {
 			text = "psql -X -q -v ON_ERROR_STOP=1 \"$POSTHASTE_POSTGRES_URL\" <<'END_OF_BLOCK'\n" + text +
 				"END_OF_BLOCK\n"

@@ -81,8 +81,8 @@ func TestAbortFreesTheKeyOnlyForItsOwner(t *testing.T) {
 func TestKeepRenewsTheLeaseAndNoticesItsLoss(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
-	// It is renewed at most three times, once a second: the loss must come before the last renewal.
-	g := guardOn(t, r.URL(), func(o *Options) { o.Lease = 3 * time.Second })
+	// It is renewed at most three times, every four seconds: the loss must come before the last renewal.
+	g := guardOn(t, r.URL(), func(o *Options) { o.Lease = 12 * time.Second })
 	d := begin(t, g, request("k", "a"))
 	kept, stop := d.Ticket.Keep(t.Context())
 	defer stop()

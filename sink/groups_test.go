@@ -223,8 +223,8 @@ func TestDropGroupSeesWhoWaits(t *testing.T) {
 	f.ack("g", f.read("g", 1)...)
 	// Longer ago than its last entry but less than its last attempt. The check runs right after an attempt, because a
 	// busy machine may delay the next one of a concurrent reader indefinitely.
-	const active = 2 * time.Second
-	testenv.Eventually(t, 20*time.Second, func() error {
+	const active = 6 * time.Second
+	testenv.Eventually(t, 30*time.Second, func() error {
 		err := f.server.Client.XReadGroup(t.Context(), &redis.XReadGroupArgs{
 			Group: "g", Consumer: "c", Streams: []string{stream, ">"}, Block: 50 * time.Millisecond,
 		}).Err()

@@ -2,6 +2,7 @@ package sql_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -69,7 +70,9 @@ func TestTheIncarnationIsAskedForOnceASecond(t *testing.T) {
 		return o
 	}
 	before := placed(1)
-	i := sql.NewIncarnation(orderPool(t, d.URL, 2))
+	pool := orderPool(t, d.URL, 2)
+	must(t, pool.Ping(t.Context())) // the limit of a second is for an answer, not for a connection
+	i := sql.NewIncarnation(pool)
 	is := func(what, got, want string) {
 		t.Helper()
 		if got != want {
@@ -84,6 +87,7 @@ func TestTheIncarnationIsAskedForOnceASecond(t *testing.T) {
 	is("one that was never seen", sql.NewIncarnation(orderPool(t, d.URL, 1)).Last(t.Context()), "")
 	must(t, s.Start(t.Context()))
 	now := incarnation(t, d)
+	testenv.Eventually(t, 20*time.Second, func() error { return pool.Ping(t.Context()) })
 	is("last", i.Last(t.Context()), known)
 	is("an order of it", i.Of(before), known) // replaces the query
 	is("confirmed by an answer", i.Confirmed(t.Context()), known)

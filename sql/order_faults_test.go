@@ -10,18 +10,27 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
 
-// orderPool connects as the API does, with conns connections.
-func orderPool(tb testing.TB, url string, conns int32) *pgxpool.Pool {
+// orderPool connects as the API does, with conns connections, and changes settings, such as "lock_timeout = '60s'".
+func orderPool(tb testing.TB, url string, conns int32, settings ...string) *pgxpool.Pool {
 	tb.Helper()
 	cfg, err := sql.OrderPoolConfig(url, "public")
 	must(tb, err)
 	cfg.MaxConns = conns
+	cfg.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+		for _, s := range settings {
+			if _, err := c.Exec(ctx, "SET "+s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	pool, err := pgxpool.NewWithConfig(tb.Context(), cfg)
 	must(tb, err)
 	tb.Cleanup(pool.Close)
@@ -167,7 +176,8 @@ func TestWhatIsRefusedWasNotWritten(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
 			pool := orderPool(t, d.URL, 1)
-			if c.trigger == "" {
+			if c.trigger == "" { // long before the client gives up, however slow the machine is
+				pool = orderPool(t, d.URL, 1, "statement_timeout = '1500ms'")
 				d.Gate(t, "outbox") // for longer than a statement may take
 			} else {
 				d.Exec(t, refuse)

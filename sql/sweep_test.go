@@ -466,8 +466,10 @@ func TestAMarkWaitsForAnAdoption(t *testing.T) {
 	w := claimed(t, d, 3)
 	p := next(t, w, 3, nil)
 	page(t, w, p, 1)
+	_, err := sql.SessionOf(w).Exec(t.Context(), "SET lock_timeout = '60s'") // the mark waits until the adoption ends
+	must(t, err)
 	adoption := begin(t, d)
-	_, err := adoption.Exec(t.Context(), "UPDATE relay_state SET epoch = epoch + 1")
+	_, err = adoption.Exec(t.Context(), "UPDATE relay_state SET epoch = epoch + 1")
 	must(t, err)
 	done := make(chan error, 1)
 	go func() { done <- w.Settle(context.Background(), p, o, nil) }()

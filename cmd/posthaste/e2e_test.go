@@ -204,7 +204,7 @@ func (c *child) stop() int {
 	c.signal(syscall.SIGTERM)
 	select {
 	case <-c.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(60 * time.Second):
 		c.t.Fatalf("the process does not stop: %s", c.output())
 	}
 	return c.cmd.ProcessState.ExitCode()

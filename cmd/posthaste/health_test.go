@@ -157,10 +157,12 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 		before := strings.Count(r.output(), ended)
 		testenv.Eventually(t, 30*time.Second, func() error {
 			var h struct{ Role string }
-			if status, err := r.get("/readyz", &h); err != nil || status != 503 {
+			status, err := r.get("/readyz", &h)
+			if err == nil && status != 503 {
 				t.Fatalf("readyz is %d %+v while Postgres does not answer, %v", status, h, err)
 			}
-			return testenv.FailIf(strings.Count(r.output(), ended) == before, "no session was tried yet")
+			return testenv.FailIf(err != nil || strings.Count(r.output(), ended) == before, "no session was tried yet, %w",
+				err)
 		})
 	}
 	lost()

@@ -182,7 +182,7 @@ func walBudget(t *testing.T, budget, total int) {
 	peak := w.retained()
 	const pad = 30_000
 	began := time.Now()
-	load := w.wrote(testenv.LoadOptions{Total: total / pad, Rate: 400, Pad: pad, Tag: "down-"})
+	load := w.wrote(testenv.LoadOptions{Total: total / pad, Rate: 200, Pad: pad, Tag: "down-"})
 	rate := float64(total) / time.Since(began).Seconds() / 1e6
 	wait(t, time.Second)
 	held := peak()
@@ -237,7 +237,7 @@ func TestIdleOutboxBesideABusyTable(t *testing.T) {
 	t.Parallel()
 	// The limit allows the other tables three seconds more than the relay needs, because other tests run concurrently,
 	// also with full counts.
-	inModes(t, func(t *testing.T, mode string) { idleBeside(t, mode, 8<<20, 5*time.Second, 45<<20) })
+	inModes(t, func(t *testing.T, mode string) { idleBeside(t, mode, 4<<20, 5*time.Second, 45<<20) })
 }
 
 func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {

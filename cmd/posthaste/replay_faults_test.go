@@ -261,7 +261,7 @@ func TestReplaySaysWhatLeftHistory(t *testing.T) {
 	w := newWorld(t)
 	w.keep(5000, "outbox.order")
 	w.keepInLog(5000)
-	p := w.start("replay", "--all", "--rate=2000")
+	p := w.start("replay", "--all", "--rate=1000")
 	w.waitLen("outbox.order", 250, 20*time.Second)
 	w.db.Exec(t, "DELETE FROM outbox WHERE seq BETWEEN 4951 AND 5000 OR seq > 9950")
 	p.ends(t, 1, "100 of 10,000 events left history before they were replayed")

@@ -57,7 +57,10 @@ func TestStatusSeesRedis(t *testing.T) {
 		t.Helper()
 		w.once("status", "--check").says(t, code)
 	}
-	check(0)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		r := w.once("status", "--check")
+		return testenv.FailIf(r.code != 0, "exit %d: %s", r.code, r.out)
+	})
 	must(t, w.redis.Signal(syscall.SIGSTOP))
 	check(1)
 	if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "degraded: redis unreachable") {

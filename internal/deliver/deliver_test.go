@@ -714,11 +714,15 @@ func TestPauseIsKept(t *testing.T) {
 		}
 	})
 	fill(t, rd, "e", 1, 1)
-	consume(t, rd, r.URL)
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n := len(r.got())
-		return testenv.FailIf(n < 1, "no request")
+	answered, known := context.WithCancel(t.Context()) // ends when the sender has read the first answer
+	consume(t, rd, r.URL, func(o *consumer.Options) {
+		send := o.Handler
+		o.Handler = func(ctx context.Context, ev consumer.Event) error {
+			defer known()
+			return send(ctx, ev)
+		}
 	})
+	<-answered.Done()
 	fill(t, rd, "f", 50, 10)
 	settled(t, rd)
 	mu.Lock()

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 // options make the shortest demo.
 func options() demo.Options {
 	return demo.Options{
-		Rate: 20, Duration: 3 * time.Second, PGBin: os.Getenv("POSTHASTE_TEST_PG_BIN"),
+		Rate: 20, Duration: 6 * time.Second, PGBin: os.Getenv("POSTHASTE_TEST_PG_BIN"),
 		RedisBin: os.Getenv("POSTHASTE_TEST_REDIS_BIN"),
 	}
 }
@@ -55,7 +55,7 @@ func tellsItsStory(t *testing.T, cluster bool, at string) {
 		`(?m)^API on http://127\.0\.0\.1:\d+, relay and its metrics on http://127\.0\.0\.1:\d+\nConsole: http://`,
 		`(?m)^Orders, one by one:\n(  order \S+: its event was with the consumer \S+ ms after the POST was sent\n){5}` +
 			`  order \S+: posted twice with one key, placed once\n`,
-		`(?m)^Under load, 20 orders/s for 3s, switching to poll and back:\n`,
+		`(?m)^Under load, 20 orders/s for 6s, switching to poll and back:\n`,
 		`(?m)^  cdc   p50 `, `(?m)^  poll  p50 `,
 		`(?m)^(\d+) orders placed, (\d+) events in the stream: lost 0, duplicates 0\n`,
 	} {

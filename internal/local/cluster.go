@@ -145,7 +145,7 @@ func (c *Cluster) start(ctx context.Context) (int, error) {
 		return i, err
 	}
 	c.Nodes = append(c.Nodes, r)
-	client := r.connect()
+	client := r.connect(patience)
 	defer client.Close()
 	id, err := client.Do(ctx, "CLUSTER", "MYID").Text()
 	c.IDs = append(c.IDs, id)
@@ -154,7 +154,7 @@ func (c *Cluster) start(ctx context.Context) (int, error) {
 
 // Do runs a command on one node.
 func (c *Cluster) Do(ctx context.Context, i int, args ...any) error {
-	client := c.Nodes[i].connect()
+	client := c.Nodes[i].connect(patience)
 	defer client.Close()
 	if err := client.Do(ctx, args...).Err(); err != nil {
 		return fmt.Errorf("node %d: %v: %w", i, args[0], err)
@@ -172,7 +172,7 @@ func (c *Cluster) meet(ctx context.Context, i int) error {
 
 // announced returns the ports by which other nodes find a node.
 func (c *Cluster) announced(ctx context.Context, i int) (port, bus string, err error) {
-	client := c.Nodes[i].connect()
+	client := c.Nodes[i].connect(patience)
 	defer client.Close()
 	text, err := client.ClusterNodes(ctx).Result()
 	for line := range strings.Lines(text) {
@@ -228,7 +228,7 @@ func (c *Cluster) ready(ctx context.Context) error {
 		if !n.Running() {
 			continue
 		}
-		client := n.connect()
+		client := n.connect(time.Second)
 		info, err := client.ClusterInfo(ctx).Result()
 		if err == nil {
 			err = c.healthy(ctx, client, info)

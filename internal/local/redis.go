@@ -143,7 +143,7 @@ func (r *Redis) Start(ctx context.Context, config ...string) error {
 }
 
 func (r *Redis) ping(ctx context.Context) error {
-	c := r.connect()
+	c := r.connect(time.Second)
 	defer c.Close()
 	err := c.Ping(ctx).Err()
 	if err != nil && strings.HasPrefix(err.Error(), "NOAUTH") {
@@ -152,11 +152,14 @@ func (r *Redis) ping(ctx context.Context) error {
 	return err
 }
 
-// connect returns a client for this package.
-func (r *Redis) connect() *redis.Client {
+// patience bounds a command that is tried once; callers that try again use a second.
+const patience = 10 * time.Second
+
+// connect returns a client for this package, whose dials and reads have a timeout.
+func (r *Redis) connect(timeout time.Duration) *redis.Client {
 	return redis.NewClient(&redis.Options{
-		Addr: r.Addr(), Username: r.user, Password: r.password, MaxRetries: -1, DialTimeout: time.Second,
-		DialerRetries: 1, ReadTimeout: time.Second, ContextTimeoutEnabled: true, TLSConfig: r.tls, Protocol: 2,
+		Addr: r.Addr(), Username: r.user, Password: r.password, MaxRetries: -1, DialTimeout: timeout,
+		DialerRetries: 1, ReadTimeout: timeout, ContextTimeoutEnabled: true, TLSConfig: r.tls, Protocol: 2,
 		DisableIdentity: true,
 	})
 }

@@ -149,7 +149,7 @@ func (s *Sentinel) Wait(ctx context.Context) error {
 
 // knows checks the state of one Sentinel.
 func (s *Sentinel) knows(ctx context.Context, r *Redis, replicas, sentinels int) error {
-	client := r.connect()
+	client := r.connect(time.Second)
 	defer client.Close()
 	info, err := client.Info(ctx, "sentinel").Result()
 	if err != nil {
@@ -180,7 +180,7 @@ func (s *Sentinel) Master(ctx context.Context) (int, error) {
 		if !r.Running() {
 			continue
 		}
-		client := r.connect()
+		client := r.connect(patience)
 		addr, err := client.Do(ctx, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", s.o.Name).StringSlice()
 		_ = client.Close()
 		if err != nil || len(addr) == 0 {

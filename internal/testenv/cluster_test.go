@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 // Keys move from node to node, a node is added, and another one is removed: tests of clusters depend on that.
 func TestClusterMovesSlots(t *testing.T) {
 	t.Parallel()
-	c := testenv.Cluster(t, 3, 0)
+	c := testenv.Cluster(t, 3, 0, "cluster-node-timeout 15000")
 	const key = "a"
 	slot := c.Slot(t, key)
 	from := c.Master(t, slot)
@@ -114,7 +114,7 @@ func TestSentinelReplaces(t *testing.T) {
 // A slot whose owner names another node, which names the owner, is served again.
 func TestALostSlotIsServedAgain(t *testing.T) {
 	t.Parallel()
-	c := testenv.Cluster(t, 3, 0)
+	c := testenv.Cluster(t, 3, 0, "cluster-node-timeout 15000")
 	testenv.Must(t, c.Client.Set(t.Context(), "k", "v", 0).Err())
 	slot := c.Slot(t, "k")
 	was := c.Master(t, slot)

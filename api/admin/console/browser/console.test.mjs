@@ -202,7 +202,7 @@ test('a frozen Redis is shown and does not freeze the page', async () => {
   const page = await open(RELAY);
   await verdict(page, 'ok');
   await control('/redis/freeze');
-  await verdict(page, 'bad', 8000);
+  await verdict(page, 'bad', 15000);
   assert.equal(await page.locator('#connection').textContent(), 'live');
   await control('/redis/thaw');
   await verdict(page, 'ok');
@@ -215,7 +215,7 @@ test('one page more than are served events still shows what is', async () => {
   const page = await open(SERVE, { expected: ['503'], live: 'too many pages are open' });
   await verdict(page, 'ok');
   await control('/redis/kill');
-  await verdict(page, 'bad', 8000);
+  await verdict(page, 'bad', 15000);
   await control('/redis/start');
   await verdict(page, 'ok');
   viewers.abort();
