@@ -327,7 +327,8 @@ func (s memStore) SettleAll(ctx context.Context, o outbox.Owner, pass outbox.Pas
 }
 
 func equal(a, b outbox.Settled) bool {
-	return a.Snapshot.String() == b.Snapshot.String() && a.High == b.High
+	return a.High == b.High && a.Snapshot.Max() == b.Snapshot.Max() &&
+		slices.Equal(a.Snapshot.Running(), b.Snapshot.Running())
 }
 
 func (s memStore) Marker(ctx context.Context) (outbox.Marker, error) {
