@@ -40,14 +40,25 @@ func relations() (names []string) {
 	return names
 }
 
-// Uninstall drops the publication and, if dropTables is set, the tables with their content.
-func Uninstall(ctx context.Context, pool *pgxpool.Pool, publication string, dropTables bool) error {
+// Uninstall drops the publication and, if dropTables is set, the tables with their content. check may prevent the
+// latter: it runs when every transaction that has written an event has ended. It may be nil.
+func Uninstall(ctx context.Context, pool *pgxpool.Pool, publication string, dropTables bool,
+	check func(ctx context.Context, db DB) error,
+) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "DROP PUBLICATION IF EXISTS "+pgx.Identifier{publication}.Sanitize()); err != nil {
 			return fmt.Errorf("drop publication %q: %w", publication, err)
 		}
 		if !dropTables {
 			return nil
+		}
+		if check != nil {
+			if _, err := tx.Exec(ctx, "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
+				return fmt.Errorf("lock the table outbox: %w", err)
+			}
+			if err := check(ctx, tx); err != nil {
+				return err
+			}
 		}
 		for _, o := range objects {
 			kind, name, _ := strings.Cut(o, " ")

@@ -63,7 +63,7 @@ func (c uninstallCmd) Run(ctx context.Context, e *env) error {
 		args := audit.Detail{"slot": e.config.Slot, "publication": e.config.Publication, "tables": c.Tables}
 		var done ops.Uninstalled
 		err = e.audited(ctx, noting, audit.Uninstall, args, func(ctx context.Context) (_ audit.Detail, err error) {
-			done, err = ops.Uninstall(ctx, pool, slots, e.config.Publication, c.Tables)
+			done, err = ops.Uninstall(ctx, pool, slots, e.config.Publication, found, c.Tables, c.Force)
 			return audit.Detail{"slot_dropped": done.Slot}, err
 		})
 		if err != nil {

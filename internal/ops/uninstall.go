@@ -46,10 +46,7 @@ func FindRemains(ctx context.Context, pool *pgxpool.Pool, tables, force bool) (r
 		return r, nil
 	}
 	if err == nil {
-		r.Waiting, _, err = sql.Backlog(ctx, pool, 0)
-	}
-	if err == nil {
-		r.Dead, err = sql.CountDead(ctx, pool)
+		err = r.count(ctx, pool)
 	}
 	switch {
 	case force:
@@ -58,11 +55,25 @@ func FindRemains(ctx context.Context, pool *pgxpool.Pool, tables, force bool) (r
 		return r, fmt.Errorf("find out what would be lost (--force drops the tables anyway): %w", err)
 	case r.Led:
 		return r, errors.New("a relay leads: stop every relay, or drop the tables under it with --force")
-	case r.Lost() != "":
-		return r, fmt.Errorf("the outbox has %s: run a relay until they are published (posthaste status, posthaste "+
-			"dead list), or lose them with --force", r.Lost())
 	}
-	return r, nil
+	return r, r.refuse()
+}
+
+// count reads how many events would be lost.
+func (r *Remains) count(ctx context.Context, db sql.DB) (err error) {
+	if r.Waiting, _, err = sql.Backlog(ctx, db, 0); err == nil {
+		r.Dead, err = sql.CountDead(ctx, db)
+	}
+	return err
+}
+
+// refuse returns an error if events would be lost.
+func (r *Remains) refuse() error {
+	if r.Lost() == "" {
+		return nil
+	}
+	return fmt.Errorf("the outbox has %s: run a relay until they are published (posthaste status, posthaste dead "+
+		"list), or lose them with --force", r.Lost())
 }
 
 // Uninstalled lists what Uninstall removed. Objects that did not exist count as removed.
@@ -75,10 +86,11 @@ type Uninstalled struct {
 }
 
 // Uninstall removes the slot, the bridges, the publication and, if tables is set, the tables. It works with a schema of
-// any version, and without a schema.
-func Uninstall(ctx context.Context, pool *pgxpool.Pool, slots outbox.Slots, publication string, tables bool) (
-	Uninstalled, error,
-) {
+// any version, and without a schema. Unless force is set, it keeps the tables, with an error, if they have events that
+// would be lost: some may have been committed since FindRemains.
+func Uninstall(ctx context.Context, pool *pgxpool.Pool, slots outbox.Slots, publication string, found Remains,
+	tables, force bool,
+) (Uninstalled, error) {
 	var slot *outbox.SlotError
 	err := slots.Drop(ctx)
 	theirs := errors.As(err, &slot) && slot.Reason == outbox.ReasonSlotForeign
@@ -89,6 +101,15 @@ func Uninstall(ctx context.Context, pool *pgxpool.Pool, slots outbox.Slots, publ
 	if err != nil {
 		return Uninstalled{}, err
 	}
-	err = sql.Uninstall(ctx, pool, publication, tables)
+	var check func(ctx context.Context, db sql.DB) error
+	if found.Schema && !force {
+		check = func(ctx context.Context, db sql.DB) error {
+			if err := found.count(ctx, db); err != nil {
+				return err
+			}
+			return found.refuse()
+		}
+	}
+	err = sql.Uninstall(ctx, pool, publication, tables, check)
 	return Uninstalled{Slot: !theirs, Publication: true, Tables: tables, Bridges: bridges}, err
 }
