@@ -216,15 +216,18 @@ func (b *Bridge) check(ctx context.Context, db sql.DB, f found) error {
 	return nil
 }
 
-// Drop removes the bridge of a table. The copied rows stay in outbox.
+// Drop removes the bridge of a table, or, if a table of this name was dropped, what is left of its bridge. The copied
+// rows stay in outbox.
 func Drop(ctx context.Context, pool *pgxpool.Pool, table string) error {
 	list, err := List(ctx, pool)
 	if err != nil {
 		return err
 	}
-	for _, b := range list {
-		if b.Now == table || b.Now == "" && b.Table == table {
-			return drop(ctx, pool, b)
+	for _, now := range []string{"", table} { // first the one that copies nothing
+		for _, b := range list {
+			if b.Now == now && (now != "" || b.Table == table) {
+				return drop(ctx, pool, b)
+			}
 		}
 	}
 	return fmt.Errorf("%s has no bridge (posthaste bridge list)", table)

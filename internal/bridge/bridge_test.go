@@ -494,6 +494,29 @@ func TestOddNames(t *testing.T) {
 	}
 }
 
+// A table is dropped and created again, and gets a bridge again: drop removes what is left of the first bridge.
+func TestTheBridgeOfADroppedTable(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	const table = "CREATE TABLE t (id uuid PRIMARY KEY, payload jsonb)"
+	c := bridge.Config{
+		Table: "public.t", ID: "id", AggregateType: "=order", AggregateID: "id", EventType: "=made", Payload: "payload",
+	}
+	for range 2 {
+		d.Exec(t, "DROP TABLE IF EXISTS t")
+		d.Exec(t, table)
+		create(t, d, c)
+	}
+	must(t, bridge.Drop(t.Context(), d.Pool, c.Table))
+	d.Exec(t, "INSERT INTO t VALUES (gen_random_uuid(), '{}')")
+	want(t, "event types", copies(t, d, "event_type"), "made")
+	list, err := bridge.List(t.Context(), d.Pool)
+	must(t, err)
+	if len(list) != 1 || list[0].Fault != "" {
+		t.Errorf("the list: %+v", list)
+	}
+}
+
 // BenchmarkInsert compares inserts into Debezium's table without a bridge, with one, and with an INSERT into outbox in
 // the same transaction instead; one row at a time, and 1,000.
 func BenchmarkInsert(b *testing.B) {
