@@ -54,20 +54,30 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 	c.ends(t, 0)
 }
 
-// A wrong name of a stream is an error, and no stream or group is made for it, whether there are other streams or not.
+// A wrong name of a stream is an error. While there is no stream, a name with the prefix is only reported, and the
+// stream is read when it appears. No stream or group is made.
 func TestConsumeOfAStreamThatDoesNotExist(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, others := range []string{"none yet", "outbox.order"} {
-		before := keysOf(t, w)
-		w.once("consume", "--group=g", "--stream=outbox.nope").
-			oneLine(t, exitBadUsage, "no such stream; there are "+others)
-		w.once("consume", "--group=g", "--stream=").oneLine(t, exitBadUsage, "the name of a stream is empty")
+	makesNothing := func(before []string) {
+		t.Helper()
 		if got := keysOf(t, w); !slices.Equal(got, before) {
 			t.Errorf("keys %q were made", got)
 		}
-		w.addEvents("outbox.order", 1)
 	}
+	before := keysOf(t, w)
+	w.once("consume", "--group=g", "--stream=").oneLine(t, exitBadUsage, "the name of a stream is empty")
+	w.once("consume", "--group=g", "--stream=order").oneLine(t, exitBadUsage, "no such stream; there are none yet")
+	early := w.spawn("consume", "--group=g", "--stream=outbox.order")
+	early.waitLogged("the stream does not exist yet")
+	wait(t, 2*time.Second)
+	makesNothing(before)
+	w.addEvents("outbox.order", 1)
+	early.waitLogged(`"entry_id"`)
+	before = keysOf(t, w)
+	w.once("consume", "--group=h", "--stream=outbox.nope").
+		oneLine(t, exitBadUsage, "no such stream; there are outbox.order")
+	makesNothing(before)
 }
 
 // keysOf returns the keys of the world's Redis, ascending.

@@ -25,9 +25,6 @@ type ConsumeOptions struct {
 	Ordered bool
 	// ClaimIdle is how long an entry may be pending before another consumer claims it. 0: as the library.
 	ClaimIdle time.Duration
-
-	// waits makes a consumer wait for the first of all streams.
-	waits bool
 }
 
 // Consume prints one JSON line per event to out until ctx ends. It acknowledges an entry only after its line was
@@ -69,11 +66,18 @@ func (c Config) consume(ctx context.Context, o ConsumeOptions, m member, log *sl
 	if err != nil {
 		return cli.Usage(err.Error())
 	}
-	if err := c.checkStreams(ctx, client, o, log); err != nil {
+	early, err := c.checkStreams(ctx, client, o, log)
+	if err != nil {
 		return err
 	}
-	if c.AdminAddr == "" {
+	run := func() error {
+		if early {
+			awaitStream(ctx, client, o.Streams)
+		}
 		return cons.Run(ctx)
+	}
+	if c.AdminAddr == "" {
+		return run()
 	}
 	l, err := Listen(ctx, c.AdminAddr)
 	if err != nil {
@@ -87,7 +91,7 @@ func (c Config) consume(ctx context.Context, o ConsumeOptions, m member, log *sl
 		server := c.adminServer(log, admin.Metrics(withRuntime(m.registry), cons.Stalled))
 		done <- ServeHTTP(actx, server, l, time.Second)
 	}()
-	err = cons.Run(ctx)
+	err = run()
 	stop()
 	return errors.Join(err, <-done)
 }

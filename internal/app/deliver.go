@@ -8,12 +8,14 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
 	"posthaste/internal/cli"
 	"posthaste/internal/deliver"
+	"posthaste/internal/pause"
 	"posthaste/internal/tlsfile"
 )
 
@@ -48,7 +50,6 @@ func Deliver(ctx context.Context, c Config, o ConsumeOptions, d deliver.Options,
 	if d.SecretFile == "" {
 		log.Warn("requests are not signed: the receiver cannot verify them", "remedy", "set --secret-file")
 	}
-	o.waits = true
 	err = c.consume(ctx, o, member{reg, sender.Handle, tlsfile.Collector{"receiver": d.TLS}}, log)
 	select {
 	case why := <-gone:
@@ -58,18 +59,17 @@ func Deliver(ctx context.Context, c Config, o ConsumeOptions, d deliver.Options,
 	}
 }
 
-// checkStreams returns an error for a named stream that does not exist. If o.waits, it only logs a name that has the
-// prefix while no stream exists: the name is probably right. If Redis does not answer, it returns nil, because the
-// consumer waits for Redis.
+// checkStreams returns an error for a named stream that does not exist. While no stream exists, a name that has the
+// prefix is probably right: it is only logged, and early is true if there is no other name. If Redis does not answer,
+// checkStreams returns nil, because the consumer waits for Redis.
 func (c Config) checkStreams(
 	ctx context.Context, client redis.UniversalClient, o ConsumeOptions, log *slog.Logger,
-) error {
+) (early bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, OneShotTimeout)
 	defer cancel()
+	expected := 0
 	for _, name := range o.Streams {
-		n, err := client.Exists(ctx, name).Result()
-		spread, spreadErr := consumer.Bases(ctx, client, []string{name + ".0"})
-		if err != nil || spreadErr != nil || n > 0 || len(spread) > 0 {
+		if there, err := streamExists(ctx, client, name); err != nil || there {
 			continue
 		}
 		others, err := consumer.Streams(ctx, client, c.StreamPrefix)
@@ -77,14 +77,36 @@ func (c Config) checkStreams(
 			continue
 		}
 		others = slices.DeleteFunc(others, func(s string) bool { return !strings.HasPrefix(s, c.StreamPrefix) })
-		if o.waits && len(others) == 0 && strings.HasPrefix(name, c.StreamPrefix) {
+		if len(others) == 0 && strings.HasPrefix(name, c.StreamPrefix) {
 			log.Warn("the stream does not exist yet: it appears with its first event", "stream", name)
+			expected++
 			continue
 		}
 		found := strings.Join(others[:min(len(others), 10)], ", ")
-		return cli.Usage(fmt.Sprintf("--stream=%s: no such stream; there are %s. A stream appears with its first "+
-			"event; without --stream, every stream that begins with %s is read", name, cmp.Or(found, "none yet"),
+		return false, cli.Usage(fmt.Sprintf("--stream=%s: no such stream; there are %s. A stream appears with its "+
+			"first event; without --stream, every stream that begins with %s is read", name, cmp.Or(found, "none yet"),
 			c.StreamPrefix))
 	}
-	return nil
+	return expected > 0 && expected == len(o.Streams), nil
+}
+
+// streamExists reports whether a type has a stream of this name, or several that share it.
+func streamExists(ctx context.Context, client redis.UniversalClient, name string) (bool, error) {
+	n, err := client.Exists(ctx, name).Result()
+	if err != nil || n > 0 {
+		return n > 0, err
+	}
+	several, err := consumer.Bases(ctx, client, []string{name + ".0"})
+	return len(several) > 0, err
+}
+
+// awaitStream waits until one of the streams exists, or ctx ends. The consumer would create it with its group.
+func awaitStream(ctx context.Context, client redis.UniversalClient, names []string) {
+	for pause.For(ctx, time.Second) == nil {
+		for _, name := range names {
+			if there, err := streamExists(ctx, client, name); err == nil && there {
+				return
+			}
+		}
+	}
 }
