@@ -24,6 +24,8 @@ type DeadEntry struct {
 	EventID, Type, Subject string
 	// Data is the payload as it was published.
 	Data json.RawMessage
+	// Time is the event's; zero if the entry was malformed.
+	Time time.Time
 	// Error is the last attempt's error.
 	Error string
 	// Attempts is how often the event was tried; 0 if it was malformed.
@@ -127,6 +129,9 @@ func deadHead(stream string, item any) DeadEntry {
 	d.Attempts, _ = strconv.Atoi(field("dead_attempts")) // an entry somebody else wrote has none
 	if t, err := time.Parse(timeFormat, field("dead_at")); err == nil {
 		d.At = t
+	}
+	if t, err := time.Parse(time.RFC3339Nano, field("time")); err == nil {
+		d.Time = t
 	}
 	return d
 }

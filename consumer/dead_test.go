@@ -68,7 +68,7 @@ func TestDeadListRetryDrop(t *testing.T) {
 	if d := byID["bad"]; d.EntryID != entry || d.Stream != "outbox.order" || d.Group != "g" || d.Attempts != 4 ||
 		d.Error != "boom" || d.Subject != "s1" || d.Type != "order.created" ||
 		!strings.Contains(string(d.Data), `"n": 1`) ||
-		time.Since(d.At) > time.Minute {
+		time.Since(d.At) > time.Minute || d.Time.IsZero() || d.Time.Equal(d.At) {
 		t.Errorf("bad: %+v", d)
 	}
 	if d := byID["worse"]; d.Attempts != 1 || d.Error != "no \uFFFD use" {

@@ -163,7 +163,8 @@ func TestOthersGoOnBesideANewStreamThatStandsStill(t *testing.T) {
 					t.Errorf("%d rows are owed, want 9", n)
 				}
 				bad, _ := r.i.reasons()
-				if text := strings.Join(bad, " "); !strings.Contains(text, "streams: publishing to outbox.fresh is blocked") {
+				if text := strings.Join(bad, " "); !strings.Contains(text,
+					"streams: publishing to outbox.fresh is blocked") {
 					t.Errorf("reasons %q", text)
 				}
 				back()

@@ -366,6 +366,6 @@ func (b *blockedStreams) show(r *reporter) {
 		others = "and no event was published since then"
 	}
 	r.health.clear(conditionPublish)
-	r.health.fail(conditionStreams, fmt.Sprintf("publishing to %s is blocked, %s: %v", strings.Join(names, ", "), others,
-		first))
+	r.health.fail(conditionStreams, fmt.Sprintf("publishing to %s is blocked, %s: %v", strings.Join(names, ", "),
+		others, first))
 }

@@ -161,8 +161,8 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 			if err == nil && status != 503 {
 				t.Fatalf("readyz is %d %+v while Postgres does not answer, %v", status, h, err)
 			}
-			return testenv.FailIf(err != nil || strings.Count(r.output(), ended) == before, "no session was tried yet, %w",
-				err)
+			return testenv.FailIf(err != nil || strings.Count(r.output(), ended) == before,
+				"no session was tried yet, %w", err)
 		})
 	}
 	lost()

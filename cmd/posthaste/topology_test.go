@@ -90,7 +90,7 @@ func (w *world) epoch() int {
 }
 
 // led checks that no relay has adopted since the epoch was read. A time limit that is exceeded is a reason to adopt:
-// a busy machine may stand still for seconds.
+// a busy machine may stop for seconds.
 func (w *world) led(r *child, epoch int) {
 	w.t.Helper()
 	now := w.epoch()
@@ -290,7 +290,8 @@ func TestOthersFlowInASweepWhileANodeIsDown(t *testing.T) {
 		var h struct{ Reasons []string }
 		status, err := r.get("/readyz", &h)
 		text := strings.Join(h.Reasons, " ")
-		return testenv.FailIf(err != nil || status != 503 || !strings.Contains(text, "outbox."+w.types[0]+" is blocked") ||
+		return testenv.FailIf(err != nil || status != 503 ||
+			!strings.Contains(text, "outbox."+w.types[0]+" is blocked") ||
 			!strings.Contains(text, w.cluster.Nodes[0].Addr()), "readyz: %d %v %w", status, h.Reasons, err)
 	})
 	must(t, w.cluster.Nodes[0].Start(t.Context()))

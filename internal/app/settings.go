@@ -212,7 +212,11 @@ type parser struct {
 }
 
 func (p *parser) bad(name, value, want string) {
-	p.faults = append(p.faults, fmt.Errorf("--%s=%q: want %s", name, value, want))
+	from := ""
+	if v := variableOf(name); os.Getenv(v) == value && value != "" {
+		from = " (" + v + ")"
+	}
+	p.faults = append(p.faults, fmt.Errorf("--%s=%q%s: want %s", name, value, from, want))
 }
 
 func (p *parser) choice(name, value string, options ...string) string {

@@ -48,6 +48,14 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// A fault from the environment has the name of its variable, too.
+func TestParseNamesTheVariable(t *testing.T) {
+	t.Setenv("POSTHASTE_WINDOW", "0")
+	if list := faultsOf(t); len(list) != 1 || !strings.Contains(list[0].Error(), `--window="0" (POSTHASTE_WINDOW): `) {
+		t.Errorf("from the environment: %v", list)
+	}
+}
+
 // Every fault is named at once, by the name of its flag, and none of them quotes a password.
 func TestParseNamesEveryFault(t *testing.T) {
 	t.Parallel()

@@ -17,12 +17,16 @@ func Variables() kong.Option {
 	return kong.PostBuild(func(k *kong.Kong) error {
 		for _, f := range k.Model.Flags {
 			if f.Group != nil {
-				f.Tag.Envs = []string{"POSTHASTE_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))}
+				f.Tag.Envs = []string{variableOf(f.Name)}
 				f.Envs = f.Tag.Envs
 			}
 		}
 		return nil
 	})
+}
+
+func variableOf(flag string) string {
+	return "POSTHASTE_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
 // otherVariables matches variables that are not settings and still have a purpose: those of the tests, and those that

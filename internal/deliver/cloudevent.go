@@ -6,7 +6,6 @@ import (
 	"errors"
 	"regexp"
 	"slices"
-	"time"
 
 	"posthaste/consumer"
 )
@@ -33,7 +32,7 @@ func encode(ev consumer.Event) ([]byte, error) {
 		attributes["subject"] = ev.Subject
 	}
 	if !ev.Time.IsZero() {
-		attributes["time"] = ev.Time.UTC().Format(time.RFC3339Nano)
+		attributes["time"] = ev.Time.UTC().Format("2006-01-02T15:04:05.000000Z")
 	}
 	if ev.TraceParent != "" {
 		attributes["traceparent"] = ev.TraceParent

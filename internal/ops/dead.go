@@ -63,10 +63,14 @@ const sourceRelay = "relay"
 // as outbox.Bases returns it: a type may have several streams.
 func GroupDead(g consumer.DeadEntry, prefix string, bases map[string]string) Dead {
 	id, _ := uuid.Parse(g.EventID) // a malformed entry has none
+	created := g.Time
+	if created.IsZero() {
+		created = g.At
+	}
 	return Dead{
 		Source: g.Group, ID: id, AggregateType: strings.TrimPrefix(cmp.Or(bases[g.Stream], g.Stream), prefix),
 		AggregateID: g.Subject, Type: g.Type, Class: "consumer",
-		Error: g.Error, Attempts: g.Attempts, CreatedAt: g.At, DeadAt: g.At,
+		Error: g.Error, Attempts: g.Attempts, CreatedAt: created, DeadAt: g.At,
 	}
 }
 

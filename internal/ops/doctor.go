@@ -366,7 +366,8 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 		d.add(SeverityWarn, "publication",
 			"CREATE PUBLICATION "+d.config.Publication+
 				" FOR TABLE outbox WITH (publish = 'insert'), as the owner of outbox",
-			"%s is missing or lacks the outbox table: the relay polls until it is there, and this role cannot create it",
+			"%s is missing or lacks the outbox table: the relay polls until it is there, and this role cannot "+
+				"create it",
 			d.config.Publication)
 	}
 	if !statistics {
