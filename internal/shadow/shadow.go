@@ -158,18 +158,22 @@ func (r *run) tick(ctx context.Context) {
 	}
 }
 
-// wait waits until every event is published or lost. If a stream cannot be read, events are left that are neither.
+// wait waits until every stream is read up to where it ended when wait began, and every event is published or lost. If
+// a stream cannot be read, events are left that are neither.
 func (r *run) wait() {
-	end := time.Now().Add(r.o.Grace + lastWithin)
-	for said := false; ; said = true {
-		c, _ := r.ledger.result(r.read(), r.o.Grace)
-		if c.Waiting == 0 || time.Now().After(end) {
+	began := time.Now()
+	end := began.Add(r.o.Grace + lastWithin)
+	for said := false; ; {
+		read := r.read()
+		c, _ := r.ledger.result(read, r.o.Grace)
+		if c.Waiting == 0 && !read.Before(began) || time.Now().After(end) {
 			return
 		}
-		if !said {
+		if c.Waiting > 0 && !said {
+			said = true
 			r.o.Say("waiting up to %v for %d events", r.o.Grace, c.Waiting)
 		}
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 
