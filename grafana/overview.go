@@ -9,7 +9,7 @@ const modeOf = `2 * max by (instance) (outbox_relay_mode{mode="cdc", FILTER}) + 
 
 var modePanel = panel{
 	form: states, title: "Mode", unit: "short", texts: modes, alert: "OutboxRelayFallbackActive",
-	means: "cdc: the slot is streamed. poll: the table is swept, also at every start. standby: another relay leads. " +
+	means: "cdc: the slot is streamed. poll: the table is read, also at every start. standby: another relay leads. " +
 		"Lasting poll although auto or cdc is desired is the fallback: the annotations show the reason, posthaste " +
 		"doctor the remedy.",
 	queries: []query{{modeOf, "{{instance}}"}}, width: 12,

@@ -275,7 +275,7 @@ func (s *settler) missed(passed outbox.LSN) error {
 		Reason: outbox.ReasonMissed,
 		Err:    fmt.Errorf("the stream passed %s without delivering a row of transaction %d", suspects.End, xid),
 		Remedy: "check that the publication has the outbox table and that no other program moves the slot; " +
-			"the row is swept, perhaps behind later ones of its aggregate",
+			"the row is polled, perhaps behind later ones of its aggregate",
 	}
 }
 

@@ -158,7 +158,7 @@ func (f *fixture) reload() {
 	}
 	_, err := pipe.Exec(f.Context())
 	f.must(err)
-	f.do("CONFIG", "SET", "key-load-delay", "50000")
+	f.do("CONFIG", "SET", "key-load-delay", "10000")
 	f.background("DEBUG", "RELOAD")
 	f.waitFor("LOADING")
 }
@@ -183,7 +183,7 @@ func (f *fixture) waitFor(prefix string) {
 // background runs a command on a connection of its own until the test ends.
 func (f *fixture) background(args ...any) {
 	c := redis.NewClient(&redis.Options{
-		Addr: f.server.Addr(), Protocol: 2, ReadTimeout: time.Minute,
+		Addr: f.server.Addr(), Protocol: 2, ReadTimeout: 20 * time.Second,
 		MaxRetries: -1,
 	})
 	done := make(chan struct{})
