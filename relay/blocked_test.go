@@ -358,7 +358,8 @@ func TestTheWindowBoundsWhatIsLate(t *testing.T) {
 		if _, known := r.s.progress(); known { // or the auditor would find that the stream is stalled
 			t.Error("it is not known why the stream stands still")
 		}
-		if bad, _ := r.i.reasons(); !strings.Contains(strings.Join(bad, " "), "the window is full of events for the blocked ones") {
+		if bad, _ := r.i.reasons(); !strings.Contains(strings.Join(bad, " "),
+			"the window is full of events for the blocked ones") {
 			t.Errorf("reasons %q", bad)
 		}
 		r.away(false, "outbox.order")
