@@ -57,8 +57,8 @@ var cdc = board{
 			{
 				title: "Published and settled", unit: "ops", alert: "OutboxOldestPendingTooOld",
 				means: "Events streamed, and events that a mark holds, about a second later. If settling falls " +
-					"behind, Postgres is slow or a commit that is streamed is not visible: the window fills, and then " +
-					"streaming waits.",
+					"behind, Postgres is slow or a commit that is streamed is not visible: the window fills, and " +
+					"then streaming waits.",
 				queries: []query{
 					{rate(`outbox_published_total{mode="cdc"}`), "streamed"},
 					{rate("outbox_settled_total"), "settled"},
@@ -125,8 +125,8 @@ var cdc = board{
 			},
 			{
 				title: "Batches and claims", unit: "ops", alert: "OutboxOldestPendingTooOld",
-				means: "Transactions that read the table, and parts claimed. Many batches of few rows: the relay reduced " +
-					"them after failures; they grow again.",
+				means: "Transactions that read the table, and parts claimed. Many batches of few rows: the relay " +
+					"reduced them after failures; they grow again.",
 				queries: []query{
 					{rate("outbox_sweep_batches_total"), "batches"},
 					{rate("outbox_sweep_claims_total"), "claims"},
