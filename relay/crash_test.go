@@ -437,13 +437,18 @@ func TestCrashPoints(t *testing.T) {
 			if !r.ok {
 				return
 			}
-			for _, f := range faultsOf(name, r.counts) {
-				if s.led && f.kind >= killed && f.kind <= unlocked {
-					continue
-				}
-				if !s.run(t, f).ok {
-					return
-				}
+			for faults := range slices.Chunk(faultsOf(name, r.counts), 500) { // a scenario has thousands of them
+				t.Run(faults[0].String(), func(t *testing.T) {
+					t.Parallel()
+					for _, f := range faults {
+						if s.led && f.kind >= killed && f.kind <= unlocked {
+							continue
+						}
+						if !s.run(t, f).ok {
+							return
+						}
+					}
+				})
 			}
 		})
 	}
