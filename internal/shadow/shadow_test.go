@@ -236,6 +236,26 @@ func TestAStreamThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// The report is not made before every stream was read to its end, even if no event waits.
+func TestTheLastEntriesAreRead(t *testing.T) {
+	t.Parallel()
+	w := observe(t)
+	l := newLedger()
+	s := &stream{name: "events", field: "id", client: w.redis, ledger: l}
+	r := &run{o: w.o, ledger: l, streams: []*stream{s}}
+	done := make(chan struct{})
+	go func() { defer close(done); r.wait() }()
+	select {
+	case <-done:
+		t.Fatal("it does not wait for the stream")
+	case <-time.After(200 * time.Millisecond): // it has looked several times
+	}
+	if _, err := s.next(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+}
+
 // Rows and entries are seen in any order, and the result is the same.
 func TestLedger(t *testing.T) {
 	t.Parallel()
