@@ -426,6 +426,18 @@ func (s scenario) run(t *testing.T, plan ...fault) (r result) {
 	return r
 }
 
+// suffer runs the scenario once with each fault, until one breaks a promise.
+func (s scenario) suffer(t *testing.T, faults []fault) {
+	for _, f := range faults {
+		if s.led && f.kind >= killed && f.kind <= unlocked {
+			continue
+		}
+		if !s.run(t, f).ok {
+			return
+		}
+	}
+}
+
 // Whatever call of whatever port fails, in whatever way, in whatever situation: every committed event is in its stream
 // once, in order, and the table is empty. See oracle_test.go for all that is looked at.
 func TestCrashPoints(t *testing.T) {
@@ -440,14 +452,7 @@ func TestCrashPoints(t *testing.T) {
 			for faults := range slices.Chunk(faultsOf(name, r.counts), 500) { // a scenario has thousands of them
 				t.Run(faults[0].String(), func(t *testing.T) {
 					t.Parallel()
-					for _, f := range faults {
-						if s.led && f.kind >= killed && f.kind <= unlocked {
-							continue
-						}
-						if !s.run(t, f).ok {
-							return
-						}
-					}
+					s.suffer(t, faults)
 				})
 			}
 		})

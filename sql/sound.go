@@ -56,7 +56,7 @@ type facts struct {
 	indexed                   bool
 	cache                     int64 // numbers that a session takes from the sequence at once
 	parts                     int   // that can be claimed
-	rises, continues, guarded bool
+	rises, continues, guarded bool  // the sequence rises, and is not behind the table; its triggers are enabled
 }
 
 func tableFacts(ctx context.Context, db DB) (f facts, err error) {

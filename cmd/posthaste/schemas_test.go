@@ -49,13 +49,13 @@ func TestTwoSchemas(t *testing.T) {
 				return testenv.FailIf(n == 0, "%d entries in %s", n, w.oracle.Prefix)
 			})
 		}
-		epoch := a.epoch()
+		still := a.leads(first)
 		killed.kill()
 		again := b.relayIn(mode)
 		for w, load := range loads {
 			w.ended(load)
 		}
-		a.led(first, epoch) // the kill of the other relay does not concern it
+		still() // the kill of the other relay does not concern it
 		b.desire("poll")
 		if r := a.once("mode"); strings.Contains(r.out, "poll") != (mode == "poll") {
 			t.Errorf("the mode of the other schema is shown: %s", r.out)
@@ -80,13 +80,13 @@ func TestTwoSchemasWithOnePrefix(t *testing.T) {
 	a := newWorld(t)
 	relay := a.relayIn("poll")
 	a.delivers()
-	epoch := a.epoch()
+	still := a.leads(relay)
 	b := a.schema("outbox.")
 	b.desire("poll")
 	b.wrote(testenv.LoadOptions{Total: 20, Tag: "b-"})
 	b.spawn("relay").waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
 	a.delivers()
-	a.led(relay, epoch)
+	still()
 	testenv.Eventually(t, 10*time.Second, func() error { return ready(relay, "leader") })
 	b.once("uninstall", "--yes", "--relay-name="+a.db.Relay).oneLine(t, 1,
 		fmt.Sprintf("relay name %q is taken by the outbox in schema %q", a.db.Relay, "public"))

@@ -358,7 +358,7 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 				d.Exec(t, "SELECT pg_promote()")
 			}
 			c := worldOf(t, d, w.redis)
-			epoch := w.epoch()
+			still := w.leads(r)
 			load := testenv.StartLoad(t, d, testenv.LoadOptions{Total: 60, Tag: "copy-"})
 			load.Wait()
 			cr := c.spawn("relay")
@@ -366,7 +366,7 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 			cr.waitReady(t, http.StatusServiceUnavailable, "SET database_oid = 0", 30*time.Second)
 			w.delivers()
 			w.delivers()
-			w.led(r, epoch)
+			still()
 			testenv.Eventually(t, 10*time.Second, func() error { return ready(r, "leader") })
 			if promoted { // the copy becomes its own database
 				cr.stop()

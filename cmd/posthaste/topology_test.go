@@ -89,21 +89,26 @@ func (w *world) epoch() int {
 	return testenv.Value[int](w.t, w.db, "SELECT epoch FROM relay_state")
 }
 
-// led checks that no relay has adopted since the epoch was read. A time limit that is exceeded is a reason to adopt:
-// a busy machine may stop for seconds.
-func (w *world) led(r *child, epoch int) {
+// leads returns a check that no relay has adopted since now. A time limit of the relay that was exceeded since now is a
+// reason to adopt: a busy machine may stop for seconds.
+func (w *world) leads(r *child) (still func()) {
 	w.t.Helper()
-	now := w.epoch()
-	if now == epoch {
-		return
-	}
-	for _, stall := range []string{"timeout", "deadline exceeded", "lock session lost"} {
-		if r.logged(stall) {
-			w.t.Logf("epoch %d after %q, and was %d", now, stall, epoch)
+	was, before := w.epoch(), len(r.output())
+	return func() {
+		w.t.Helper()
+		now := w.epoch()
+		if now == was {
 			return
 		}
+		since := r.output()[before:]
+		for _, stall := range []string{"i/o timeout", "deadline exceeded", "lock session lost"} {
+			if strings.Contains(since, stall) {
+				w.t.Logf("epoch %d after %q, and was %d", now, stall, was)
+				return
+			}
+		}
+		w.t.Errorf("epoch %d, and was %d: a relay has adopted again: %s", now, was, since)
 	}
-	w.t.Errorf("epoch %d, and was %d: a relay has adopted again: %s", now, epoch, r.output())
 }
 
 // A master of a cluster is killed under load, and its replica is promoted. With replicas=1, no event needs restoring.
@@ -194,7 +199,7 @@ func TestSlotsMoveUnderLoad(t *testing.T) {
 	r := w.relayIn("cdc", "--stream-maxlen=0")
 	load := w.load(400)
 	w.flows(load, 200)
-	was := w.epoch()
+	still := w.leads(r)
 	rounds := scale(20, 2)
 	for i := range rounds {
 		for m := range 3 {
@@ -202,7 +207,7 @@ func TestSlotsMoveUnderLoad(t *testing.T) {
 		}
 		w.flows(load, 150)
 	}
-	w.led(r, was)
+	still()
 	added, err := w.cluster.Add(t.Context())
 	must(t, err)
 	w.cluster.Move(t, w.slot(0), added)
