@@ -3,7 +3,6 @@ package consumer_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -17,20 +16,13 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// holdRead keeps a read from reaching the server, and what follows it on its connection; with all nothing that is sent
-// through h reaches it any more. It returns when that has happened.
-func holdRead(tb testing.TB, h *testenv.Link, all bool) {
+// holdRead keeps a read, which contains text, from reaching the server, and what follows it on its connection. It returns
+// when that has happened.
+func holdRead(tb testing.TB, h *testenv.Link, text string) {
 	tb.Helper()
-	if all {
-		h.Hold(true)
-	} else {
-		h.HoldFrom("xreadgroup")
-	}
+	h.HoldFrom(text)
 	testenv.Eventually(tb, 20*time.Second, func() error {
-		if h.Held("xreadgroup")+h.Held("\r\n2\r\n") == 0 { // or a script with two keys: the stream and its lease
-			return errors.New("no read is held")
-		}
-		return nil
+		return testenv.FailIf(h.Held(text) == 0, "no read is held")
 	})
 }
 
@@ -74,7 +66,7 @@ func TestALateReadKeepsTheOrder(t *testing.T) {
 		ClaimIdle: 2 * time.Second, Handler: rec.handle, Logger: logTo(logs),
 	})
 	waitPending(t, r.Client, 0)
-	holdRead(t, h, false)
+	holdRead(t, h, "xreadgroup")
 	logs.wait(t, "redis answers again") // on a new connection
 	ids := fill(t, r.Client, "outbox.order", total, 8)
 	waitPending(t, r.Client, window/2+1) // the next read has no room
@@ -104,14 +96,15 @@ func TestALateReadDoesNotPassTheLease(t *testing.T) {
 		Ordered: true,
 	}
 	cut, logs := opt, &syncBuffer{}
-	cut.Client, cut.Handler, cut.Logger = client, none.handle, logTo(logs)
+	cut.Client, cut.Handler, cut.Logger, cut.Consumer = client, none.handle, logTo(logs), "cut"
 	start(t, cut)
 	logs.wait(t, "lease taken")
 	waitPending(t, r.Client, 0)
 	other, logs := opt, &syncBuffer{}
 	other.Client, other.Handler, other.Logger = r.Client, rec.handle, logTo(logs)
+	holdRead(t, h, "\r\ncut|") // with the lease that allows it
+	h.Hold(true)               // the lease is not renewed any more
 	start(t, other)
-	holdRead(t, h, true)
 	logs.wait(t, "lease taken")
 	ids := fill(t, r.Client, "outbox.order", total, 8)
 	waitPending(t, r.Client, window/2+1)
