@@ -329,3 +329,63 @@ func TestACopyThatNobodyLed(t *testing.T) {
 		t.Errorf("%d rows are owed when all is settled", n)
 	}
 }
+
+// A transaction that restores rows of another server is open while the first relay adopts, which waits for it. Another
+// one that would begin after it is refused.
+func TestARestoreThatIsOpenDuringTheFirstAdoption(t *testing.T) {
+	t.Parallel()
+	for _, xid := range []string{"3", "899999999"} {
+		s, d := newStoreAlone(t)
+		ctx := t.Context()
+		restore := func(db sql.DB) error {
+			_, err := db.Exec(ctx, `INSERT INTO outbox (xid, aggregate_type, aggregate_id, event_type, payload)
+				SELECT '`+xid+`', 'order', i::text, 'order.created', '{}' FROM generate_series(1, 40) i`)
+			return err
+		}
+		careful, err := d.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+		must(t, err)
+		if err := restore(careful); err == nil || !strings.Contains(err.Error(), "leave xid and seq out") {
+			t.Errorf("a transaction that would not see the adoption: %v", err)
+		}
+		must(t, careful.Rollback(ctx))
+		open, late := begin(t, d), begin(t, d)
+		must(t, restore(open))
+		adopt := func() (bool, error) {
+			return s.Adopt(ctx, outbox.Adoption{From: 0, To: outbox.Owner{Epoch: 1}, Holder: "me"})
+		}
+		if ok, err := adopt(); ok || err == nil ||
+			!strings.Contains(err.Error(), "wait for a transaction that brings rows of another database") {
+			t.Errorf("adopted %v, %v", ok, err)
+		}
+		insert(t, d, "beside") // writers do not wait
+		adopted := make(chan bool, 1)
+		go func() {
+			ok, err := adopt()
+			adopted <- ok && err == nil
+		}()
+		waiting(t, d, 1)
+		refused := make(chan error, 1)
+		go func() { refused <- restore(late) }()
+		waiting(t, d, 2)
+		must(t, open.Commit(ctx))
+		want := int64(41)
+		if ok := <-adopted; ok != (xid == "3") {
+			t.Errorf("adopted %v beside rows of transaction %s", ok, xid)
+		}
+		if err := <-refused; xid == "3" && (err == nil || !strings.Contains(err.Error(), "leave xid and seq out")) {
+			t.Errorf("rows of another server after the adoption: %v", err)
+		} else if err == nil {
+			want += 40
+			must(t, late.Commit(ctx))
+		}
+		if xid != "3" {
+			must(t, s.Register(ctx))
+			if ok, err := adopt(); !ok || err != nil {
+				t.Errorf("adopted %v, %v at last", ok, err)
+			}
+		}
+		if n := backlog(t, s, d); n != want {
+			t.Errorf("%d rows are unsettled, want %d", n, want)
+		}
+	}
+}

@@ -82,6 +82,9 @@ func (s *Store) Register(ctx context.Context) error {
 	if err := s.register(ctx); err != nil {
 		return err
 	}
+	if err := unsubscribed(ctx, s.pool); err != nil {
+		return err
+	}
 	if err := Identify(ctx, s.pool); err != nil {
 		return err
 	}
@@ -136,6 +139,19 @@ func Identify(ctx context.Context, pool *pgxpool.Pool) error {
 		return fmt.Errorf("see whether this database is a copy: %w", err)
 	}
 	return nil
+}
+
+// unsubscribed fails if a subscription writes marks into this database: the rows that it brings have transactions of
+// another server, and a relay that leads here would not publish them.
+func unsubscribed(ctx context.Context, db DB) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	names, err := collect(ctx, db, "look for a subscription to outbox_mark", pgx.RowTo[string], "copy_subscribed")
+	if err == nil && len(names) > 0 {
+		err = fmt.Errorf("a subscription copies the outbox of another database into this one. When services write here, "+
+			"and it has caught up: DROP SUBSCRIPTION %s", pgx.Identifier{names[0]}.Sanitize())
+	}
+	return err
 }
 
 func copied(ctx context.Context, db DB) (moved bool, err error) {
@@ -276,13 +292,29 @@ func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error
 	return err
 }
 
-// Adopt writes the new owner if the epoch is still a.From.
-func (s *Store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
-	var n int
-	err := s.scan(ctx, fmt.Sprintf("adopt epoch %d", a.To.Epoch), "state_adopt", []any{
-		s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink, s.suspects(a), a.WentBack,
-	}, &n)
-	return n == 1, err
+// Adopt writes the new owner if the epoch is still a.From. The first one waits for the transactions that bring rows of
+// another database, and does not adopt if Register has to see them.
+func (s *Store) Adopt(ctx context.Context, a outbox.Adoption) (adopted bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		rows, err := exec(ctx, tx, "wait for a transaction that brings rows of another database", "copy_wait")
+		if err != nil {
+			return err
+		}
+		if rows > 0 {
+			if moved, err := copied(ctx, tx); err != nil || moved {
+				return err
+			}
+		}
+		var n int
+		err = scan(ctx, tx, fmt.Sprintf("adopt epoch %d", a.To.Epoch), "state_adopt", []any{
+			s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink, s.suspects(a), a.WentBack,
+		}, &n)
+		adopted = n == 1
+		return err
+	})
+	return adopted && err == nil, err
 }
 
 // SetActive records what the owner of epoch does now.

@@ -21,7 +21,7 @@ var objects = []string{
 	"FUNCTION outbox_bridge_refuse", "FUNCTION outbox_bridge_json", "FUNCTION outbox_bridge_id",
 	"TABLE order_payments", "TABLE credit_quarantine", "TABLE credit_entries", "TABLE credit_accounts",
 	"TABLE credit_epoch", "TABLE orders", "TABLE inbox",
-	"TABLE outbox", "DOMAIN outbox_xid", "FUNCTION outbox_copying",
+	"TABLE outbox", "DOMAIN outbox_xid", "FUNCTION outbox_copying", "FUNCTION outbox_copy_key",
 	"FUNCTION outbox_copied", "VIEW outbox_place", "FUNCTION outbox_system",
 	"TABLE relay_state", "TABLE outbox_reconcile", "TABLE outbox_phantom", "TABLE outbox_dead",
 	"TABLE outbox_stream", "TABLE outbox_part", "TABLE outbox_mark",

@@ -53,12 +53,22 @@ CREATE OR REPLACE FUNCTION outbox_copied(r relay_state) RETURNS boolean LANGUAGE
 RETURN (SELECT r.database_oid <> p.database_oid OR coalesce(
     r.system_identifier <> p.system_identifier, r.first_migration <> p.first_migration) FROM outbox_place p);
 
+-- The lock of the transactions that bring rows of another database.
+CREATE OR REPLACE FUNCTION outbox_copy_key() RETURNS bigint LANGUAGE sql IMMUTABLE
+RETURN pg_catalog.hashtextextended('posthaste copy ' || 'outbox_mark'::regclass::oid::text, 0);
+
 -- Whether rows of another database may bring their transactions: no relay has led this database, or its marks are
 -- replicated, too. Elsewhere a row is of the transaction that writes it. If it were of another one, marks might settle
--- it before it is published, or never. A constraint that is not valid comes after the rows in a dump.
-CREATE OR REPLACE FUNCTION outbox_copying() RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER
-RETURN EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = 'outbox_mark'::regclass::oid)
-    OR NOT EXISTS (SELECT FROM relay_state r WHERE outbox_copied(r) IS FALSE);
+-- it before it is published, or never. A constraint that is not valid comes after the rows in a dump. The first adoption
+-- waits for the lock, so that it has the rows of every transaction that was allowed to bring some; each statement has to
+-- see whether there was an adoption since.
+CREATE OR REPLACE FUNCTION outbox_copying() RETURNS boolean LANGUAGE sql SECURITY DEFINER
+BEGIN ATOMIC
+    SELECT pg_catalog.pg_advisory_xact_lock_shared(outbox_copy_key());
+    SELECT EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = 'outbox_mark'::regclass::oid)
+        OR pg_catalog.current_setting('transaction_isolation'::text) = 'read committed'::text
+        AND NOT EXISTS (SELECT FROM relay_state r WHERE outbox_copied(r) IS FALSE);
+END;
 ALTER DOMAIN outbox_xid DROP CONSTRAINT IF EXISTS "the server sets it: leave xid and seq out";
 ALTER DOMAIN outbox_xid ADD CONSTRAINT "the server sets it: leave xid and seq out" CHECK (
     VALUE = pg_current_xact_id()

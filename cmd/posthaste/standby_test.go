@@ -289,6 +289,12 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 				want, have := testenv.Value[string](t, blue, states), testenv.Value[string](t, green, states)
 				return testenv.FailIf(have != want, "%s on green, %s on blue", have, want)
 			})
+			if c.other {
+				w.pgURL = green.URL
+				early := w.spawn("relay")
+				early.waitReady(t, http.StatusServiceUnavailable, `DROP SUBSCRIPTION "green"`, 30*time.Second)
+				early.kill()
+			}
 			green.Exec(t, "ALTER SUBSCRIPTION green DISABLE")
 			green.Exec(t, "ALTER SUBSCRIPTION green SET (slot_name = NONE)")
 			green.Exec(t, "DROP SUBSCRIPTION green")

@@ -241,6 +241,11 @@ var mutations = []mutation{
 		pkg:         "./sql", test: "TestACopyWithoutSequences",
 	},
 	{
+		safeguard: "the first adoption waits for rows of another database", about: "it does not",
+		file: "sql/queries/copy_wait.sql", old: "IS NOT FALSE", replacement: "IS NOT FALSE AND false",
+		pkg: "./sql", test: "TestARestoreThatIsOpenDuringTheFirstAdoption",
+	},
+	{
 		safeguard: "a mark that sees rows which it has not settled is noticed in a copy", about: "it is not checked",
 		file:        "sql/queries/copy_continues.sql",
 		old:         "o.seq > m.hi AND",

@@ -8,5 +8,6 @@ SELECT EXISTS (SELECT FROM pg_index WHERE indexrelid = pg_catalog.to_regclass('o
     (SELECT high FROM outbox_high) >= coalesce((
         SELECT pg_catalog.max(o.seq) FROM pg_catalog.generate_series(0, 15) AS p(part) CROSS JOIN LATERAL (
             SELECT seq FROM outbox_rows WHERE part = p.part::smallint ORDER BY seq DESC LIMIT 1) o), 0::bigint),
-    (SELECT pg_catalog.count(*) = 2 FROM pg_trigger WHERE tgrelid = 'outbox'::regclass::oid
-        AND tgname IN ('outbox_guard', 'outbox_guard_delete') AND tgenabled IN ('O'::"char", 'A'::"char"))
+    (SELECT pg_catalog.count(*) = 3 FROM pg_trigger WHERE tgrelid = 'outbox'::regclass::oid
+        AND tgname IN ('outbox_guard', 'outbox_guard_delete', 'outbox_guard_truncate')
+        AND tgenabled IN ('O'::"char", 'A'::"char"))

@@ -50,12 +50,14 @@ ALTER INDEX outbox_owed ALTER COLUMN 1 SET STATISTICS 0, ALTER COLUMN 3 SET STAT
 -- the row would be published in one mode and not in the other.
 CREATE FUNCTION outbox_guard() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF OLD.xid::xid8 = pg_current_xact_id() THEN
-        RAISE EXCEPTION 'the transaction that inserts an event must not change or delete it'
-            USING ERRCODE = 'feature_not_supported', HINT = 'insert the event when it is complete';
+    IF TG_OP = 'UPDATE' THEN
+        IF OLD.xid::xid8 <> pg_current_xact_id() THEN
+            RAISE EXCEPTION 'these columns must not be updated: they define the order of events and which are settled'
+                USING ERRCODE = 'feature_not_supported', HINT = 'delete the row, and insert another one';
+        END IF;
     END IF;
-    RAISE EXCEPTION 'these columns must not be updated: they define the order of events and which are settled'
-        USING ERRCODE = 'feature_not_supported', HINT = 'delete the row, and insert another one';
+    RAISE EXCEPTION 'the transaction that inserts an event must not change or delete it'
+        USING ERRCODE = 'feature_not_supported', HINT = 'insert the event when it is complete';
 END $$;
 -- The relay of a copy sets the setting while it rewrites the transactions of settled rows.
 CREATE TRIGGER outbox_guard BEFORE UPDATE ON outbox FOR EACH ROW
@@ -65,6 +67,8 @@ CREATE TRIGGER outbox_guard BEFORE UPDATE ON outbox FOR EACH ROW
             IS DISTINCT FROM 'on'::text) EXECUTE FUNCTION outbox_guard();
 CREATE TRIGGER outbox_guard_delete BEFORE DELETE ON outbox FOR EACH ROW
     WHEN (OLD.xid::xid8 = pg_current_xact_id()) EXECUTE FUNCTION outbox_guard();
+CREATE TRIGGER outbox_guard_truncate BEFORE TRUNCATE ON outbox
+    WHEN (pg_catalog.pg_stat_get_xact_tuples_inserted('outbox'::regclass::oid) > 0) EXECUTE FUNCTION outbox_guard();
 
 -- Each sweep worker locks the row of the part that it works on.
 CREATE TABLE outbox_part (part smallint PRIMARY KEY CHECK (part BETWEEN 0 AND 15));
