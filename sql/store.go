@@ -293,28 +293,20 @@ func SetDesired(ctx context.Context, db DB, name string, mode outbox.Mode) error
 }
 
 // Adopt writes the new owner if the epoch is still a.From. The first one waits for the transactions that bring rows of
-// another database, and does not adopt if Register has to see them.
-func (s *Store) Adopt(ctx context.Context, a outbox.Adoption) (adopted bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		rows, err := exec(ctx, tx, "wait for a transaction that brings rows of another database", "copy_wait")
-		if err != nil {
-			return err
-		}
-		if rows > 0 {
-			if moved, err := copied(ctx, tx); err != nil || moved {
-				return err
-			}
-		}
-		var n int
-		err = scan(ctx, tx, fmt.Sprintf("adopt epoch %d", a.To.Epoch), "state_adopt", []any{
-			s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink, s.suspects(a), a.WentBack,
-		}, &n)
-		adopted = n == 1
-		return err
-	})
-	return adopted && err == nil, err
+// another database; it returns false if Register has to see them.
+func (s *Store) Adopt(ctx context.Context, a outbox.Adoption) (bool, error) {
+	var n int
+	err := s.scan(ctx, fmt.Sprintf("adopt epoch %d", a.To.Epoch), "state_adopt", []any{
+		s.name, a.From, a.To.Epoch, a.To.Nonce[:], a.Holder, a.Sink, s.suspects(a), a.WentBack,
+	}, &n)
+	if a.From == 0 && errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: does a transaction bring rows of another database, such as a restore? It must end", err)
+	}
+	if err != nil || n == 0 {
+		return false, err
+	}
+	moved, err := copied(ctx, s.pool)
+	return !moved && err == nil, err
 }
 
 // SetActive records what the owner of epoch does now.

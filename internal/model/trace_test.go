@@ -205,7 +205,7 @@ func TestNoStepCanBeMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, step := range []string{
-		" sql.Store.Adopt ", " sink.Sink.Adopt ", "leadership.tryGates ", " sql.Sweep.Claim ",
+		" sql.Store.Adopt WITH was", " sink.Sink.Adopt ", "leadership.tryGates ", " sql.Sweep.Claim ",
 		" sink.delivery.Publish ", " sql.Store.SettleAll ",
 	} {
 		var c recording
@@ -505,7 +505,7 @@ type recording struct {
 
 // looked are the steps that the machine has.
 var looked = []string{
-	" sql.Store.Adopt ", " sink.Sink.Adopt ", "leadership.tryGates sql.Store.Gated", " sql.Sweep.Claim ",
+	" sql.Store.Adopt WITH was", " sink.Sink.Adopt ", "leadership.tryGates sql.Store.Gated", " sql.Sweep.Claim ",
 	" sql.Sweep.Begin ", " sql.Sweep.Page ", " sql.Sweep.Settle ", " sql.Sweep.Drop ", " sink.delivery.Publish ",
 	" sql.Store.BeginPass ", " sql.Store.SettleAll ", " sql.marker.Move ", " sql.marker.Look ",
 	" sink.Sink.ForgetDoubt ",
@@ -518,7 +518,7 @@ func (r *run) record() *recording {
 	c := &recording{Plan: r.scene.plan, Base: r.base, Parts: r.parts, IDs: r.ids, Relays: r.procs}
 	for _, e := range r.events() {
 		if e.PID == 0 || slices.ContainsFunc(looked, func(step string) bool { return strings.Contains(e.Step, step) }) {
-			if strings.Contains(e.Step, " sql.Store.Adopt ") { // its other lines have the place
+			if strings.Contains(e.Step, " sql.Store.Adopt WITH was") { // its other lines have the place
 				e.Values = e.Values[:min(3, len(e.Values))]
 			}
 			c.Events = append(c.Events, e)
@@ -708,7 +708,7 @@ func (r *reader) op(i, end int) *op {
 	}
 	known := end > 0 && !failed
 	switch {
-	case is(" sql.Store.Adopt "):
+	case is(" sql.Store.Adopt WITH was"):
 		epoch := int64(number(v[2]))
 		step := fmt.Sprintf(": epoch %d,", epoch-r.Base)
 		o.apply = either(who, step)

@@ -242,7 +242,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "the first adoption waits for rows of another database", about: "it does not",
-		file: "sql/queries/copy_wait.sql", old: "IS NOT FALSE", replacement: "IS NOT FALSE AND false",
+		file: "sql/queries/state_adopt.sql", old: "IS NOT FALSE", replacement: "IS NOT FALSE AND false",
 		pkg: "./sql", test: "TestARestoreThatIsOpenDuringTheFirstAdoption",
 	},
 	{

@@ -12,6 +12,10 @@ WITH was AS MATERIALIZED (
     -- Not the timeline of the control file: after a promotion that still has the old one for a while.
     SELECT p.*, outbox_timeline() AS timeline
     FROM outbox_place p, pg_catalog.set_config('synchronous_commit', 'local', true)
+), brought AS MATERIALIZED (
+    -- The transactions that bring rows of another database: see outbox_copying. Only the first adoption waits.
+    SELECT pg_catalog.count(pg_catalog.pg_advisory_xact_lock(outbox_copy_key())) FROM relay_state r
+    WHERE outbox_copied(r) IS NOT FALSE
 ), adopted AS (
     UPDATE relay_state r
     SET epoch = $3, nonce = $4, owner = $5, sink = nullif($6, ''), changed_at = clock_timestamp(), degraded = NULL,
@@ -19,7 +23,7 @@ WITH was AS MATERIALIZED (
         first_migration = now.first_migration, timeline = now.timeline,
         slot_barrier = CASE WHEN r.slot_barrier IS NOT NULL AND r.timeline IS DISTINCT FROM now.timeline
             THEN 9223372036854775807 ELSE r.slot_barrier END
-    FROM now
+    FROM now, brought
     WHERE r.name = $1 AND r.epoch = $2
     RETURNING r.timeline
 ), noted AS (
