@@ -16,8 +16,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// holdRead keeps a read, which contains text, from reaching the server, and what follows it on its connection. It returns
-// when that has happened.
+// holdRead keeps a read, which contains text, from reaching the server, and what follows it on its connection. It
+// returns when that has happened.
 func holdRead(tb testing.TB, h *testenv.Link, text string) {
 	tb.Helper()
 	h.HoldFrom(text)

@@ -41,7 +41,8 @@ type States interface {
 // Adoptions makes this instance the owner of the streams. The writes are conditional on the epoch.
 type Adoptions interface {
 	// Adopt writes a new owner and its sink if the epoch is still a.From; otherwise, or if Register must look at the
-	// table again, it returns false. In the same transaction it notes the streams to repair. The active mode is standby until SetActive.
+	// table again, it returns false. In the same transaction it notes the streams to repair. The active mode is standby
+	// until SetActive.
 	Adopt(ctx context.Context, a outbox.Adoption) (bool, error)
 	// Newest returns, by stream, the last entry in a mark or repair since the stream was last found incomplete. It
 	// reads only the newest marks.

@@ -59,9 +59,9 @@ RETURN pg_catalog.hashtextextended('posthaste copy ' || 'outbox_mark'::regclass:
 
 -- Whether rows of another database may bring their transactions: no relay has led this database, or its marks are
 -- replicated, too. Elsewhere a row is of the transaction that writes it. If it were of another one, marks might settle
--- it before it is published, or never. A constraint that is not valid comes after the rows in a dump. The first adoption
--- waits for the lock, so that it has the rows of every transaction that was allowed to bring some; each statement has to
--- see whether there was an adoption since.
+-- it before it is published, or never. A constraint that is not valid comes after the rows in a dump. The first
+-- adoption waits for the lock, so that it has the rows of every transaction that was allowed to bring some. Each
+-- statement must see whether there was an adoption since.
 CREATE OR REPLACE FUNCTION outbox_copying() RETURNS boolean LANGUAGE sql SECURITY DEFINER
 BEGIN ATOMIC
     SELECT pg_catalog.pg_advisory_xact_lock_shared(outbox_copy_key());

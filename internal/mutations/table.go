@@ -241,7 +241,7 @@ var mutations = []mutation{
 		pkg:         "./sql", test: "TestACopyWithoutSequences",
 	},
 	{
-		safeguard: "the first adoption waits for rows of another database", about: "it does not",
+		safeguard: "a first adoption waits for a restore", about: "it does not",
 		file: "sql/queries/state_adopt.sql", old: "IS NOT FALSE", replacement: "IS NOT FALSE AND false",
 		pkg: "./sql", test: "TestARestoreThatIsOpenDuringTheFirstAdoption",
 	},
