@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"maps"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -436,6 +437,12 @@ func (s scenario) suffer(t *testing.T, faults []fault) {
 			return
 		}
 	}
+}
+
+// TestMain collects garbage less often than a service does: each run is a world that is dropped as a whole.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(800)
+	os.Exit(m.Run())
 }
 
 // Whatever call of whatever port fails, in whatever way, in whatever situation: every committed event is in its stream
