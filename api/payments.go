@@ -348,7 +348,12 @@ func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 			r.metrics.WithLabelValues(payRepeated).Inc()
 			r.log.Warn("deduction repeated: redis had lost it after the order was placed", "order_id", d.OrderID)
 		}
-		unpaid = res.Outcome != credits.OK
+		if unpaid = res.Outcome != credits.OK; res.Replayed && !unpaid { // is it in quarantine?
+			unpaid, err = r.bank.Undone(ctx, d.UserID, d.OpID)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if !unpaid {
 		return nil

@@ -216,6 +216,32 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 	}
 }
 
+// The ledger puts the deduction of an order in quarantine. Redis has its outcome, and nobody has paid.
+func TestAnOrderWhoseDeductionIsInQuarantine(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	stopSync, stopPayments := w.relay()
+	defer func() {
+		stopSync()
+		stopPayments()
+	}()
+	user := uuid.NewString()
+	w.fund(user, 100)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		return testenv.FailIf(testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0,
+			"not in the ledger yet")
+	})
+	accounts := w.redis.Client.Keys(t.Context(), "{cr:*}:a:"+user).Val()
+	must(t, w.redis.Client.HIncrBy(t.Context(), accounts[0], "q", 1).Err()) // as if an operation were missing
+	want(t, w.post(newKey(), paidJSON(user, 80)), 201, "")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		w.hasten()
+		n := testenv.Value[int](t, w.db, `SELECT count(*) FROM order_payments
+			WHERE due IS NULL AND (SELECT count(*) FROM credit_quarantine) = 1`)
+		return testenv.FailIf(n != 1, "nobody is told that the order is not paid")
+	})
+}
+
 // The relay was down for days. Operations that the ledger lacks may be on their way there, so Payments waits.
 func TestPaymentsWaitForTheLedger(t *testing.T) {
 	t.Parallel()

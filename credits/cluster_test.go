@@ -293,7 +293,7 @@ func TestLossesAreCountedBesideAMasterThatIsDown(t *testing.T) {
 		later++
 	}
 	for _, bkt := range []int16{first, later} {
-		_, err := call(t.Context(), c.Client, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, 1, 0)
+		_, err := call(t.Context(), c.Client, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, 1, 0, "")
 		must(t, err)
 		b.buckets[bkt].epoch, b.buckets[bkt].claim = 1, 7
 	}

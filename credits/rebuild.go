@@ -74,17 +74,19 @@ type state struct {
 	// n is the number of the last operation, seen is the highest number that a caller has sent, length is the length of
 	// the stream.
 	n, seen, length int64
+	// evicted is what the server has evicted, noted what it had when the epoch began; see evictions.
+	evicted, noted string
 	// foreign is set if a key of the bucket has another type.
 	foreign bool
 }
 
-// lost reports whether Redis has lost operations or the epoch, compared with a row of the ledger read before or after.
+// lost reports whether Redis has lost operations, outcomes or the epoch, compared with a row of the ledger read before or after.
 // An unused bucket is not lost.
 func (t state) lost(r LedgerBucket) bool {
 	if t.epoch == "" && t.n == 0 && t.seen == 0 && t.length == 0 && r.Mark == 0 && r.BumpedAt == nil {
 		return false
 	}
-	return t.number() < r.Epoch || t.n < r.Mark
+	return t.number() < r.Epoch || t.n < r.Mark || t.evicted != "" && t.evicted != t.noted
 }
 
 // number returns the epoch as a number; 0 if the bucket is stopped or the epoch is not a number.
@@ -129,6 +131,7 @@ func (s *Sync) look(ctx context.Context, rows []LedgerBucket) ([]state, error) {
 			if states[i], err = readState(cmds[i]); err != nil {
 				return nil, fmt.Errorf("look at bucket %d: %w", rows[i].Bucket, err)
 			}
+			states[i].evicted = s.evicted.of(ctx, s.redis, rows[i].Bucket)
 		}
 		return states, nil
 	}
@@ -139,13 +142,13 @@ func readState(cmd *redis.Cmd) (t state, err error) {
 	if err != nil && wrongType(err) {
 		return state{foreign: true}, nil
 	}
-	if err == nil && len(f) != 4 {
+	if err == nil && len(f) != 5 {
 		err = fmt.Errorf("a reply of %d fields", len(f))
 	}
 	if err != nil {
 		return state{}, err
 	}
-	t.epoch = f[0]
+	t.epoch, t.noted = f[0], f[4]
 	for j, v := range []*int64{&t.n, &t.seen, &t.length} {
 		*v, _ = strconv.ParseInt(f[j+1], 10, 64) // printed by Lua, so it parses
 	}
@@ -171,7 +174,8 @@ func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 	if err := s.fail("after_bump"); err != nil {
 		return err
 	}
-	_, err = call(ctx, s.redis, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, epoch, top)
+	_, err = call(ctx, s.redis, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, epoch, top,
+		s.evicted.of(ctx, s.redis, bkt))
 	return err
 }
 
@@ -241,7 +245,7 @@ func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error
 	}
 	s.metrics.bumps.Inc()
 	s.metrics.lost.Add(float64(lost))
-	s.log.Error("redis had lost operations: the bucket is rebuilt from the ledger", "bucket", bkt, "epoch", epoch,
-		"lost_operations", lost)
+	s.log.Error("redis had lost operations or evicted keys: the bucket is rebuilt from the ledger", "bucket", bkt,
+		"epoch", epoch, "lost_operations", lost)
 	return epoch, top, nil
 }

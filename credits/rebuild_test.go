@@ -44,6 +44,38 @@ func TestFlushAll(t *testing.T) {
 	w.inStep(user, 0)
 }
 
+// Redis evicts outcomes, and nothing else, while its settings are wrong for a moment. A repeated operation is not
+// carried out again.
+func TestEvictedOutcomes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	synced, waiting := newOp(user, Deduct, 10), newOp(user, Deduct, 20)
+	w.must(synced, OK)
+	w.settle()
+	w.must(waiting, OK) // is only in the stream
+	for _, setting := range [][2]string{
+		{"maxmemory-policy", "volatile-lru"}, {"maxmemory", "100kb"}, {"maxmemory", "0"},
+		{"maxmemory-policy", "noeviction"},
+	} {
+		must(t, w.redis.Client.ConfigSet(t.Context(), setting[0], setting[1]).Err())
+		w.redis.Client.Set(t.Context(), "written", 1, 0) // the server makes room for it
+	}
+	if n := w.redis.Client.Exists(t.Context(), outcomeKey(user, synced.ID), outcomeKey(user, waiting.ID)).Val(); n > 0 {
+		t.Fatalf("%d outcomes are left", n)
+	}
+	w.settle()
+	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+	for range 2 {
+		if r := w.must(waiting, OK); !r.Replayed || r.Balance != 70 {
+			t.Errorf("got %+v, want a replay", r)
+		}
+		w.must(synced, OK)
+	}
+	w.inStep(user, 70)
+	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+}
+
 // Redis loses everything before any of it was in the ledger.
 func TestFlushAllAtOnce(t *testing.T) {
 	t.Parallel()

@@ -55,6 +55,8 @@ type Sync struct {
 	log     *slog.Logger
 	metrics *syncMetrics
 	owner   ownership
+	// evicted is read before each scan. Owned by Run.
+	evicted evictions
 	// rows are the buckets in use at the last scan. Owned by Run.
 	rows   []LedgerBucket
 	looked time.Time
@@ -176,6 +178,7 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 				return 0, err
 			}
 		}
+		s.evicted.read(ctx, s.redis)
 		if err := s.rebuildLost(ctx); err != nil {
 			return 0, err
 		}

@@ -3,7 +3,8 @@
 --
 -- Keys of a bucket (all in one slot):
 --   ep    hash    e epoch ('' = stopped), n number of the last operation, s highest n a caller sent before the stop,
---                 t n at the start of the epoch, l highest n of an older epoch that was counted as lost
+--                 t n at the start of the epoch, l highest n of an older epoch that was counted as lost, v what the
+--                 server had evicted at the start of the epoch
 --   s     stream  one entry per operation, refusals included, until it is in the ledger
 --   a:U   hash    account: b balance, q number of the last operation, e epoch, s last q in the ledger, f freeze reason
 --   i:H   string  outcome of an operation (H: hash of user and operation):
@@ -182,8 +183,8 @@ end}
 
 -- keys: ep, stream.
 redis.register_function{function_name = 'cr_look_v1', flags = {'no-writes'}, callback = function(k)
-  local h = redis.call('HMGET', k[1], 'e', 'n', 's')
-  return {h[1] or '', h[2] or '0', h[3] or '0', text(redis.call('XLEN', k[2]))}
+  local h = redis.call('HMGET', k[1], 'e', 'n', 's', 'v')
+  return {h[1] or '', h[2] or '0', h[3] or '0', text(redis.call('XLEN', k[2])), h[4] or ''}
 end}
 
 -- cr_init opens a bucket that was never used. keys: ep, stream. args: epoch.
@@ -200,12 +201,13 @@ redis.register_function{function_name = 'cr_stop_v1', flags = {'allow-oom'}, cal
   return {'OK'}
 end}
 
--- cr_open starts an epoch: accounts of older epochs count as absent. keys: ep, stream. args: epoch, n.
+-- cr_open starts an epoch: accounts of older epochs count as absent. keys: ep, stream. args: epoch, n, what the server
+-- has evicted.
 redis.register_function{function_name = 'cr_open_v1', flags = {'allow-oom'}, callback = function(k, a)
   local e = tonumber(redis.call('HGET', k[1], 'e') or '') or 0
   if e >= tonumber(a[1]) then return {'OLD'} end
   if redis.call('XLEN', k[2]) > 0 then return {'UNSYNCED'} end
-  redis.call('HSET', k[1], 'e', a[1], 'n', a[2], 't', a[2])
+  redis.call('HSET', k[1], 'e', a[1], 'n', a[2], 't', a[2], 'v', a[3])
   redis.call('HDEL', k[1], 's', 'l')
   return {'OK'}
 end}
