@@ -192,13 +192,15 @@ func refused(f *fixture) {
 	f.wantIn(other, others...)
 }
 
-// trimmed shortens a stream, and keeps what a group has not read. Trimmed entries are not lost.
+// trimmed shortens a stream, and keeps what a group has not read. Trimmed entries are not lost. The events are settled:
+// a sink may keep others.
 func trimmed(f *fixture) {
 	o := f.adopted(1)
 	l := f.lane(o)
 	events := makeEvents(300)
 	f.must(f.sink.Regroup(f.Context(), order, []string{"g"}))
-	f.publish(l, events...)
+	r := f.publish(l, events...)
+	f.must(f.sink.Settled(f.Context(), o, mark(streamLane(o), r.Number)))
 	for _, c := range []struct{ read, least, most int }{{0, 300, 300}, {100, 200, 299}, {200, 1, 100}} {
 		if c.read > 0 {
 			f.Read(order, "g", c.read)

@@ -1,0 +1,96 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/google/uuid"
+
+	"posthaste/outbox"
+)
+
+// signLasts is how long a sign of life counts, and twinLasts how long if it was renewed while another leader waited:
+// then two databases have one identity, and a pause of one must not give its streams to the other.
+const (
+	signLasts = 5 * time.Second
+	twinLasts = 30 * time.Second
+)
+
+// The signs have a stream of their own, whose name no stream of the outbox can have. The server removes them in time.
+const (
+	signStream  = "POSTHASTE--ALIVE"
+	signSubject = "posthaste-alive."
+)
+
+// sign is the message of a leader. Its text changes with every sign.
+type sign struct {
+	ID     string `json:"id"`
+	Server string `json:"server"`
+	Holder string `json:"holder"`
+	Text   string `json:"text"`
+}
+
+// Alive implements stream.Sink.
+func (s *Sink) Alive(ctx context.Context, source uuid.UUID, m outbox.Member, before *outbox.Sign) (
+	*outbox.Sign, error,
+) {
+	c, err := s.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for range conflicts {
+		var other *outbox.Sign
+		if other, err = s.alive(ctx, c, signSubject+source.String(), m, before); !conflict(err) {
+			return other, s.failed(c, "sign in", signStream, err)
+		}
+	}
+	return nil, s.failed(c, "sign in", signStream, err)
+}
+
+func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Member, before *outbox.Sign) (
+	*outbox.Sign, error,
+) {
+	last, err := c.get(ctx, signStream, getRequest{LastFor: subject})
+	if hasCode(err, codeNoStream) {
+		var made streamInfo
+		err = c.call(ctx, "STREAM.CREATE."+signStream, streamConfig{
+			Name: signStream, Subjects: []string{signSubject + "*"}, Storage: "file", Retention: "limits",
+			Replicas: max(s.o.Replicas, 1), PerSubject: 1, MaxAge: twinLasts.Nanoseconds(), Direct: true, TTL: true,
+		}, &made)
+		if hasCode(err, codeNameInUse) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	var theirs sign
+	seq := uint64(0)
+	if last != nil {
+		seq = last.Seq
+		if err := json.Unmarshal(last.Data, &theirs); err != nil {
+			return nil, err
+		}
+	}
+	if last == nil || theirs.ID == m.ID || theirs.Server == m.Server {
+		mine := sign{ID: m.ID, Server: m.Server, Holder: m.Holder, Text: uuid.NewString()}
+		return nil, c.sign(ctx, subject, seq, mine, signLasts)
+	}
+	if before != nil && before.Text != theirs.Text {
+		if err := c.sign(ctx, subject, seq, theirs, twinLasts); err != nil {
+			return nil, err
+		}
+	}
+	return &outbox.Sign{
+		Member: outbox.Member{ID: theirs.ID, Server: theirs.Server, Holder: theirs.Holder}, Text: theirs.Text,
+	}, nil
+}
+
+// sign writes a sign that replaces the one at seq.
+func (c *conn) sign(ctx context.Context, subject string, seq uint64, body sign, lasts time.Duration) error {
+	m := expecting(subject, seq, body)
+	m.Header.Set(headerTTL, lasts.String())
+	_, err := c.publish(ctx, m)
+	return err
+}

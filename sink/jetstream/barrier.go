@@ -1,0 +1,172 @@
+package jetstream
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/nats-io/nats.go"
+
+	"posthaste/outbox"
+)
+
+// Check implements stream.Sink.
+func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
+	return s.each(ctx, "check", streams, func(c *conn, stream string) error { return s.check(ctx, c, o, stream) })
+}
+
+func (s *Sink) check(ctx context.Context, c *conn, o outbox.Owner, stream string) error {
+	own, err := c.owned(ctx, stream, o) // as the leader of the stream knows it
+	if err != nil {
+		return err
+	}
+	g, err := c.read(ctx, stream)
+	if err != nil {
+		return err
+	}
+	g.owner = own.owner
+	message, _ := s.memory(stream).newest()
+	return gapIf(c.lacks(ctx, g.name, append(g.events(), message)...))
+}
+
+func gapIf(lost bool, err error) error {
+	if err == nil && lost {
+		return outbox.ErrGap
+	}
+	return err
+}
+
+// byStream groups marks.
+func byStream(marks []outbox.Mark) (streams []string, of map[string][]outbox.Mark) {
+	of = map[string][]outbox.Mark{}
+	for _, m := range marks {
+		if of[m.Stream] == nil {
+			streams = append(streams, m.Stream)
+		}
+		of[m.Stream] = append(of[m.Stream], m)
+	}
+	return streams, of
+}
+
+// Confirm implements stream.Sink. A message is acknowledged when it is as durable as the server's settings make it, so
+// Confirm only verifies these, as far as a client can.
+func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
+	streams, of := byStream(marks)
+	return s.each(ctx, "confirm", streams, func(c *conn, stream string) error {
+		g, err := c.owned(ctx, stream, o)
+		if err != nil {
+			return err
+		}
+		for _, m := range of[stream] {
+			at, err := c.laneOf(ctx, g.name, g.subject(laneName(m.Lane.Part)))
+			if err != nil {
+				return err
+			}
+			switch {
+			case at.seq == 0 || at.holder != g.owner.holder:
+				return outbox.ErrGap
+			case at.Claim > m.Lane.Claim || at.Claim == m.Lane.Claim && at.ClaimNonce != m.Lane.Nonce.String():
+				return &outbox.FencedError{Stream: stream, Epoch: o.Epoch}
+			case at.Claim < m.Lane.Claim || at.Number < m.Number:
+				return outbox.ErrGap
+			}
+			if err := gapIf(c.lacks(ctx, g.name, at.Last, at.Prev)); err != nil {
+				return err
+			}
+		}
+		return s.durable(g)
+	})
+}
+
+// DurabilityError means that a stream cannot have the durability that is configured.
+type DurabilityError struct {
+	Stream string
+	// Reason is what is wrong, and Remedy what to do.
+	Reason, Remedy string
+}
+
+func (e *DurabilityError) Error() string {
+	return fmt.Sprintf("the JetStream stream %s %s%s%s", e.Stream, e.Reason, outbox.RemedyMark, e.Remedy)
+}
+
+// durable verifies what a client can know about the durability of a stream.
+func (s *Sink) durable(g *gate) error {
+	cfg := g.info.cfg
+	switch {
+	case !s.o.Fsync:
+	case cfg.Storage != "file":
+		return &DurabilityError{g.name, "is stored in memory", "make it with storage: file"}
+	case cfg.PersistMode == "async":
+		return &DurabilityError{
+			g.name, "acknowledges before it writes (persist_mode: async)", "make it with persist_mode: default",
+		}
+	case cfg.Replicas < s.o.Replicas:
+		reason := fmt.Sprintf("has %d replicas, and %d are configured", max(cfg.Replicas, 1), s.o.Replicas)
+		return &DurabilityError{g.name, reason, "raise num_replicas of the stream"}
+	}
+	return nil
+}
+
+// Settled implements stream.Sink.
+func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
+	streams, of := byStream(marks)
+	return s.each(ctx, "settle", streams, func(c *conn, stream string) error {
+		g, err := c.owned(ctx, stream, o)
+		if err != nil {
+			return err
+		}
+		for len(of[stream]) > 0 {
+			part := of[stream][0].Lane.Part
+			var lane []outbox.Mark
+			of[stream] = slices.DeleteFunc(of[stream], func(m outbox.Mark) bool {
+				if m.Lane.Part == part {
+					lane = append(lane, m)
+				}
+				return m.Lane.Part == part
+			})
+			if err := c.settle(ctx, g, laneName(part), lane); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// settle reports settled batches of one lane. If the lane publishes all the time, the report is lost: the lane's own
+// publisher repeats it.
+func (c *conn) settle(ctx context.Context, g *gate, lane string, marks []outbox.Mark) error {
+	for range 3 {
+		at, err := c.laneOf(ctx, g.name, g.subject(lane))
+		if err != nil || at.seq == 0 || at.holder != g.owner.holder {
+			return err
+		}
+		p, changed := at.copied(), false
+		for _, m := range marks {
+			switch {
+			case p.Claim == m.Lane.Claim && p.ClaimNonce == m.Lane.Nonce.String():
+				if n := min(m.Number, p.Number); n > p.Settled {
+					p.Settled, changed = n, true
+				}
+			case p.Claim > m.Lane.Claim:
+				n := len(p.Inherited)
+				p.Inherited = slices.DeleteFunc(slices.Clone(p.Inherited), func(b inherited) bool {
+					return b.Claim == m.Lane.Claim && b.Number <= m.Number
+				})
+				changed = changed || len(p.Inherited) != n
+			}
+		}
+		if !changed {
+			return nil
+		}
+		if p.Settled == p.Number {
+			p.Since = at.seq
+		}
+		if _, err = c.publish(ctx, expecting(g.subject(lane), at.seq, p)); !conflict(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// publish writes one message.
+func (c *conn) publish(ctx context.Context, m *nats.Msg) (batchAck, error) { return c.commit(ctx, m) }

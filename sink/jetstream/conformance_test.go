@@ -1,0 +1,270 @@
+package jetstream_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"posthaste/outbox"
+	"posthaste/relay/stream"
+	"posthaste/sink/jetstream"
+	"posthaste/sink/sinktest"
+)
+
+func TestConforms(t *testing.T) {
+	t.Parallel()
+	sinktest.Run(t, func(t *testing.T) sinktest.Target { return newFixture(t).target() })
+}
+
+var errLost = errors.New("lost by the test")
+
+// fixture is a server and what tests do to it.
+type fixture struct {
+	testing.TB
+	server *server
+	nc     *nats.Conn
+	faults
+}
+
+// faults make batches fail.
+type faults struct {
+	before, after, hold atomic.Int32
+	mu                  sync.Mutex
+	held                []*nats.Msg
+}
+
+func newFixture(t testing.TB) *fixture {
+	s := startServer(t)
+	return &fixture{TB: t, server: s, nc: s.client()}
+}
+
+func (f *fixture) must(err error) {
+	f.Helper()
+	if err != nil {
+		f.Fatal(err)
+	}
+}
+
+// open returns a sink of another process.
+func (f *fixture) open(o jetstream.Options) *jetstream.Sink {
+	o.URL = f.server.url()
+	if o.Source == "" {
+		o.Source = "/posthaste/test"
+	}
+	s := jetstream.New(o)
+	f.Cleanup(s.Close)
+	s.SetFault(f.fault)
+	return s
+}
+
+func (f *faults) fault(messages []*nats.Msg, send func() error) error {
+	switch {
+	case take(&f.before):
+		return errLost
+	case take(&f.hold):
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for i, m := range messages {
+			c := &nats.Msg{Subject: m.Subject, Data: m.Data, Header: nats.Header{}}
+			for k, v := range m.Header {
+				c.Header[k] = v
+			}
+			c.Header.Set("Nats-Batch-Id", "late")
+			c.Header.Set("Nats-Batch-Sequence", fmt.Sprint(i+1))
+			if i == len(messages)-1 {
+				c.Header.Set("Nats-Batch-Commit", "1")
+			}
+			f.held = append(f.held, c)
+		}
+		return errLost
+	case f.after.Load() > 0:
+		if err := send(); err != nil {
+			return err
+		}
+		take(&f.after)
+		return errLost
+	}
+	return send()
+}
+
+func take(n *atomic.Int32) bool {
+	if n.Load() <= 0 {
+		return false
+	}
+	return n.Add(-1) >= 0
+}
+
+// arrive sends the messages that were held, and waits for the answer.
+func (f *fixture) arrive() {
+	f.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	last := len(f.held) - 1
+	for _, m := range f.held[:last] {
+		f.must(f.nc.PublishMsg(m))
+	}
+	reply, err := f.nc.RequestMsg(f.held[last], time.Second)
+	if errors.Is(err, nats.ErrNoResponders) {
+		return
+	}
+	f.must(err)
+	f.Logf("a late batch: %s", reply.Data)
+}
+
+// call makes a request of the API.
+func (f *fixture) call(subject string, body, out any) {
+	f.Helper()
+	data, err := json.Marshal(body)
+	f.must(err)
+	reply, err := f.nc.Request("$JS.API."+subject, data, 5*time.Second)
+	f.must(err)
+	var refused struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	f.must(json.Unmarshal(reply.Data, &refused))
+	if refused.Error != nil {
+		f.Fatalf("%s: %v", subject, refused.Error)
+	}
+	if out != nil {
+		f.must(json.Unmarshal(reply.Data, out))
+	}
+}
+
+type info struct {
+	Config map[string]any `json:"config"`
+	State  struct {
+		First uint64 `json:"first_seq"`
+		Last  uint64 `json:"last_seq"`
+	} `json:"state"`
+}
+
+// info returns the state of a stream, and false if it does not exist.
+func (f *fixture) info(name string) (i info, ok bool) {
+	f.Helper()
+	reply, err := f.nc.Request("$JS.API.STREAM.INFO."+jetstream.StreamName(name), nil, 5*time.Second)
+	f.must(err)
+	f.must(json.Unmarshal(reply.Data, &i))
+	return i, i.Config != nil
+}
+
+// gate returns the subject that matches the gate of a stream.
+func (i info) gate() string {
+	for _, s := range i.Config["subjects"].([]any) {
+		if strings.HasPrefix(s.(string), "posthaste-gate.") {
+			return s.(string)
+		}
+	}
+	return ""
+}
+
+// each passes the messages of a stream to visit.
+func (f *fixture) each(name string, visit func(m *nats.RawStreamMsg)) {
+	f.Helper()
+	i, ok := f.info(name)
+	if !ok {
+		return
+	}
+	js, err := f.nc.JetStream()
+	f.must(err)
+	for seq := max(i.State.First, 1); seq <= i.State.Last; seq++ {
+		m, err := js.GetMsg(jetstream.StreamName(name), seq, nats.DirectGet())
+		if errors.Is(err, nats.ErrMsgNotFound) {
+			continue
+		}
+		f.must(err)
+		visit(m)
+	}
+}
+
+func (f *fixture) stored(name string) (ids []uuid.UUID) {
+	f.each(name, func(m *nats.RawStreamMsg) {
+		if id, err := uuid.Parse(m.Header.Get("ce-id")); err == nil {
+			ids = append(ids, id)
+		}
+	})
+	return ids
+}
+
+func (f *fixture) purge(name, subject string) {
+	f.Helper()
+	f.call("STREAM.PURGE."+jetstream.StreamName(name), map[string]any{"filter": subject}, nil)
+}
+
+func (f *fixture) update(name string, change map[string]any) {
+	f.Helper()
+	i, _ := f.info(name)
+	for k, v := range change {
+		i.Config[k] = v
+	}
+	f.call("STREAM.UPDATE."+jetstream.StreamName(name), i.Config, nil)
+}
+
+func (f *fixture) target() sinktest.Target {
+	return sinktest.Target{
+		Open:   func() stream.Sink { return f.open(jetstream.Options{MaxLen: 20}) },
+		Stored: f.stored,
+		Lose: func(n int, arrive bool) {
+			if arrive {
+				f.after.Store(int32(n))
+			} else {
+				f.before.Store(int32(n))
+			}
+		},
+		Late: func() func() {
+			f.hold.Store(1)
+			return f.arrive
+		},
+		Poison: func(e *outbox.Record) { e.Payload = []byte(`"` + strings.Repeat("x", 2<<20) + `"`) },
+		Refuse: func(name string) func() {
+			f.update(name, map[string]any{"max_bytes": 1, "discard": "new"})
+			return func() { f.update(name, map[string]any{"max_bytes": -1, "discard": "old"}) }
+		},
+		Restart: f.server.restart,
+		Save:    f.server.save,
+		Add: func(name string) {
+			_, err := f.nc.Request(jetstream.EventSubject(name, "somebody"), []byte("else"), 5*time.Second)
+			f.must(err)
+		},
+		// The gate is in the same stream, so what deletes the events alone is a purge of their subjects.
+		Drop: func(name string) { f.purge(name, jetstream.EventsFilter(name)) },
+		DropGate: func(name string, _ uuid.UUID) {
+			i, _ := f.info(name)
+			f.purge(name, i.gate())
+		},
+		// The gate goes back if its newest messages are deleted.
+		SaveGate: func(name string, _ uuid.UUID) func() {
+			before, _ := f.info(name)
+			return func() {
+				root := strings.TrimSuffix(before.gate(), "*")
+				f.each(name, func(m *nats.RawStreamMsg) {
+					if m.Sequence > before.State.Last && strings.HasPrefix(m.Subject, root) {
+						f.call("STREAM.MSG.DELETE."+jetstream.StreamName(name), map[string]any{"seq": m.Sequence}, nil)
+					}
+				})
+			}
+		},
+		Read: func(name, group string, n int) {
+			js, err := f.nc.JetStream()
+			f.must(err)
+			sub, err := js.PullSubscribe(jetstream.EventsFilter(name), jetstream.ConsumerName(group),
+				nats.Bind(jetstream.StreamName(name), jetstream.ConsumerName(group)))
+			f.must(err)
+			for n > 0 {
+				list, err := sub.Fetch(min(n, 100))
+				f.must(err)
+				for _, m := range list {
+					f.must(m.AckSync())
+				}
+				n -= len(list)
+			}
+		},
+	}
+}

@@ -1,0 +1,142 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"posthaste/outbox"
+)
+
+// conn is a connection to one process of a server. It never reconnects, and it sends nothing again: a message that was
+// buffered for another process could arrive after its sender has given it up.
+type conn struct {
+	nc *nats.Conn
+	// api is what subjects of the JetStream API begin with.
+	api string
+	// server is the name of the process, or of its cluster.
+	server string
+	// ended ends with the connection, so that requests do not wait for a process that has gone.
+	ended context.Context //nolint:containedctx // its end is that of the connection
+}
+
+// dial connects. The caller's options come first, so they cannot turn reconnecting on.
+func dial(ctx context.Context, o Options) (*conn, error) {
+	ended, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	timeout := callTimeout
+	if d, ok := ctx.Deadline(); ok {
+		timeout = min(timeout, max(time.Until(d), time.Millisecond))
+	}
+	opts := append([]nats.Option{nats.Name("posthaste")}, o.Connection...)
+	opts = append(opts, nats.NoReconnect(), nats.ReconnectBufSize(-1), nats.Timeout(timeout),
+		nats.ClosedHandler(func(*nats.Conn) { cancel() }))
+	nc, err := nats.Connect(o.URL, opts...)
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("connect to nats: %w", err)
+	}
+	c := &conn{nc: nc, api: "$JS.API.", server: nc.ConnectedServerId(), ended: ended}
+	if o.Domain != "" {
+		c.api = "$JS." + o.Domain + ".API."
+	}
+	// The processes of a cluster share the streams, and a client may be connected to any of them.
+	if name := nc.ConnectedClusterName(); name != "" {
+		c.server = "cluster " + name
+	}
+	return c, nil
+}
+
+// within bounds ctx by the connection and by callTimeout.
+func (c *conn) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	stop := context.AfterFunc(c.ended, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+func (c *conn) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	bounded, cancel := c.within(ctx)
+	defer cancel()
+	reply, err := c.nc.RequestMsgWithContext(bounded, m)
+	if err != nil && c.ended.Err() != nil && ctx.Err() == nil {
+		err = nats.ErrConnectionClosed
+	}
+	return reply, err
+}
+
+// open returns the connection, and makes another one if it has ended. ErrMoved if that is of another process than the
+// bound one.
+func (s *Sink) open(ctx context.Context) (*conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn == nil || !s.conn.nc.IsConnected() {
+		if s.conn != nil {
+			s.conn.nc.Close()
+		}
+		c, err := dial(ctx, s.o)
+		if err != nil {
+			s.conn = nil
+			return nil, err
+		}
+		s.conn = c
+	}
+	if s.bound != "" && s.conn.server != s.bound {
+		return nil, outbox.ErrMoved
+	}
+	return s.conn, nil
+}
+
+// Close closes the connection.
+func (s *Sink) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn != nil {
+		s.conn.nc.Close()
+		s.conn = nil
+	}
+}
+
+// apiLevel is that of NATS 2.12, the first with atomic batches.
+const apiLevel = 2
+
+// Bind implements stream.Sink. It refuses servers that have no atomic batches.
+func (s *Sink) Bind(ctx context.Context) (string, error) {
+	s.Release()
+	c, err := s.open(ctx)
+	if err != nil {
+		return "", err
+	}
+	var account struct {
+		API struct {
+			Level int `json:"level"`
+		} `json:"api"`
+	}
+	err = c.call(ctx, "INFO", struct{}{}, &account)
+	if errors.Is(err, nats.ErrNoResponders) {
+		return "", fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, and enable "+
+			"JetStream for the account", err, outbox.RemedyMark)
+	}
+	if err != nil {
+		return "", fmt.Errorf("ask for JetStream: %w", err)
+	}
+	if account.API.Level < apiLevel {
+		return "", fmt.Errorf("nats-server %s has no atomic batches%srun nats-server 2.12 or later",
+			c.nc.ConnectedServerVersion(), outbox.RemedyMark)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bound = c.server
+	return s.bound, nil
+}
+
+// Release implements stream.Sink.
+func (s *Sink) Release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bound = ""
+}

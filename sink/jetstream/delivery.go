@@ -1,0 +1,280 @@
+package jetstream
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+
+	"posthaste/outbox"
+)
+
+// Bounds of one batch. A server accepts 1,000 messages, of which one is the gate's.
+const (
+	maxBatchEvents = 999
+	maxBatchBytes  = 8 << 20
+)
+
+// conflicts is how often one call of Publish repeats a batch whose expectation was wrong. Other calls rewrite the
+// message of a lane now and then.
+const conflicts = 20
+
+// Deliver implements outbox.LanePublisher.
+func (l *lane) Deliver(events []*outbox.Record) outbox.Delivery {
+	return &delivery{lane: l, events: events, most: maxBatchEvents}
+}
+
+// delivery implements outbox.Delivery as a sequence of numbered batches.
+type delivery struct {
+	lane   *lane
+	events []*outbox.Record
+	// pos is the first event that is not yet published or skipped.
+	pos  int
+	last string
+	// most bounds the next batch. It shrinks after refusals of an unknown kind.
+	most int
+	// tries has, by the id of each attempt to publish the current batch, the end of its events.
+	tries map[string]int
+	// careful makes the server answer for every message, to find the one that it refuses.
+	careful bool
+	// refused is what the server answered in place of the messages, by the index of the event.
+	refused map[int]error
+	// poison is the index of the event in the last *outbox.PoisonError, plus one.
+	poison     int
+	skipped    map[int]bool
+	suppressed int
+	final      error
+}
+
+// batch is one attempt.
+type batch struct {
+	id         string
+	begin, end int
+	messages   []*nats.Msg
+	// at are the indexes of the messages' events.
+	at       []int
+	repeated []byte
+	// last is the newest entry of the repeated events.
+	last string
+}
+
+// Skip implements outbox.Delivery.
+func (d *delivery) Skip(also func(e *outbox.Record) bool) (places []int) {
+	if d.poison == 0 {
+		return nil
+	}
+	if d.skipped == nil {
+		d.skipped = map[int]bool{}
+	}
+	d.skipped[d.poison-1] = true
+	for i := d.poison; also != nil && i < len(d.events); i++ {
+		if !d.skipped[i] && also(d.events[i]) {
+			d.skipped[i] = true
+			places = append(places, i)
+		}
+	}
+	d.poison = 0
+	return places
+}
+
+// Publish implements outbox.Delivery.
+func (d *delivery) Publish(ctx context.Context) (outbox.Receipt, error) {
+	for wrong := 0; d.final == nil && d.more(); {
+		progress, err := d.step(ctx)
+		if err != nil {
+			return outbox.Receipt{}, err
+		}
+		if progress {
+			wrong = 0
+		} else if wrong++; wrong > conflicts {
+			return outbox.Receipt{}, fmt.Errorf("publish to stream %q: the lane's message changes all the time",
+				d.lane.stream)
+		}
+	}
+	if d.final != nil {
+		return outbox.Receipt{}, d.final
+	}
+	return outbox.Receipt{Number: d.lane.last, Last: d.last, Suppressed: d.suppressed}, nil
+}
+
+// more reports whether there is an event to publish.
+func (d *delivery) more() bool {
+	for d.skipped[d.pos] {
+		d.pos++
+	}
+	return d.pos < len(d.events)
+}
+
+// step makes one attempt to publish one batch.
+func (d *delivery) step(ctx context.Context) (progress bool, err error) {
+	l := d.lane
+	c, err := l.sink.open(ctx)
+	if err == nil {
+		progress, err = d.attempt(ctx, c)
+	}
+	if err != nil && permanent(err) {
+		d.final = err
+	}
+	var poison *outbox.PoisonError
+	if errors.As(err, &poison) {
+		return false, err
+	}
+	return progress, l.sink.failed(c, "publish to", l.stream, err)
+}
+
+func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err error) {
+	l := d.lane
+	p, at, err := l.check(ctx, c)
+	if err != nil {
+		return false, err
+	}
+	if l.seq == 0 {
+		done, err := l.resolve(ctx, c, d.tries)
+		if err != nil {
+			l.seq = 0
+			return false, err
+		}
+		if done {
+			return true, d.complete(ctx, c, l.post, l.seq, "")
+		}
+	}
+	if err = l.mem.doubt.load(ctx, c, l.name, l.root, p, at); err != nil {
+		return false, err
+	}
+	b, err := d.cut(c)
+	if err != nil {
+		return false, err
+	}
+	post := l.next(b)
+	if d.tries == nil {
+		d.tries = map[string]int{}
+	}
+	d.tries[b.id] = b.end
+	seq := l.seq
+	l.seq = 0 // unknown until the server has answered
+	ack, err := d.send(ctx, c, b, post)
+	switch {
+	case conflict(err) || errors.Is(err, nats.ErrNoResponders):
+		return false, nil
+	case err != nil:
+		return false, d.broken(b, err)
+	}
+	m := &message{Seq: ack.Seq, Data: post.Data}
+	done, err := parseLane(m)
+	if err != nil || ack.Seq <= seq {
+		return false, errors.Join(err, errors.New("jetstream gave no sequence"))
+	}
+	return true, d.complete(ctx, c, done, ack.Seq, b.last)
+}
+
+// cut makes the next batch: consecutive events, without those in doubt.
+func (d *delivery) cut(c *conn) (b batch, err error) {
+	l := d.lane
+	b = batch{id: rand.Text(), begin: d.pos, end: d.pos}
+	bytes := 0
+	for ; b.end < len(d.events) && b.end-b.begin < d.most && !d.skipped[b.end]; b.end++ {
+		e := d.events[b.end]
+		entry, known := l.inherited[e.ID]
+		if !known {
+			entry, known = l.mem.doubt.has(e.ID)
+		}
+		if known {
+			b.repeated = append(b.repeated, e.ID[:]...)
+			b.last = later(b.last, entry)
+			continue
+		}
+		m := l.sink.encode(l.events, e)
+		class, err := refuses(m, c.nc.MaxPayload())
+		if answer := d.refused[b.end]; answer != nil {
+			class, err = classRefused, answer
+			if hasCode(answer, codeTooLarge, codeHeaderLarge) {
+				class = classTooLarge
+			}
+		}
+		if err != nil && b.end > b.begin {
+			break
+		}
+		if err != nil {
+			d.poison = b.end + 1
+			return b, &outbox.PoisonError{Index: b.end, ID: e.ID, Class: class, Err: err}
+		}
+		if bytes += len(m.Data); bytes > maxBatchBytes && b.end > b.begin {
+			break
+		}
+		b.messages, b.at = append(b.messages, m), append(b.at, b.end)
+	}
+	return b, nil
+}
+
+// send publishes a batch.
+func (d *delivery) send(ctx context.Context, c *conn, b batch, post *nats.Msg) (batchAck, error) {
+	messages := append(b.messages[:len(b.messages):len(b.messages)], post)
+	send := func() (batchAck, error) {
+		if !d.careful {
+			return c.write(ctx, b.id, messages)
+		}
+		err := c.stageCarefully(ctx, b.id, messages, func(i int, err error) {
+			if d.refused == nil {
+				d.refused = map[int]error{}
+			}
+			d.refused[b.at[i]] = err
+		})
+		if err != nil {
+			return batchAck{}, err
+		}
+		return c.commit(ctx, post)
+	}
+	if fault := d.lane.sink.fault; fault != nil {
+		return fault(messages, send)
+	}
+	return send()
+}
+
+// complete notes that the gate has a batch.
+func (d *delivery) complete(ctx context.Context, c *conn, p lanePost, seq uint64, last string) error {
+	l := d.lane
+	if _, known := l.mem.newest(); p.Last > seqOf(known) {
+		m, err := c.get(ctx, l.name, getRequest{Seq: p.Last})
+		if err != nil {
+			l.seq = 0 // the next attempt reads it again
+			return err
+		}
+		if m == nil {
+			return outbox.ErrGap
+		}
+		last = later(last, m.entry())
+	}
+	l.mem.published(l.holder, l.lane, p.Let, seq, last)
+	l.mem.doubt.use(p.Repeated)
+	for i := 0; i+16 <= len(p.Repeated); i += 16 {
+		id := [16]byte(p.Repeated[i : i+16])
+		l.used[id] = ""
+		delete(l.inherited, id)
+	}
+	_, newest := l.mem.newest()
+	d.last = later(d.last, later(last, newest))
+	d.suppressed += len(p.Repeated) / 16
+	d.pos = d.tries[p.id()]
+	d.tries, d.careful, d.refused = nil, false, nil
+	d.most = min(d.most*2, maxBatchEvents)
+	l.last++
+	l.post, l.seq = p, seq
+	l.gates = append(l.gates, numbered{l.last, seq})
+	return nil
+}
+
+// broken handles a refusal of a batch, or a lost reply.
+func (d *delivery) broken(b batch, err error) error {
+	var api *APIError
+	if !errors.As(err, &api) {
+		return err
+	}
+	// The server answers only for the last message, and does not tell which one it has refused.
+	d.careful = true
+	if !hasCode(err, codeIncomplete, codeTooLarge, codeHeaderLarge) && len(b.messages) > 1 {
+		d.most = (len(b.messages) + 1) / 2
+	}
+	return err
+}

@@ -1,0 +1,146 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"posthaste/outbox"
+	"posthaste/relay/stream"
+)
+
+// Options configure a Sink.
+type Options struct {
+	// URL names the servers, separated by commas, and Connection has credentials, certificates and the like. The sink
+	// connects when it is first used, and again when a connection has ended.
+	URL        string
+	Connection []nats.Option
+	// Domain is the JetStream domain; "" for that of the server.
+	Domain string
+	// Source is the source of every event, for example /posthaste/default.
+	Source string
+	// Replicas is how many copies a stream has that the sink makes. With Fsync, Confirm also demands that many of
+	// streams that exist.
+	Replicas int
+	// Fsync demands that an acknowledged event survives a crash of the machine. A server promises that with
+	// sync_interval: always only, and no request of an ordinary client reveals that setting. Confirm verifies what a
+	// client can know: that the stream is stored in files, is not written asynchronously (persist_mode), and has enough
+	// replicas. The operator must verify sync_interval.
+	Fsync bool
+	// MaxLen is the approximate number of events to which Trim shortens a stream; 0 never trims.
+	MaxLen int64
+	// TrimForce lets Trim remove events that a consumer has not acknowledged.
+	TrimForce bool
+	// Logger gets warnings; nil for none.
+	Logger *slog.Logger
+}
+
+// Sink publishes events to JetStream. It is safe for concurrent use.
+type Sink struct {
+	o   Options
+	log *slog.Logger
+
+	mu    sync.Mutex // guards the following
+	conn  *conn
+	bound string
+	known map[string]*memory
+
+	// fault replaces the sending of a batch in tests.
+	fault func(messages []*nats.Msg, send func() (batchAck, error)) (batchAck, error)
+}
+
+var _ stream.Sink = (*Sink)(nil)
+
+// New returns a sink. It does no I/O.
+func New(o Options) *Sink {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Sink{o: o, log: o.Logger.With("component", "jetstream"), known: map[string]*memory{}}
+}
+
+// memory returns what is known of the gate of stream.
+func (s *Sink) memory(stream string) *memory {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.known[stream]
+	if m == nil {
+		m = &memory{}
+		s.known[stream] = m
+	}
+	return m
+}
+
+// Missed implements stream.Sink.
+func (*Sink) Missed(int) {}
+
+// Classes of poison.
+const (
+	classTooLarge = "too_large"
+	classRefused  = "refused"
+)
+
+// failed adds the step and the stream to an error, and tells what concerns one stream.
+func (s *Sink) failed(c *conn, step, stream string, err error) error {
+	var api *APIError
+	var p interface{ Permanent() bool }
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, outbox.ErrGap) || errors.As(err, &p) && p.Permanent() || outbox.Alone(err):
+		return err
+	}
+	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
+	answered := errors.As(err, &api)
+	if answered && api.ErrCode == codeNoBatches {
+		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("%w%srun nats-server 2.12 or later, and set "+
+			"allow_atomic of the JetStream stream %s", wrapped, outbox.RemedyMark, StreamName(stream))}
+	}
+	// The leader of one stream may be down while the others answer.
+	if answered || c != nil && c.nc.IsConnected() {
+		return &outbox.StreamError{Stream: stream, Lost: !answered, Err: wrapped}
+	}
+	return wrapped
+}
+
+// each calls f for streams concurrently and returns the gravest error: one that is permanent, or the first.
+func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c *conn, stream string) error) error {
+	c, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	errs := make([]error, len(streams))
+	var all sync.WaitGroup
+	slots := make(chan struct{}, parallel)
+	for i, stream := range streams {
+		slots <- struct{}{}
+		all.Go(func() {
+			errs[i] = s.failed(c, step, stream, f(c, stream))
+			<-slots
+		})
+	}
+	all.Wait()
+	var first error
+	for _, err := range errs {
+		if first == nil || permanent(err) && !permanent(first) {
+			first = err
+		}
+	}
+	return first
+}
+
+// parallel bounds how many streams are asked at once.
+const parallel = 16
+
+func permanent(err error) bool {
+	var p interface{ Permanent() bool }
+	return errors.Is(err, outbox.ErrGap) || errors.As(err, &p) && p.Permanent()
+}
+
+// backoff is how long a call waits before it repeats an expectation that was wrong.
+const backoff = 2 * time.Millisecond

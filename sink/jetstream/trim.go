@@ -1,0 +1,111 @@
+package jetstream
+
+import (
+	"context"
+	"crypto/rand"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"posthaste/outbox"
+)
+
+// Tail implements stream.Sink. An entry whose second half is 0 is a time.
+func (s *Sink) Tail(ctx context.Context, stream, after string) (tail []outbox.Entry, err error) {
+	c, err := s.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	req := getRequest{Seq: seqOf(after) + 1, NextFor: EventsFilter(stream)}
+	if half, _, _ := strings.Cut(after, "-"); after != "" && req.Seq == 1 {
+		ms, err := strconv.ParseInt(half, 10, 64)
+		if err != nil {
+			return nil, s.failed(c, "list", stream, err)
+		}
+		at := time.UnixMilli(ms)
+		req.Seq, req.StartTime = 0, &at
+	}
+	err = c.scan(ctx, StreamName(stream), req, func(m *message) error {
+		if id, ok := m.event(); ok {
+			tail = append(tail, outbox.NewEntry(id, m.entry()))
+		}
+		return nil
+	})
+	return tail, s.failed(c, "list", stream, err)
+}
+
+// Trim implements stream.Sink. It removes whole messages from the beginning of the stream, never events that are not
+// settled or that are in doubt, and keeps up to twice the configured number: messages of the gate count as well. What
+// the gate still needs of the removed messages is written again first.
+func (s *Sink) Trim(ctx context.Context, stream string) error {
+	if s.o.MaxLen <= 0 {
+		return nil
+	}
+	c, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	return s.failed(c, "trim", stream, s.trim(ctx, c, stream))
+}
+
+func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
+	g, err := c.read(ctx, stream)
+	if err != nil || g.owner == nil {
+		return err
+	}
+	keep := 2 * uint64(s.o.MaxLen) //nolint:gosec // positive
+	if g.info.State.Last <= keep {
+		return nil
+	}
+	upTo := min(g.info.State.Last-keep+1, g.last()) // the first message that stays
+	if !s.o.TrimForce {
+		list, err := c.consumers(ctx, g.name)
+		if err != nil {
+			return err
+		}
+		for _, i := range list {
+			upTo = min(upTo, i.AckFloor.Stream+1)
+		}
+	}
+	for _, sp := range g.owner.spans(g.at) {
+		upTo = min(upTo, sp.From)
+	}
+	for lane, l := range g.lanes {
+		batches, err := c.unsettled(ctx, g, lane)
+		if err != nil {
+			return err
+		}
+		for _, b := range batches {
+			upTo = min(upTo, b.From)
+		}
+		if l.holder != g.owner.holder { // an adoption is under way
+			return nil
+		}
+	}
+	if upTo <= g.info.State.First {
+		return nil
+	}
+	var again []*nats.Msg
+	for lane, l := range g.lanes {
+		if l.seq < upTo {
+			again = append(again, expecting(g.subject(lane), l.seq, l.copied()))
+		}
+	}
+	if g.at < upTo {
+		p := *g.owner
+		p.Doubt, p.Recalls = p.spans(g.at), 0
+		again = append(again, expecting(g.subject(ownerLane), g.at, p))
+	}
+	if len(again) > 0 {
+		if _, err := c.write(ctx, rand.Text(), again); err != nil {
+			if conflict(err) { // the next call trims
+				err = nil
+			}
+			return err
+		}
+	}
+	var purged struct{}
+	return c.call(ctx, "STREAM.PURGE."+g.name, map[string]uint64{"seq": upTo}, &purged)
+}
