@@ -169,7 +169,7 @@ func (c *conn) owned(ctx context.Context, stream string, o outbox.Owner) (g *gat
 	if g.root = g.info.cfg.root(); g.root == "" {
 		return nil, outbox.ErrGap
 	}
-	if g.owner, g.at, err = c.ownerOf(ctx, g.name, g.root); err != nil {
+	if g.owner, g.at, err = ownerOf(ctx, c.get, g.name, g.root); err != nil {
 		return nil, err
 	}
 	return g, assess(stream, g.owner.rules(o), o)

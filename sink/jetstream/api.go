@@ -167,6 +167,30 @@ func (c *conn) get(ctx context.Context, name string, req getRequest) (*message, 
 	return m, err
 }
 
+// getAny is get from any replica, which is faster. Only the leader decides that a message does not exist.
+func (c *conn) getAny(ctx context.Context, name string, req getRequest) (*message, error) {
+	data, err := json.Marshal(req)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + "DIRECT.GET." + name, Data: data})
+	if errors.Is(err, nats.ErrNoResponders) || err == nil && reply.Header.Get("Status") != "" {
+		return c.get(ctx, name, req)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return stored(reply), nil
+}
+
+// stored decodes a message that a replica has sent.
+func stored(reply *nats.Msg) *message {
+	m := &message{Subject: reply.Header.Get("Nats-Subject"), Header: reply.Header, Data: reply.Data}
+	m.Seq, _ = strconv.ParseUint(reply.Header.Get("Nats-Sequence"), 10, 64)
+	m.Time, _ = time.Parse(time.RFC3339Nano, reply.Header.Get("Nats-Time-Stamp"))
+	return m
+}
+
 // errStop ends a scan.
 var errStop = errors.New("stop")
 
@@ -230,9 +254,7 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 		default:
 			return 0, false, fmt.Errorf("read stream %s: status %s %s", name, status, reply.Header.Get("Description"))
 		}
-		m := &message{Subject: reply.Header.Get("Nats-Subject"), Header: reply.Header, Data: reply.Data}
-		m.Seq, _ = strconv.ParseUint(reply.Header.Get("Nats-Sequence"), 10, 64)
-		m.Time, _ = time.Parse(time.RFC3339Nano, reply.Header.Get("Nats-Time-Stamp"))
+		m := stored(reply)
 		last = m.Seq
 		if err := visit(m); err != nil {
 			return 0, false, err

@@ -122,8 +122,12 @@ func (f *fixture) arrive() {
 // call makes a request of the API.
 func (f *fixture) call(subject string, body, out any) {
 	f.Helper()
-	data, err := json.Marshal(body)
-	f.must(err)
+	var data []byte
+	if body != nil {
+		var err error
+		data, err = json.Marshal(body)
+		f.must(err)
+	}
 	reply, err := f.nc.Request("$JS.API."+subject, data, 5*time.Second)
 	f.must(err)
 	var refused struct {

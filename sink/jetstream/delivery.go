@@ -52,13 +52,17 @@ type delivery struct {
 type batch struct {
 	id         string
 	begin, end int
-	messages   []*nats.Msg
+	// messages are those of the events, and then the lane's.
+	messages []*nats.Msg
 	// at are the indexes of the messages' events.
 	at       []int
 	repeated []byte
 	// last is the newest entry of the repeated events.
 	last string
 }
+
+// post returns the lane's message.
+func (b *batch) post() *nats.Msg { return b.messages[len(b.messages)-1] }
 
 // Skip implements outbox.Delivery.
 func (d *delivery) Skip(also func(e *outbox.Record) bool) (places []int) {
@@ -112,7 +116,11 @@ func (d *delivery) step(ctx context.Context) (progress bool, err error) {
 	l := d.lane
 	c, err := l.sink.open(ctx)
 	if err == nil {
+		known := len(d.refused)
 		progress, err = d.attempt(ctx, c)
+		if len(d.refused) > known {
+			return false, nil // the next batch ends before the refused event
+		}
 	}
 	if err != nil && permanent(err) {
 		d.final = err
@@ -124,8 +132,15 @@ func (d *delivery) step(ctx context.Context) (progress bool, err error) {
 	return progress, l.sink.failed(c, "publish to", l.stream, err)
 }
 
+// attempt stages a batch while it compares the gate with what this process knows, and then commits it.
 func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err error) {
 	l := d.lane
+	var b *batch
+	if l.seq != 0 && l.mem.doubt.known(l.holder) {
+		if b, err = d.stage(ctx, c); err != nil {
+			return false, err
+		}
+	}
 	p, at, err := l.check(ctx, c)
 	if err != nil {
 		return false, err
@@ -140,39 +155,64 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 			return true, d.complete(ctx, c, l.post, l.seq, "")
 		}
 	}
-	if err = l.mem.doubt.load(ctx, c, l.name, l.root, p, at); err != nil {
-		return false, err
+	changed, err := l.mem.doubt.load(ctx, c, l.name, l.root, p, at)
+	if err == nil && (changed || b == nil) {
+		b, err = d.stage(ctx, c) // another one that was staged ends on its own
 	}
-	b, err := d.cut(c)
 	if err != nil {
 		return false, err
 	}
-	post := l.next(b)
 	if d.tries == nil {
 		d.tries = map[string]int{}
 	}
 	d.tries[b.id] = b.end
 	seq := l.seq
 	l.seq = 0 // unknown until the server has answered
-	ack, err := d.send(ctx, c, b, post)
+	ack, err := d.commit(ctx, c, b)
 	switch {
 	case conflict(err) || errors.Is(err, nats.ErrNoResponders):
 		return false, nil
 	case err != nil:
 		return false, d.broken(b, err)
 	}
-	m := &message{Seq: ack.Seq, Data: post.Data}
-	done, err := parseLane(m)
+	done, err := parseLane(&message{Seq: ack.Seq, Data: b.post().Data})
 	if err != nil || ack.Seq <= seq {
 		return false, errors.Join(err, errors.New("jetstream gave no sequence"))
 	}
 	return true, d.complete(ctx, c, done, ack.Seq, b.last)
 }
 
+// stage makes the next batch, and sends it except for its last message.
+func (d *delivery) stage(ctx context.Context, c *conn) (*batch, error) {
+	b, err := d.cut(c)
+	if err != nil {
+		return nil, err
+	}
+	b.messages = append(b.messages, d.lane.next(b))
+	if !d.careful {
+		return b, c.stage(b.id, b.messages)
+	}
+	return b, c.stageCarefully(ctx, b.id, b.messages, func(i int, err error) {
+		if d.refused == nil {
+			d.refused = map[int]error{}
+		}
+		d.refused[b.at[i]] = err
+	})
+}
+
+// commit publishes a staged batch.
+func (d *delivery) commit(ctx context.Context, c *conn, b *batch) (batchAck, error) {
+	send := func() (batchAck, error) { return c.commit(ctx, b.post()) }
+	if fault := d.lane.sink.fault; fault != nil {
+		return fault(b.messages, send)
+	}
+	return send()
+}
+
 // cut makes the next batch: consecutive events, without those in doubt.
-func (d *delivery) cut(c *conn) (b batch, err error) {
+func (d *delivery) cut(c *conn) (*batch, error) {
 	l := d.lane
-	b = batch{id: rand.Text(), begin: d.pos, end: d.pos}
+	b := &batch{id: rand.Text(), begin: d.pos, end: d.pos}
 	bytes := 0
 	for ; b.end < len(d.events) && b.end-b.begin < d.most && !d.skipped[b.end]; b.end++ {
 		e := d.events[b.end]
@@ -198,7 +238,8 @@ func (d *delivery) cut(c *conn) (b batch, err error) {
 		}
 		if err != nil {
 			d.poison = b.end + 1
-			return b, &outbox.PoisonError{Index: b.end, ID: e.ID, Class: class, Err: err}
+			delete(d.refused, b.end) // the next attempt asks the server again
+			return nil, &outbox.PoisonError{Index: b.end, ID: e.ID, Class: class, Err: err}
 		}
 		if bytes += len(m.Data); bytes > maxBatchBytes && b.end > b.begin {
 			break
@@ -208,35 +249,11 @@ func (d *delivery) cut(c *conn) (b batch, err error) {
 	return b, nil
 }
 
-// send publishes a batch.
-func (d *delivery) send(ctx context.Context, c *conn, b batch, post *nats.Msg) (batchAck, error) {
-	messages := append(b.messages[:len(b.messages):len(b.messages)], post)
-	send := func() (batchAck, error) {
-		if !d.careful {
-			return c.write(ctx, b.id, messages)
-		}
-		err := c.stageCarefully(ctx, b.id, messages, func(i int, err error) {
-			if d.refused == nil {
-				d.refused = map[int]error{}
-			}
-			d.refused[b.at[i]] = err
-		})
-		if err != nil {
-			return batchAck{}, err
-		}
-		return c.commit(ctx, post)
-	}
-	if fault := d.lane.sink.fault; fault != nil {
-		return fault(messages, send)
-	}
-	return send()
-}
-
 // complete notes that the gate has a batch.
 func (d *delivery) complete(ctx context.Context, c *conn, p lanePost, seq uint64, last string) error {
 	l := d.lane
 	if _, known := l.mem.newest(); p.Last > seqOf(known) {
-		m, err := c.get(ctx, l.name, getRequest{Seq: p.Last})
+		m, err := c.getAny(ctx, l.name, getRequest{Seq: p.Last})
 		if err != nil {
 			l.seq = 0 // the next attempt reads it again
 			return err
@@ -257,7 +274,7 @@ func (d *delivery) complete(ctx context.Context, c *conn, p lanePost, seq uint64
 	d.last = later(d.last, later(last, newest))
 	d.suppressed += len(p.Repeated) / 16
 	d.pos = d.tries[p.id()]
-	d.tries, d.careful, d.refused = nil, false, nil
+	d.tries, d.careful = nil, len(d.refused) > 0
 	d.most = min(d.most*2, maxBatchEvents)
 	l.last++
 	l.post, l.seq = p, seq
@@ -266,15 +283,15 @@ func (d *delivery) complete(ctx context.Context, c *conn, p lanePost, seq uint64
 }
 
 // broken handles a refusal of a batch, or a lost reply.
-func (d *delivery) broken(b batch, err error) error {
+func (d *delivery) broken(b *batch, err error) error {
 	var api *APIError
 	if !errors.As(err, &api) {
 		return err
 	}
 	// The server answers only for the last message, and does not tell which one it has refused.
 	d.careful = true
-	if !hasCode(err, codeIncomplete, codeTooLarge, codeHeaderLarge) && len(b.messages) > 1 {
-		d.most = (len(b.messages) + 1) / 2
+	if !hasCode(err, codeIncomplete, codeTooLarge, codeHeaderLarge) && len(b.messages) > 2 {
+		d.most = len(b.messages) / 2
 	}
 	return err
 }

@@ -238,7 +238,7 @@ func (c *conn) lacks(ctx context.Context, name string, seqs ...uint64) (bool, er
 		if seq == 0 {
 			continue
 		}
-		m, err := c.get(ctx, name, getRequest{Seq: seq})
+		m, err := c.getAny(ctx, name, getRequest{Seq: seq})
 		if m != nil {
 			continue
 		}

@@ -84,13 +84,16 @@ func (l *lane) check(ctx context.Context, c *conn) (p *ownerPost, at uint64, err
 		l.root = info.cfg.root()
 	}
 	message, last := l.mem.newest()
+	if message == l.seq { // the server compares it
+		message = 0
+	}
 	var lacks [2]bool
 	var errs [3]error
 	var all sync.WaitGroup
 	for i, seq := range []uint64{message, seqOf(last)} {
 		all.Go(func() { lacks[i], errs[i] = c.lacks(ctx, l.name, seq) })
 	}
-	p, at, errs[2] = c.ownerOf(ctx, l.name, l.root)
+	p, at, errs[2] = ownerOf(ctx, c.getAny, l.name, l.root)
 	all.Wait()
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, 0, err
@@ -111,8 +114,10 @@ func (l *lane) check(ctx context.Context, c *conn) (p *ownerPost, at uint64, err
 }
 
 // ownerOf reads the owner's message; nil if there is none.
-func (c *conn) ownerOf(ctx context.Context, name, root string) (*ownerPost, uint64, error) {
-	m, err := c.get(ctx, name, getRequest{LastFor: root + "." + ownerLane})
+func ownerOf(
+	ctx context.Context, get func(context.Context, string, getRequest) (*message, error), name, root string,
+) (*ownerPost, uint64, error) {
+	m, err := get(ctx, name, getRequest{LastFor: root + "." + ownerLane})
 	if hasCode(err, codeNoStream) || err == nil && m == nil {
 		return nil, 0, nil
 	}
@@ -220,7 +225,7 @@ func (l *lane) loadInherited(ctx context.Context, c *conn) error {
 }
 
 // next returns the lane's message for a batch.
-func (l *lane) next(b batch) *nats.Msg {
+func (l *lane) next(b *batch) *nats.Msg {
 	p := l.post
 	p.Number, p.Batch, p.Copy = l.last+1, b.id, ""
 	p.Done, p.Stored, p.Repeated = b.end-b.begin, uint64(len(b.messages)), b.repeated

@@ -99,12 +99,19 @@ type doubt struct {
 	used   map[uuid.UUID]bool
 }
 
+// known reports whether the doubt under an owner was read.
+func (d *doubt) known(h holder) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.holder == h && d.at > 0
+}
+
 // load reads the doubt of the owner's message p, which is at seq, unless it is known.
-func (d *doubt) load(ctx context.Context, c *conn, name, root string, p *ownerPost, seq uint64) error {
+func (d *doubt) load(ctx context.Context, c *conn, name, root string, p *ownerPost, seq uint64) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.holder == p.holder && d.at == seq {
-		return nil
+		return false, nil
 	}
 	if d.holder != p.holder {
 		d.used = map[uuid.UUID]bool{}
@@ -118,7 +125,7 @@ func (d *doubt) load(ctx context.Context, c *conn, name, root string, p *ownerPo
 	if err == nil {
 		d.at = seq
 	}
-	return err
+	return true, err
 }
 
 // has reports whether an event is in doubt, and its entry if it is known.

@@ -79,7 +79,7 @@ func attribute(v string) string {
 
 // event returns the id of an event; false for a message that is none, or that a replay has added.
 func (m *message) event() (uuid.UUID, bool) {
-	if m.Header.Get(headerReplayed) != "" || m.Header.Get(headerSource) == "" {
+	if m.Header.Get(headerReplayed) != "" {
 		return uuid.Nil, false
 	}
 	id, err := uuid.Parse(m.Header.Get(headerID))

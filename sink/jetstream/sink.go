@@ -88,14 +88,16 @@ const (
 // failed adds the step and the stream to an error, and tells what concerns one stream.
 func (s *Sink) failed(c *conn, step, stream string, err error) error {
 	var api *APIError
-	var p interface{ Permanent() bool }
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, outbox.ErrGap) || errors.As(err, &p) && p.Permanent() || outbox.Alone(err):
+	case permanent(err) || outbox.Alone(err) || errors.As(err, new(*DurabilityError)):
 		return err
 	}
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
+	if errors.Is(err, context.Canceled) {
+		return wrapped
+	}
 	answered := errors.As(err, &api)
 	if answered && api.ErrCode == codeNoBatches {
 		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("%w%srun nats-server 2.12 or later, and set "+
