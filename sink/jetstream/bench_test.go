@@ -37,15 +37,17 @@ func BenchmarkPublish(b *testing.B) {
 					m := nats.NewMsg(jetstream.EventSubject("bare", e.AggregateID))
 					m.Data = e.Payload
 					m.Header = nats.Header{
-						"ce-id": {e.ID.String()}, "ce-type": {e.Type}, "ce-subject": {e.AggregateID}, "ce-source": {"/posthaste/test"},
-						"ce-time": {e.Time.Format(time.RFC3339Nano)}, "ce-specversion": {"1.0"}, "content-type": {"application/json"},
+						"ce-id": {e.ID.String()}, "ce-type": {e.Type}, "ce-subject": {e.AggregateID},
+						"ce-source": {"/posthaste/test"}, "ce-time": {e.Time.Format(time.RFC3339Nano)},
+						"ce-specversion": {"1.0"}, "content-type": {"application/json"},
 					}
 					if size == 1 {
 						_, err := f.nc.RequestMsg(m, 5*time.Second)
 						f.must(err)
 						return
 					}
-					m.Header["Nats-Batch-Id"], m.Header["Nats-Batch-Sequence"] = []string{id}, []string{fmt.Sprint(i + 1)}
+					m.Header["Nats-Batch-Id"] = []string{id}
+					m.Header["Nats-Batch-Sequence"] = []string{fmt.Sprint(i + 1)}
 					if i < len(events)-1 {
 						f.must(f.nc.PublishMsg(m))
 						continue

@@ -40,7 +40,7 @@ func (f *fixture) publish(l outbox.LanePublisher, events ...*outbox.Record) outb
 	return r
 }
 
-// TestDeletedStream deletes the JetStream stream, with the gate. Only an adoption makes the gate again, and a late batch
+// TestDeletedStream deletes the JetStream stream, with the gate. Only an adoption makes the gate again. A late batch
 // for the deleted stream is not accepted although its sequences exist again.
 func TestDeletedStream(t *testing.T) {
 	t.Parallel()
@@ -62,7 +62,8 @@ func TestDeletedStream(t *testing.T) {
 			}, nil)
 		}
 		for what, err := range map[string]error{
-			"publish": second(l.Deliver(events[2:]).Publish(t.Context())), "check": s.Check(t.Context(), o, []string{order}),
+			"publish": second(l.Deliver(events[2:]).Publish(t.Context())),
+			"check":   s.Check(t.Context(), o, []string{order}),
 			"intact":  s.Adopt(t.Context(), order, f.owner(2), true),
 			"settled": s.Settled(t.Context(), o, []outbox.Mark{{Stream: order, Lane: streamLane(o), Number: 1}}),
 		} {
@@ -312,7 +313,7 @@ func TestPreparedStream(t *testing.T) {
 	f.publish(l, events...)
 	f.want(events...)
 	i, _ := f.info(order)
-	if i.Config["description"] != "orders" || i.Config["max_age"] != float64(time.Hour) || i.Config["allow_atomic"] != true {
+	if c := i.Config; c["description"] != "orders" || c["max_age"] != float64(time.Hour) || c["allow_atomic"] != true {
 		t.Errorf("configured %v", i.Config)
 	}
 }
@@ -360,7 +361,7 @@ func TestKnownBugs(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.call("STREAM.CREATE.X", map[string]any{"name": "X", "subjects": []string{"x.*"}, "allow_atomic": true}, nil)
-	message := func(subject string, expected int, of string) *nats.Msg {
+	on := func(subject string, expected int, of string) *nats.Msg {
 		m := nats.NewMsg(subject)
 		m.Header.Set("Nats-Expected-Last-Subject-Sequence", fmt.Sprint(expected))
 		if of != "" {
@@ -372,18 +373,18 @@ func TestKnownBugs(t *testing.T) {
 		messages []*nats.Msg
 		accepted bool
 	}{
-		{[]*nats.Msg{message("x.a", 0, ""), message("x.b", 0, ""), message("x.c", 0, ""), message("x.d", 0, "")}, true},
+		{[]*nats.Msg{on("x.a", 0, ""), on("x.b", 0, ""), on("x.c", 0, ""), on("x.d", 0, "")}, true},
 		// As an adoption: the messages of all lanes, each with an expectation. Those of other lanes are newer (7361).
-		{[]*nats.Msg{message("x.a", 1, ""), message("x.b", 2, ""), message("x.c", 3, ""), message("x.d", 4, "")}, true},
-		{[]*nats.Msg{message("x.a", 5, ""), message("x.b", 6, ""), message("x.c", 3, ""), message("x.d", 8, "")}, false},
-		{[]*nats.Msg{message("x.a", 8, "")}, false}, // the stream's last sequence
-		{[]*nats.Msg{message("x.a", 5, "")}, true},
+		{[]*nats.Msg{on("x.a", 1, ""), on("x.b", 2, ""), on("x.c", 3, ""), on("x.d", 4, "")}, true},
+		{[]*nats.Msg{on("x.a", 5, ""), on("x.b", 6, ""), on("x.c", 3, ""), on("x.d", 8, "")}, false},
+		{[]*nats.Msg{on("x.a", 8, "")}, false}, // the stream's last sequence
+		{[]*nats.Msg{on("x.a", 5, "")}, true},
 		// 8376: the expectations concern other subjects of the same length.
-		{[]*nats.Msg{message("x.e", 9, "x.a"), message("x.f", 6, "x.b"), message("x.g", 7, "x.c")}, true},
-		{[]*nats.Msg{message("x.h", 9, "x.a"), message("x.i", 5, "x.b"), message("x.j", 7, "x.c")}, false},
+		{[]*nats.Msg{on("x.e", 9, "x.a"), on("x.f", 6, "x.b"), on("x.g", 7, "x.c")}, true},
+		{[]*nats.Msg{on("x.h", 9, "x.a"), on("x.i", 5, "x.b"), on("x.j", 7, "x.c")}, false},
 		// A subject without messages fails every expectation but 0.
-		{[]*nats.Msg{message("x.z", 1, "")}, false},
-		{[]*nats.Msg{message("x.y", 12, "")}, false},
+		{[]*nats.Msg{on("x.z", 1, "")}, false},
+		{[]*nats.Msg{on("x.y", 12, "")}, false},
 	} {
 		if got := f.batch(fmt.Sprint("b", n), c.messages...); strings.Contains(got, `"error"`) == c.accepted {
 			t.Errorf("batch %d: %s", n, got)
@@ -397,12 +398,14 @@ func TestMessage(t *testing.T) {
 	f := newFixture(t)
 	_, _, l := f.adopted(1, jetstream.Options{Source: "/posthaste/shop"})
 	e := &outbox.Record{
-		ID: uuid.Must(uuid.NewV7()), AggregateType: "order", AggregateID: "a.b *>ü%", Type: "order créé", Payload: []byte(`{"n":1}`),
-		Headers: []byte("{\"traceparent\": \"00-ab-cd-01\",\n \"tenant\": \"ü\"}"), Time: time.Unix(1700000000, 123456789),
+		ID: uuid.Must(uuid.NewV7()), AggregateType: "order", AggregateID: "a.b *>ü%", Type: "order créé",
+		Payload: []byte(`{"n":1}`), Time: time.Unix(1700000000, 123456789),
+		Headers: []byte("{\"traceparent\": \"00-ab-cd-01\",\n \"tenant\": \"ü\"}"),
 	}
 	empty := &outbox.Record{ID: uuid.Must(uuid.NewV7()), AggregateType: "order", Type: "x", Payload: []byte("1")}
 	long := &outbox.Record{
-		ID: uuid.Must(uuid.NewV7()), AggregateType: "order", AggregateID: strings.Repeat("ü", 3000), Type: "x", Payload: []byte("1"),
+		ID: uuid.Must(uuid.NewV7()), AggregateType: "order", AggregateID: strings.Repeat("ü", 3000), Type: "x",
+		Payload: []byte("1"),
 	}
 	f.publish(l, e, empty, long)
 	var got []*nats.RawStreamMsg
@@ -439,7 +442,8 @@ func TestNames(t *testing.T) {
 	t.Parallel()
 	names := []string{
 		"outbox.order", "outbox.Order", "OUTBOX.ORDER", "outbox_order", "outbox-order", "outbox order", "outbox..order",
-		"outbox.order.", ".outbox.order", "outbox.order.0", "outbox.*", "outbox.>", "outbox.%2E", "outbox./\\", "outbox.ü",
+		"outbox.order.", ".outbox.order", "outbox.order.0", "outbox.*", "outbox.>", "outbox.%2E", "outbox./\\",
+		"outbox.ü",
 		strings.Repeat("x", 500), strings.Repeat("x", 501), strings.Repeat("x.", 300),
 	}
 	streams, subjects := map[string]string{}, map[string]string{}
@@ -449,8 +453,9 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q has the names of %q and %q", name, streams[stream], subjects[subject])
 		}
 		streams[stream], subjects[subject] = name, name
-		if strings.ContainsAny(stream, ".*> /\\") || len(stream) > 255 || strings.ContainsAny(
-			strings.TrimSuffix(subject, ".*"), "*> ") || strings.Contains(subject, "..") || strings.HasPrefix(subject, ".") {
+		if strings.ContainsAny(stream, ".*> /\\") || len(stream) > 255 ||
+			strings.ContainsAny(strings.TrimSuffix(subject, ".*"), "*> ") ||
+			strings.Contains(subject, "..") || strings.HasPrefix(subject, ".") {
 			t.Errorf("%q has %q and %q", name, stream, subject)
 		}
 		if got := jetstream.GroupName(jetstream.ConsumerName(name)); got != name {
