@@ -91,6 +91,6 @@ func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Memb
 func (c *conn) sign(ctx context.Context, subject string, seq uint64, body sign, lasts time.Duration) error {
 	m := expecting(subject, seq, body)
 	m.Header.Set(headerTTL, lasts.String())
-	_, err := c.publish(ctx, m)
+	_, err := c.commit(ctx, m)
 	return err
 }

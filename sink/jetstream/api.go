@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -77,25 +76,6 @@ type streamInfo struct {
 	cfg streamConfig
 }
 
-// message is a stored message.
-type message struct {
-	Subject string
-	Seq     uint64
-	Time    time.Time
-	Header  nats.Header
-	Data    []byte
-}
-
-// entry returns the entry id of a message: its time in milliseconds and its sequence.
-func (m *message) entry() string { return fmt.Sprintf("%d-%d", m.Time.UnixMilli(), m.Seq) }
-
-// seqOf returns the sequence in an entry id.
-func seqOf(entry string) uint64 {
-	_, seq, _ := strings.Cut(entry, "-")
-	n, _ := strconv.ParseUint(seq, 10, 64)
-	return n
-}
-
 // call requests body of the JetStream API and decodes the answer into out.
 func (c *conn) call(ctx context.Context, subject string, body, out any) error {
 	data, err := json.Marshal(body)
@@ -131,137 +111,6 @@ func (c *conn) info(ctx context.Context, name string) (i streamInfo, err error) 
 	return i, err
 }
 
-type getRequest struct {
-	Seq       uint64     `json:"seq,omitempty"`
-	LastFor   string     `json:"last_by_subj,omitempty"`
-	NextFor   string     `json:"next_by_subj,omitempty"`
-	Batch     int        `json:"batch,omitempty"`
-	MaxBytes  int        `json:"max_bytes,omitempty"`
-	StartTime *time.Time `json:"start_time,omitempty"`
-	MultiLast []string   `json:"multi_last,omitempty"`
-}
-
-// get reads one message from the leader of the stream; nil if it does not exist. A follower may be behind.
-func (c *conn) get(ctx context.Context, name string, req getRequest) (*message, error) {
-	var reply struct {
-		Message struct {
-			Subject string    `json:"subject"`
-			Seq     uint64    `json:"seq"`
-			Time    time.Time `json:"time"`
-			Header  []byte    `json:"hdrs"`
-			Data    []byte    `json:"data"`
-		} `json:"message"`
-	}
-	err := c.call(ctx, "STREAM.MSG.GET."+name, req, &reply)
-	if hasCode(err, codeNoMessage) {
-		return nil, nil //nolint:nilnil // there is none
-	}
-	if err != nil {
-		return nil, err
-	}
-	r := reply.Message
-	m := &message{Subject: r.Subject, Seq: r.Seq, Time: r.Time, Data: r.Data}
-	if len(r.Header) > 0 {
-		m.Header, err = nats.DecodeHeadersMsg(r.Header)
-	}
-	return m, err
-}
-
-// getAny is get from any replica, which is faster. Only the leader decides that a message does not exist.
-func (c *conn) getAny(ctx context.Context, name string, req getRequest) (*message, error) {
-	data, err := json.Marshal(req)
-	if err != nil {
-		return nil, err
-	}
-	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + "DIRECT.GET." + name, Data: data})
-	if errors.Is(err, nats.ErrNoResponders) || err == nil && reply.Header.Get("Status") != "" {
-		return c.get(ctx, name, req)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return stored(reply), nil
-}
-
-// stored decodes a message that a replica has sent.
-func stored(reply *nats.Msg) *message {
-	m := &message{Subject: reply.Header.Get("Nats-Subject"), Header: reply.Header, Data: reply.Data}
-	m.Seq, _ = strconv.ParseUint(reply.Header.Get("Nats-Sequence"), 10, 64)
-	m.Time, _ = time.Parse(time.RFC3339Nano, reply.Header.Get("Nats-Time-Stamp"))
-	return m
-}
-
-// errStop ends a scan.
-var errStop = errors.New("stop")
-
-// pageMessages and pageBytes bound what one request reads.
-const (
-	pageMessages = 1000
-	pageBytes    = 4 << 20
-)
-
-// scan passes the messages from a sequence, or from the time in req, to visit, until visit returns errStop. Any replica
-// may answer. A stream that does not exist is empty.
-func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func(m *message) error) error {
-	req.Batch, req.MaxBytes = pageMessages, pageBytes
-	for {
-		last, more, err := c.page(ctx, name, req, visit)
-		if errors.Is(err, errStop) {
-			return nil
-		}
-		if err != nil || !more {
-			return err
-		}
-		req.Seq, req.StartTime = last+1, nil
-	}
-}
-
-// page makes one request for several messages, and returns the last one that was read.
-func (c *conn) page(ctx context.Context, name string, req getRequest, visit func(m *message) error) (
-	last uint64, more bool, err error,
-) {
-	ctx, cancel := c.within(ctx)
-	defer cancel()
-	data, err := json.Marshal(req)
-	if err != nil {
-		return 0, false, err
-	}
-	inbox := c.nc.NewRespInbox()
-	sub, err := c.nc.SubscribeSync(inbox)
-	if err != nil {
-		return 0, false, err
-	}
-	defer func() { _ = sub.Unsubscribe() }()
-	if err = c.nc.PublishRequest(c.api+"DIRECT.GET."+name, inbox, data); err != nil {
-		return 0, false, err
-	}
-	for {
-		reply, err := sub.NextMsgWithContext(ctx)
-		if err != nil {
-			return 0, false, err
-		}
-		switch status := reply.Header.Get("Status"); status {
-		case "":
-		case "204":
-			return last, last > 0 && reply.Header.Get("Nats-Num-Pending") != "0" && len(req.MultiLast) == 0, nil
-		case "404":
-			return last, false, nil
-		case "503": // nothing answers for the name
-			if _, err := c.info(ctx, name); !hasCode(err, codeNoStream) {
-				return 0, false, errors.Join(nats.ErrNoResponders, err)
-			}
-			return last, false, nil
-		default:
-			return 0, false, fmt.Errorf("read stream %s: status %s %s", name, status, reply.Header.Get("Description"))
-		}
-		m := stored(reply)
-		last = m.Seq
-		if err := visit(m); err != nil {
-			return 0, false, err
-		}
-	}
-}
-
 // batchAck is the answer to the last message of a batch.
 type batchAck struct {
 	Seq   uint64 `json:"seq"`
@@ -277,23 +126,35 @@ const (
 	headerTTL      = "Nats-TTL"
 )
 
-// stage sends all messages of a batch except for the last one. The server stores none of them before the last one.
-func (c *conn) stage(id string, messages []*nats.Msg) error {
+// stage sends all messages of a batch except for the last one. The server stores none of them before the last one. It
+// answers for each only if refused is not nil, which gets the refusals of single messages; the first one ends the call.
+func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, refused func(i int, err error)) error {
 	for i, m := range messages {
 		m.Header[headerBatch] = []string{id}
 		m.Header[headerSequence] = []string{strconv.Itoa(i + 1)}
-		if i == len(messages)-1 {
+		var err error
+		switch {
+		case i == len(messages)-1:
 			m.Header[headerCommit] = []string{"1"}
-			return nil
+		case refused == nil:
+			err = c.nc.PublishMsg(m)
+		default:
+			var reply *nats.Msg
+			if reply, err = c.request(ctx, m); err == nil && len(reply.Data) > 0 {
+				err = decode(reply.Data, &batchAck{})
+			}
+			if hasCode(err, codeTooLarge, codeHeaderLarge) {
+				refused(i, err)
+			}
 		}
-		if err := c.nc.PublishMsg(m); err != nil {
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// commit sends the last message of a batch. The server stores all messages or none.
+// commit sends the last message of a batch, or a single message. The server stores all messages or none.
 func (c *conn) commit(ctx context.Context, last *nats.Msg) (batchAck, error) {
 	var ack batchAck
 	reply, err := c.request(ctx, last)
@@ -305,7 +166,7 @@ func (c *conn) commit(ctx context.Context, last *nats.Msg) (batchAck, error) {
 
 // write sends a whole batch.
 func (c *conn) write(ctx context.Context, id string, messages []*nats.Msg) (batchAck, error) {
-	if err := c.stage(id, messages); err != nil {
+	if err := c.stage(ctx, id, messages, nil); err != nil {
 		return batchAck{}, err
 	}
 	return c.commit(ctx, messages[len(messages)-1])
@@ -324,29 +185,3 @@ func expecting(subject string, seq uint64, body any) *nats.Msg {
 
 // conflict reports whether the server refused an expectation.
 func conflict(err error) bool { return hasCode(err, codeWrongLast, codeInFlight) }
-
-// stageCarefully is stage with an answer for every message. It passes refusals to refused and returns the first one.
-func (c *conn) stageCarefully(
-	ctx context.Context, id string, messages []*nats.Msg, refused func(i int, err error),
-) error {
-	for i, m := range messages {
-		m.Header[headerBatch] = []string{id}
-		m.Header[headerSequence] = []string{strconv.Itoa(i + 1)}
-		if i == len(messages)-1 {
-			m.Header[headerCommit] = []string{"1"}
-			return nil
-		}
-		reply, err := c.request(ctx, m)
-		if err == nil && len(reply.Data) > 0 {
-			if err = decode(reply.Data, &batchAck{}); hasCode(err, codeTooLarge, codeHeaderLarge) {
-				refused(i, err)
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func unmarshal(m *message, out any) error { return json.Unmarshal(m.Data, out) }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/nats-io/nats.go"
-
 	"posthaste/outbox"
 )
 
@@ -161,12 +159,9 @@ func (c *conn) settle(ctx context.Context, g *gate, lane string, marks []outbox.
 		if p.Settled == p.Number {
 			p.Since = at.seq
 		}
-		if _, err = c.publish(ctx, expecting(g.subject(lane), at.seq, p)); !conflict(err) {
+		if _, err = c.commit(ctx, expecting(g.subject(lane), at.seq, p)); !conflict(err) {
 			return err
 		}
 	}
 	return nil
 }
-
-// publish writes one message.
-func (c *conn) publish(ctx context.Context, m *nats.Msg) (batchAck, error) { return c.commit(ctx, m) }

@@ -1,6 +1,7 @@
 package jetstream_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,23 @@ func TestConforms(t *testing.T) {
 	sinktest.Run(t, func(t *testing.T) sinktest.Target { return newFixture(t).target() })
 }
 
+// TestClusterConforms runs the suite on three nodes, which all have each stream.
+func TestClusterConforms(t *testing.T) {
+	t.Parallel()
+	sinktest.Run(t, func(t *testing.T) sinktest.Target {
+		f := newCluster(t, 3)
+		o := f.target()
+		o.Restart = nil // the cluster's name stays, and so do the acknowledged events
+		o.Undurable = func() (stream.Sink, func()) {
+			f.must(f.open(jetstream.Options{Replicas: 1}).Regroup(t.Context(), "outbox.order", []string{"g"}))
+			return f.open(jetstream.Options{Fsync: true}), func() {
+				f.update("outbox.order", map[string]any{"num_replicas": 3})
+			}
+		}
+		return o
+	})
+}
+
 var errLost = errors.New("lost by the test")
 
 // fixture is a server and what tests do to it.
@@ -41,8 +59,13 @@ type faults struct {
 	held                []*nats.Msg
 }
 
-func newFixture(t testing.TB) *fixture {
-	s := startServer(t)
+func newFixture(t testing.TB) *fixture { return newCluster(t, 1) }
+
+// newCluster is a fixture with nodes.
+func newCluster(t testing.TB, nodes int) *fixture {
+	t.Helper()
+	s := startServer(t, nodes)
+	s.start()
 	return &fixture{TB: t, server: s, nc: s.client()}
 }
 
@@ -56,6 +79,7 @@ func (f *fixture) must(err error) {
 // open returns a sink of another process.
 func (f *fixture) open(o jetstream.Options) *jetstream.Sink {
 	o.URL = f.server.url()
+	o.Replicas = cmp.Or(o.Replicas, len(f.server.nodes))
 	if o.Source == "" {
 		o.Source = "/posthaste/test"
 	}
@@ -197,6 +221,19 @@ func (f *fixture) stored(name string) (ids []uuid.UUID) {
 	return ids
 }
 
+// led waits until a stream has a leader.
+func (f *fixture) led(name string) {
+	f.Helper()
+	for range 300 {
+		reply, err := f.nc.Request("$JS.API.STREAM.INFO."+jetstream.StreamName(name), nil, 100*time.Millisecond)
+		if err == nil && !strings.Contains(string(reply.Data), `"error"`) {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	f.Fatalf("stream %s has no leader", name)
+}
+
 func (f *fixture) purge(name, subject string) {
 	f.Helper()
 	f.call("STREAM.PURGE."+jetstream.StreamName(name), map[string]any{"filter": subject}, nil)
@@ -232,7 +269,13 @@ func (f *fixture) target() sinktest.Target {
 			return func() { f.update(name, map[string]any{"max_bytes": -1, "discard": "old"}) }
 		},
 		Restart: f.server.restart,
-		Save:    f.server.save,
+		Save: func() func() {
+			restore := f.server.save()
+			return func() {
+				restore()
+				f.led("outbox.order")
+			}
+		},
 		Add: func(name string) {
 			_, err := f.nc.Request(jetstream.EventSubject(name, "somebody"), []byte("else"), 5*time.Second)
 			f.must(err)

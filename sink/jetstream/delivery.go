@@ -190,9 +190,9 @@ func (d *delivery) stage(ctx context.Context, c *conn) (*batch, error) {
 	}
 	b.messages = append(b.messages, d.lane.next(b))
 	if !d.careful {
-		return b, c.stage(b.id, b.messages)
+		return b, c.stage(ctx, b.id, b.messages, nil)
 	}
-	return b, c.stageCarefully(ctx, b.id, b.messages, func(i int, err error) {
+	return b, c.stage(ctx, b.id, b.messages, func(i int, err error) {
 		if d.refused == nil {
 			d.refused = map[int]error{}
 		}

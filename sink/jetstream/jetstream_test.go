@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,72 +83,102 @@ func TestDeletedStream(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestCrashes kills the server while lanes publish, and adopts again. Each event is there once, in order.
+// TestCrashes kills the server while a lane publishes. Each event is there once, in order.
 func TestCrashes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	s := f.open(jetstream.Options{MaxLen: 100000})
-	events := makeEvents(3000)
-	settled, epoch := 0, int64(0)
-	var killed sync.WaitGroup
-	defer killed.Wait()
-	for settled < len(events) {
-		epoch++
-		if epoch > 200 {
-			t.Fatal("no progress")
+	f.survives(12, func() {
+		time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond)
+		f.server.restart()
+	})
+}
+
+// TestClusterCrashes kills one node after the other while a lane publishes, the leader of the stream among them.
+func TestClusterCrashes(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	n := 0
+	f.survives(4, func() {
+		n++
+		time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+		f.server.killNode(n % 3)
+		time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+		f.server.startNode(n % 3)
+		f.led(order)
+	})
+}
+
+// survives publishes until there were n crashes, and adopts again when the gate demands it.
+func (f *fixture) survives(n int32, crash func()) {
+	f.Helper()
+	ctx := f.Context()
+	s := f.open(jetstream.Options{})
+	var events []*outbox.Record
+	var crashed atomic.Int32
+	var crashes sync.WaitGroup
+	defer crashes.Wait()
+	crashes.Go(func() {
+		for range n {
+			crash()
+			crashed.Add(1)
 		}
-		if _, err := s.Bind(t.Context()); err != nil {
-			time.Sleep(10 * time.Millisecond)
-			continue
+	})
+	epochs, repeated, settled, published := int64(0), 0, 0, 0
+	lead := func() error {
+		if _, err := s.Bind(ctx); err != nil {
+			return err
 		}
-		o := f.owner(epoch)
-		states, err := s.Look(t.Context(), source, []string{order}, nil)
-		if err == nil {
-			if epoch > 1 && states[0].Gate && !states[0].Intact() {
-				t.Errorf("epoch %d: looked at %+v", epoch, states[0])
-			}
-			err = s.Adopt(t.Context(), order, o, states[0].Intact())
-		}
+		epochs++
+		o := f.owner(epochs)
+		states, err := s.Look(ctx, source, []string{order}, nil)
 		if err != nil {
-			continue
+			return err
 		}
-		if epoch < 12 {
-			killed.Wait()
-			after := time.Duration(rand.IntN(60)) * time.Millisecond
-			killed.Go(func() {
-				time.Sleep(after)
-				f.server.restart()
-			})
+		if states[0].Gate && !states[0].Intact() {
+			f.Errorf("epoch %d: looked at %+v", epochs, states[0])
+		}
+		if err := s.Adopt(ctx, order, o, states[0].Intact()); err != nil {
+			return err
 		}
 		l := s.Lane(order, o, streamLane(o))
-		for at := settled; at < len(events); {
-			n := min(1+rand.IntN(40), len(events)-at)
-			d := l.Deliver(events[at : at+n])
+		for published = settled; crashed.Load() < n || published < len(events); {
+			if published == len(events) {
+				events = append(events, makeEvents(1+rand.IntN(100))...)
+			}
+			size := min(1+rand.IntN(40), len(events)-published)
+			d := l.Deliver(events[published : published+size])
 			var r outbox.Receipt
-			for range 3 {
-				if r, err = d.Publish(t.Context()); err == nil || errors.Is(err, outbox.ErrGap) {
+			for range 20 {
+				if r, err = d.Publish(ctx); err == nil || errors.Is(err, outbox.ErrGap) {
 					break
 				}
+				repeated++
+				time.Sleep(5 * time.Millisecond)
 			}
 			if err != nil {
-				break
+				return err
 			}
-			at += n
+			published += size
 			if rand.IntN(3) == 0 {
-				marks := []outbox.Mark{{Stream: order, Lane: streamLane(o), Number: r.Number}}
-				if err = s.Confirm(t.Context(), o, marks); err != nil {
-					break
+				err := s.Confirm(ctx, o, []outbox.Mark{{Stream: order, Lane: streamLane(o), Number: r.Number}})
+				if err != nil {
+					return err
 				}
-				settled = at
+				settled = published
 				l.Settled(r.Number)
 			}
-			if at == len(events) {
-				settled = at
-			}
+		}
+		return nil
+	}
+	for err := lead(); err != nil; err = lead() {
+		f.Logf("epoch %d: %v", epochs, err)
+		time.Sleep(10 * time.Millisecond)
+		if epochs > 1000 {
+			f.Fatal("no progress")
 		}
 	}
-	killed.Wait()
-	t.Logf("%d epochs", epoch)
+	crashes.Wait()
+	f.Logf("%d events, %d epochs, %d attempts repeated", len(events), epochs, repeated)
 	f.want(events...)
 }
 

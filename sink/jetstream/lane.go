@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"sync"
@@ -125,7 +126,7 @@ func ownerOf(
 		return nil, 0, err
 	}
 	p := new(ownerPost)
-	return p, m.Seq, unmarshal(m, p)
+	return p, m.Seq, json.Unmarshal(m.Data, p)
 }
 
 // laneOf reads a lane's message; a sequence of 0 if there is none.

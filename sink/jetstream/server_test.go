@@ -1,12 +1,15 @@
 package jetstream_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,28 +19,43 @@ import (
 	"posthaste/internal/testenv"
 )
 
-// serve is the environment variable that makes this binary a server: the folder and the port.
+// serve is the environment variable that makes this binary a server. It has the settings of a node.
 const serve = "POSTHASTE_TEST_NATS_SERVER"
 
 func TestMain(m *testing.M) {
-	if at := os.Getenv(serve); at != "" {
-		runServer(at)
+	if settings := os.Getenv(serve); settings != "" {
+		runServer(settings)
 		return
 	}
 	os.Exit(testenv.Main(m))
 }
 
+// node are the settings of one process.
+type node struct {
+	Name, Folder string
+	Port         int
+	// Cluster is the port for the other nodes, and Routes are those of all nodes; 0 without a cluster.
+	Cluster int
+	Routes  []int
+}
+
 // runServer is a server until its process is killed, or its standard input ends with the test's process.
-func runServer(at string) {
-	var port int
-	var folder string
-	_, err := fmt.Sscanf(at, "%d %s", &port, &folder)
+func runServer(settings string) {
+	var n node
+	err := json.Unmarshal([]byte(settings), &n)
+	o := &natsserver.Options{
+		ServerName: n.Name, Host: "127.0.0.1", Port: n.Port, JetStream: true, StoreDir: n.Folder, SyncAlways: true,
+		NoSigs: true, NoLog: true,
+	}
+	if n.Cluster > 0 {
+		o.Cluster = natsserver.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: n.Cluster}
+		for _, port := range n.Routes {
+			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprint("127.0.0.1:", port)})
+		}
+	}
 	var s *natsserver.Server
 	if err == nil {
-		s, err = natsserver.NewServer(&natsserver.Options{
-			Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: folder, SyncAlways: os.Getenv("NATS_LAZY") == "",
-			NoSigs: true, NoLog: true,
-		})
+		s, err = natsserver.NewServer(o)
 	}
 	if err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, err)
@@ -47,48 +65,84 @@ func runServer(at string) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// server is a nats-server in a process of its own.
+// server is a nats-server in a process of its own, or a cluster of them.
 type server struct {
 	tb     testing.TB
 	folder string
-	port   int
-	cmd    *exec.Cmd
-	stdin  io.Closer
+	nodes  []node
+	cmds   []*exec.Cmd
+	stdin  []io.Closer
 }
 
-func startServer(tb testing.TB) *server {
+// startServer starts a server, or a cluster of n nodes.
+func startServer(tb testing.TB, n int) *server {
 	tb.Helper()
 	folder, err := os.MkdirTemp("", "posthaste-nats-")
 	testenv.Must(tb, err)
 	tb.Cleanup(func() { _ = os.RemoveAll(folder) })
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // of a test
-	testenv.Must(tb, err)
-	s := &server{tb: tb, folder: folder, port: l.Addr().(*net.TCPAddr).Port}
-	testenv.Must(tb, l.Close())
-	s.start()
+	s := &server{tb: tb, folder: folder, cmds: make([]*exec.Cmd, n), stdin: make([]io.Closer, n)}
+	var ports []int
+	for i := range 2 * n {
+		l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // of a test
+		testenv.Must(tb, err)
+		defer func() { _ = l.Close() }()
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		if i < n {
+			name := fmt.Sprint("n", i)
+			s.nodes = append(s.nodes, node{Name: name, Folder: filepath.Join(folder, "data", name), Port: ports[i]})
+		}
+	}
+	for i := range s.nodes {
+		if n > 1 {
+			s.nodes[i].Cluster, s.nodes[i].Routes = ports[n+i], ports[n:]
+		}
+	}
 	tb.Cleanup(s.kill)
 	return s
 }
 
-func (s *server) url() string { return fmt.Sprintf("nats://127.0.0.1:%d", s.port) }
+func (s *server) url() string {
+	var list []string
+	for _, n := range s.nodes {
+		list = append(list, fmt.Sprintf("nats://127.0.0.1:%d", n.Port))
+	}
+	return strings.Join(list, ",")
+}
 
+// start starts the nodes, and waits until JetStream answers.
 func (s *server) start() {
+	s.tb.Helper()
+	for i := range s.nodes {
+		s.startNode(i)
+	}
+	s.ready()
+}
+
+func (s *server) startNode(i int) {
 	s.tb.Helper()
 	exe, err := os.Executable()
 	testenv.Must(s.tb, err)
-	s.cmd = exec.Command(exe) //nolint:noctx // it is killed
-	s.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", serve, s.port, filepath.Join(s.folder, "data")))
-	s.cmd.Stderr = os.Stderr
-	s.stdin, err = s.cmd.StdinPipe()
+	settings, err := json.Marshal(s.nodes[i])
 	testenv.Must(s.tb, err)
-	testenv.Must(s.tb, s.cmd.Start())
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	cmd := exec.Command(exe) //nolint:noctx // it is killed
+	cmd.Env = append(os.Environ(), serve+"="+string(settings))
+	cmd.Stderr = os.Stderr
+	s.stdin[i], err = cmd.StdinPipe()
+	testenv.Must(s.tb, err)
+	testenv.Must(s.tb, cmd.Start())
+	s.cmds[i] = cmd
+}
+
+func (s *server) ready() {
+	s.tb.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		nc, err := nats.Connect(s.url())
+		var reply *nats.Msg
 		if err == nil {
-			_, err = nc.Request("$JS.API.INFO", nil, time.Second)
+			reply, err = nc.Request("$JS.API.STREAM.NAMES", nil, time.Second)
 			nc.Close()
 		}
-		if err == nil {
+		if err == nil && !strings.Contains(string(reply.Data), `"error"`) {
 			return
 		}
 		if time.Now().After(end) {
@@ -98,9 +152,19 @@ func (s *server) start() {
 }
 
 func (s *server) kill() {
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
-	_ = s.stdin.Close()
+	for i := range s.nodes {
+		s.killNode(i)
+	}
+}
+
+func (s *server) killNode(i int) {
+	if s.cmds[i] == nil {
+		return
+	}
+	_ = s.cmds[i].Process.Kill()
+	_ = s.cmds[i].Wait()
+	_ = s.stdin[i].Close()
+	s.cmds[i] = nil
 }
 
 func (s *server) restart() {

@@ -69,17 +69,14 @@ func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
 			upTo = min(upTo, i.AckFloor.Stream+1)
 		}
 	}
-	for _, sp := range g.owner.spans(g.at) {
-		upTo = min(upTo, sp.From)
+	spans, err := c.unsettled(ctx, g)
+	if err != nil {
+		return err
 	}
-	for lane, l := range g.lanes {
-		batches, err := c.unsettled(ctx, g, lane)
-		if err != nil {
-			return err
-		}
-		for _, b := range batches {
-			upTo = min(upTo, b.From)
-		}
+	if len(spans) > 0 {
+		upTo = min(upTo, spans[0].From)
+	}
+	for _, l := range g.lanes {
 		if l.holder != g.owner.holder { // an adoption is under way
 			return nil
 		}

@@ -1,0 +1,163 @@
+package jetstream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// message is a stored message.
+type message struct {
+	Subject string
+	Seq     uint64
+	Time    time.Time
+	Header  nats.Header
+	Data    []byte
+}
+
+// entry returns the entry id of a message: its time in milliseconds and its sequence.
+func (m *message) entry() string { return fmt.Sprintf("%d-%d", m.Time.UnixMilli(), m.Seq) }
+
+// seqOf returns the sequence in an entry id.
+func seqOf(entry string) uint64 {
+	_, seq, _ := strings.Cut(entry, "-")
+	n, _ := strconv.ParseUint(seq, 10, 64)
+	return n
+}
+
+type getRequest struct {
+	Seq       uint64     `json:"seq,omitempty"`
+	LastFor   string     `json:"last_by_subj,omitempty"`
+	NextFor   string     `json:"next_by_subj,omitempty"`
+	Batch     int        `json:"batch,omitempty"`
+	MaxBytes  int        `json:"max_bytes,omitempty"`
+	StartTime *time.Time `json:"start_time,omitempty"`
+	MultiLast []string   `json:"multi_last,omitempty"`
+}
+
+// get reads one message from the leader of the stream; nil if it does not exist. A follower may be behind.
+func (c *conn) get(ctx context.Context, name string, req getRequest) (*message, error) {
+	var reply struct {
+		Message struct {
+			Subject string    `json:"subject"`
+			Seq     uint64    `json:"seq"`
+			Time    time.Time `json:"time"`
+			Header  []byte    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+		} `json:"message"`
+	}
+	err := c.call(ctx, "STREAM.MSG.GET."+name, req, &reply)
+	if hasCode(err, codeNoMessage) {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := reply.Message
+	m := &message{Subject: r.Subject, Seq: r.Seq, Time: r.Time, Data: r.Data}
+	if len(r.Header) > 0 {
+		m.Header, err = nats.DecodeHeadersMsg(r.Header)
+	}
+	return m, err
+}
+
+// getAny is get from any replica, which is faster. Only the leader decides that a message does not exist.
+func (c *conn) getAny(ctx context.Context, name string, req getRequest) (*message, error) {
+	data, err := json.Marshal(req)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + "DIRECT.GET." + name, Data: data})
+	if errors.Is(err, nats.ErrNoResponders) || err == nil && reply.Header.Get("Status") != "" {
+		return c.get(ctx, name, req)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return stored(reply), nil
+}
+
+// stored decodes a message that a replica has sent.
+func stored(reply *nats.Msg) *message {
+	m := &message{Subject: reply.Header.Get("Nats-Subject"), Header: reply.Header, Data: reply.Data}
+	m.Seq, _ = strconv.ParseUint(reply.Header.Get("Nats-Sequence"), 10, 64)
+	m.Time, _ = time.Parse(time.RFC3339Nano, reply.Header.Get("Nats-Time-Stamp"))
+	return m
+}
+
+// errStop ends a scan.
+var errStop = errors.New("stop")
+
+// pageMessages and pageBytes bound what one request reads.
+const (
+	pageMessages = 1000
+	pageBytes    = 4 << 20
+)
+
+// scan passes the messages from a sequence, or from the time in req, to visit, until visit returns errStop. Any replica
+// may answer. A stream that does not exist is empty.
+func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func(m *message) error) error {
+	req.Batch, req.MaxBytes = pageMessages, pageBytes
+	for {
+		last, more, err := c.page(ctx, name, req, visit)
+		if errors.Is(err, errStop) {
+			return nil
+		}
+		if err != nil || !more {
+			return err
+		}
+		req.Seq, req.StartTime = last+1, nil
+	}
+}
+
+// page makes one request for several messages, and returns the last one that was read.
+func (c *conn) page(ctx context.Context, name string, req getRequest, visit func(m *message) error) (
+	last uint64, more bool, err error,
+) {
+	ctx, cancel := c.within(ctx)
+	defer cancel()
+	data, err := json.Marshal(req)
+	if err != nil {
+		return 0, false, err
+	}
+	inbox := c.nc.NewRespInbox()
+	sub, err := c.nc.SubscribeSync(inbox)
+	if err != nil {
+		return 0, false, err
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err = c.nc.PublishRequest(c.api+"DIRECT.GET."+name, inbox, data); err != nil {
+		return 0, false, err
+	}
+	for {
+		reply, err := sub.NextMsgWithContext(ctx)
+		if err != nil {
+			return 0, false, err
+		}
+		switch status := reply.Header.Get("Status"); status {
+		case "":
+		case "204":
+			return last, last > 0 && reply.Header.Get("Nats-Num-Pending") != "0" && len(req.MultiLast) == 0, nil
+		case "404":
+			return last, false, nil
+		case "503": // nothing answers for the name
+			if _, err := c.info(ctx, name); !hasCode(err, codeNoStream) {
+				return 0, false, errors.Join(nats.ErrNoResponders, err)
+			}
+			return last, false, nil
+		default:
+			return 0, false, fmt.Errorf("read stream %s: status %s %s", name, status, reply.Header.Get("Description"))
+		}
+		m := stored(reply)
+		last = m.Seq
+		if err := visit(m); err != nil {
+			return 0, false, err
+		}
+	}
+}
