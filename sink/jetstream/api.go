@@ -56,6 +56,9 @@ type streamConfig struct {
 	Retention   string   `json:"retention"`
 	Replicas    int      `json:"num_replicas"`
 	MaxAge      int64    `json:"max_age,omitempty"`
+	MaxMsgs     int64    `json:"max_msgs,omitempty"`
+	MaxBytes    int64    `json:"max_bytes,omitempty"`
+	Discard     string   `json:"discard,omitempty"`
 	PersistMode string   `json:"persist_mode,omitempty"`
 	PerSubject  int64    `json:"max_msgs_per_subject,omitempty"`
 	Atomic      bool     `json:"allow_atomic"`

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"posthaste/outbox"
 )
 
 // laneAt is a lane's last message and its sequence.
@@ -140,12 +142,33 @@ func (c *conn) lacks(ctx context.Context, name string, seqs ...uint64) (bool, er
 	return false, nil
 }
 
+// limited returns the setting by which a stream would remove messages that the gate needs, "" if there is none.
+func (c streamConfig) limited() string {
+	switch {
+	case c.Retention != "limits":
+		return "retention " + c.Retention
+	case c.MaxAge > 0:
+		return "max_age"
+	case c.PerSubject > 0:
+		return "max_msgs_per_subject"
+	case c.MaxMsgs > 0 && c.Discard != "new":
+		return "max_msgs without discard new"
+	case c.MaxBytes > 0 && c.Discard != "new":
+		return "max_bytes without discard new"
+	}
+	return ""
+}
+
 // ensure makes a stream that does not exist, and gives one that another program has made what the gate needs.
 func (s *Sink) ensure(ctx context.Context, c *conn, stream string, g *gate) error {
-	if g.root != "" && g.info.cfg.Atomic && g.info.cfg.Direct {
+	if g.root != "" && g.info.cfg.Atomic && g.info.cfg.Direct && g.info.cfg.limited() == "" {
 		return nil
 	}
 	name := StreamName(stream)
+	if g.info.Config != nil && g.info.cfg.limited() != "" {
+		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("the JetStream stream %s has %s, which removes what "+
+			"the gate needs%sremove the setting: Trim shortens the stream", name, g.info.cfg.limited(), outbox.RemedyMark)}
+	}
 	body, step := map[string]any{}, "STREAM.CREATE."
 	subjects := []string{}
 	if g.info.Config != nil {

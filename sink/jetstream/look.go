@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -59,19 +58,7 @@ func (s *Sink) look(ctx context.Context, c *conn, source uuid.UUID, stream, note
 			return st, err
 		}
 	}
-	youngest := ""
-	if !g.info.cfg.Direct {
-		return st, fmt.Errorf("the JetStream stream %s has no allow_direct", g.name)
-	}
-	err = c.scan(ctx, g.name, getRequest{Seq: last + 1, NextFor: EventsFilter(stream)}, func(m *message) error {
-		if m.Seq > g.info.State.Last {
-			return errStop
-		}
-		if _, ok := m.event(); ok {
-			youngest = m.entry()
-		}
-		return nil
-	})
+	youngest, err := c.youngest(ctx, g, last)
 	if err != nil {
 		return st, err
 	}
@@ -94,6 +81,28 @@ func (s *Sink) look(ctx context.Context, c *conn, source uuid.UUID, stream, note
 		st.Unknown, err = c.wentBack(ctx, g, noted)
 	}
 	return st, err
+}
+
+// youngest returns the last event after a sequence. Events that were published since the gate was read do not count.
+func (c *conn) youngest(ctx context.Context, g *gate, after uint64) (entry string, err error) {
+	m, err := c.get(ctx, g.name, getRequest{LastFor: EventsFilter(g.stream)})
+	if err != nil || m == nil || m.Seq <= after {
+		return "", err
+	}
+	if _, ok := m.event(); ok && m.Seq <= g.info.State.Last || !g.info.cfg.Direct {
+		return m.entry(), nil
+	}
+	req := getRequest{Seq: after + 1, NextFor: EventsFilter(g.stream)}
+	err = c.scan(ctx, g.name, req, func(m *message) error {
+		if m.Seq > g.info.State.Last {
+			return errStop
+		}
+		if _, ok := m.event(); ok {
+			entry = m.entry()
+		}
+		return nil
+	})
+	return entry, err
 }
 
 // missing reports whether a stream lacks an entry that it had. An entry before the first one was trimmed.

@@ -45,10 +45,10 @@ type Sink struct {
 	o   Options
 	log *slog.Logger
 
-	mu    sync.Mutex // guards the following
+	mu    sync.Mutex // guards the following; it is held while the sink connects
 	conn  *conn
 	bound string
-	known map[string]*memory
+	known sync.Map // of *memory, by stream
 
 	// fault replaces the sending of a batch in tests.
 	fault func(messages []*nats.Msg, send func() (batchAck, error)) (batchAck, error)
@@ -61,19 +61,13 @@ func New(o Options) *Sink {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Sink{o: o, log: o.Logger.With("component", "jetstream"), known: map[string]*memory{}}
+	return &Sink{o: o, log: o.Logger.With("component", "jetstream")}
 }
 
 // memory returns what is known of the gate of stream.
 func (s *Sink) memory(stream string) *memory {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m := s.known[stream]
-	if m == nil {
-		m = &memory{}
-		s.known[stream] = m
-	}
-	return m
+	m, _ := s.known.LoadOrStore(stream, &memory{})
+	return m.(*memory)
 }
 
 // Missed implements stream.Sink.
