@@ -510,3 +510,52 @@ func TestNames(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 }
+
+// TestRecallSurvives recalls events, and another process has them in doubt, also under a later owner that has read
+// only the stream, and after a trim.
+func TestRecallSurvives(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	_, o, l := f.adopted(1, jetstream.Options{MaxLen: 1})
+	events := makeEvents(30)
+	last := f.publish(l, events...)
+	i, _ := f.info(order)
+	f.purge(order, i.gate())
+	s, o, l := f.adopted(2, jetstream.Options{MaxLen: 1})
+	f.must(s.Recall(t.Context(), o, order, ids(events[:10]), ""))
+	f.must(s.Recall(t.Context(), o, order, ids(events[10:]), last.Last))
+	if r := f.publish(f.open(jetstream.Options{}).Lane(order, o, streamLane(o)), events[:5]...); r.Suppressed != 5 ||
+		r.Last != last.Last {
+		t.Errorf("receipt %+v, want five suppressed", r)
+	}
+	if err := second(l.Deliver(events[5:6]).Publish(t.Context())); !errors.Is(err, outbox.ErrGap) {
+		t.Errorf("got %v, want a gap for a number that another process has used", err)
+	}
+	s, o, l = f.adopted(3, jetstream.Options{MaxLen: 1})
+	f.must(s.Trim(t.Context(), order))
+	if r := f.publish(l, events...); r.Suppressed != 30 {
+		t.Errorf("receipt %+v, want all suppressed", r)
+	}
+	f.must(s.ForgetDoubt(t.Context(), o, order))
+	f.want(events[29])
+}
+
+// TestUndurable has streams whose settings rule out the durability.
+func TestUndurable(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for n, storage := range []string{"memory", "file"} {
+		name := fmt.Sprint("outbox.", storage)
+		f.call("STREAM.CREATE."+jetstream.StreamName(name), map[string]any{
+			"name": jetstream.StreamName(name), "subjects": []string{jetstream.EventsFilter(name)}, "storage": storage,
+		}, nil)
+		s, o := f.open(jetstream.Options{Fsync: true}), f.owner(1)
+		f.must(s.Adopt(t.Context(), name, o, false))
+		l := s.Lane(name, o, streamLane(o))
+		r := f.publish(l, makeEvents(1)...)
+		err := s.Confirm(t.Context(), o, []outbox.Mark{{Stream: name, Lane: streamLane(o), Number: r.Number}})
+		if errors.As(err, new(*jetstream.DurabilityError)) != (n == 0) {
+			t.Errorf("%s: got %v", storage, err)
+		}
+	}
+}

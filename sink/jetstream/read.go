@@ -126,7 +126,7 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 	if err != nil {
 		return 0, false, err
 	}
-	inbox := c.nc.NewRespInbox()
+	inbox := c.nc.NewInbox()
 	sub, err := c.nc.SubscribeSync(inbox)
 	if err != nil {
 		return 0, false, err
