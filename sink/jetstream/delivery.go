@@ -170,7 +170,10 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 	l.seq = 0 // unknown until the server has answered
 	ack, err := d.commit(ctx, c, b)
 	switch {
-	case conflict(err) || errors.Is(err, nats.ErrNoResponders):
+	case errors.Is(err, nats.ErrNoResponders):
+		pause(ctx)
+		return false, nil
+	case conflict(err):
 		return false, nil
 	case err != nil:
 		return false, d.broken(b, err)

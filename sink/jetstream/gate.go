@@ -166,8 +166,8 @@ func (s *Sink) ensure(ctx context.Context, c *conn, stream string, g *gate) erro
 	}
 	name := StreamName(stream)
 	if g.info.Config != nil && g.info.cfg.limited() != "" {
-		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("the JetStream stream %s has %s, which removes what "+
-			"the gate needs%sremove the setting: Trim shortens the stream",
+		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("the JetStream stream %s has %s, which removes "+
+			"what the gate needs%sremove the setting: Trim shortens the stream",
 			name, g.info.cfg.limited(), outbox.RemedyMark)}
 	}
 	body, step := map[string]any{}, "STREAM.CREATE."

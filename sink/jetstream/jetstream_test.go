@@ -516,7 +516,7 @@ func TestNames(t *testing.T) {
 func TestRecallSurvives(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	_, o, l := f.adopted(1, jetstream.Options{MaxLen: 1})
+	_, _, l := f.adopted(1, jetstream.Options{MaxLen: 1})
 	events := makeEvents(30)
 	last := f.publish(l, events...)
 	i, _ := f.info(order)

@@ -94,6 +94,17 @@ func stored(reply *nats.Msg) *message {
 // errStop ends a scan.
 var errStop = errors.New("stop")
 
+// elections is how often a request is repeated that no server takes: the stream has no leader at the moment.
+const elections = 50
+
+// pause waits for a leader.
+func pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * backoff):
+	}
+}
+
 // pageMessages and pageBytes bound what one request reads.
 const (
 	pageMessages = 1000
@@ -104,8 +115,12 @@ const (
 // may answer. A stream that does not exist is empty.
 func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func(m *message) error) error {
 	req.Batch, req.MaxBytes = pageMessages, pageBytes
-	for {
+	for unanswered := 0; ; {
 		last, more, err := c.page(ctx, name, req, visit)
+		if unanswered++; errors.Is(err, nats.ErrNoResponders) && unanswered < elections {
+			pause(ctx)
+			continue
+		}
 		if errors.Is(err, errStop) {
 			return nil
 		}

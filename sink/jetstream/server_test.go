@@ -139,7 +139,9 @@ func (s *server) ready() {
 		nc, err := nats.Connect(s.url())
 		var reply *nats.Msg
 		if err == nil {
-			reply, err = nc.Request("$JS.API.STREAM.NAMES", nil, time.Second)
+			// A stream of all nodes needs all of them.
+			const stream = `{"name":"READY","subjects":["ready"],"num_replicas":%d}`
+			reply, err = nc.Request("$JS.API.STREAM.CREATE.READY", fmt.Appendf(nil, stream, len(s.nodes)), 2*time.Second)
 			nc.Close()
 		}
 		if err == nil && !strings.Contains(string(reply.Data), `"error"`) {
