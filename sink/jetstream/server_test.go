@@ -140,8 +140,8 @@ func (s *server) ready() {
 		var reply *nats.Msg
 		if err == nil {
 			// A stream of all nodes needs all of them.
-			const stream = `{"name":"READY","subjects":["ready"],"num_replicas":%d}`
-			reply, err = nc.Request("$JS.API.STREAM.CREATE.READY", fmt.Appendf(nil, stream, len(s.nodes)), 2*time.Second)
+			body := fmt.Sprintf(`{"name":"READY","subjects":["ready"],"num_replicas":%d}`, len(s.nodes))
+			reply, err = nc.Request("$JS.API.STREAM.CREATE.READY", []byte(body), 2*time.Second)
 			nc.Close()
 		}
 		if err == nil && !strings.Contains(string(reply.Data), `"error"`) {
