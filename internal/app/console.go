@@ -49,6 +49,14 @@ func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProce
 	return p, nil
 }
 
+// run runs the console, if there is one, until ctx ends.
+func (p *consoleProcess) run(ctx context.Context) error {
+	if p == nil {
+		return nil
+	}
+	return p.Run(ctx)
+}
+
 func (p *consoleProcess) close() {
 	if p == nil {
 		return
@@ -61,6 +69,13 @@ func (p *consoleProcess) close() {
 
 // DoctorOptions returns the settings that the doctor measures against.
 func (c Config) DoctorOptions(ctx context.Context) (ops.DoctorOptions, error) {
+	var check func(ctx context.Context) error
+	if c.SinkURL != "" {
+		check = func(ctx context.Context) error {
+			_, err := c.sinkReady(ctx)
+			return err
+		}
+	}
 	client, err := c.redisOptions(ctx, c.RedisURL)
 	if err != nil {
 		return ops.DoctorOptions{}, err
@@ -72,7 +87,7 @@ func (c Config) DoctorOptions(ctx context.Context) (ops.DoctorOptions, error) {
 		}
 	}
 	return ops.DoctorOptions{
-		PostgresURL: c.PostgresURL, Redis: client, Schema: c.Schema, RelayName: c.RelayName,
+		PostgresURL: c.PostgresURL, Redis: client, NATS: check, Schema: c.Schema, RelayName: c.RelayName,
 		Slot: c.Slot, Publication: c.Publication,
 		WALBudget: c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
 		SharedStreams: c.SharedStreams, Restore: c.Restore, Guard: guard,

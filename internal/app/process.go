@@ -98,18 +98,26 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 	if err := p.guarded(); err != nil {
 		return err
 	}
-	p.console, err = newConsole(ctx, c, console.Options{Kind: kind, Relay: r, Metrics: p.registry, Logger: p.log})
-	if err != nil {
+	var page http.Handler
+	takes := func(ctx context.Context) error {
+		_, err := c.sinkReady(ctx)
 		return err
+	}
+	if c.SinkURL == "" { // the console shows streams of Redis
+		p.console, err = newConsole(ctx, c, console.Options{Kind: kind, Relay: r, Metrics: p.registry, Logger: p.log})
+		if err != nil {
+			return err
+		}
+		// The console's client, so that an operator's request takes no connection of the API.
+		page, takes = p.console, sink.New(sink.Options{Client: p.console.client, Durability: c.Durability}).Ready
 	}
 	p.server = c.adminServer(p.log, admin.Handler(admin.Options{
 		Source: ops.Source{
 			Pool: p.adminPool, RelayName: c.RelayName, Slots: slots, Relay: r, WALBudget: c.WALBudget,
-			Most: countAtMost,
-			// The console's client, so that an operator's request takes no connection of the API.
-			Redis: sink.New(sink.Options{Client: p.console.client, Durability: c.Durability}).Ready,
+			Most:  countAtMost,
+			Redis: takes,
 		},
-		Ready: ready, Gatherer: withRuntime(p.registry), Console: p.console, Profiles: c.AdminProfiles, Logger: p.log,
+		Ready: ready, Gatherer: withRuntime(p.registry), Console: page, Profiles: c.AdminProfiles, Logger: p.log,
 		Access: admin.Access{
 			Token: c.AdminToken, ReadToken: c.AdminReadToken, Addr: c.AdminAddr, Bound: p.admin.Addr(),
 			Hosts: c.AdminHosts,

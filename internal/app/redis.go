@@ -79,6 +79,9 @@ func (c Config) client(ctx context.Context, rawURL string, configure func(o *red
 
 // RedisClient returns a client for the relay and for operators' commands; see sink.Configure. The caller closes it.
 func (c Config) RedisClient(ctx context.Context) (redis.UniversalClient, error) {
+	if c.SinkURL != "" {
+		return nil, errNotRedis
+	}
 	return c.client(ctx, c.RedisURL, sink.Configure)
 }
 
@@ -93,6 +96,9 @@ func (c Config) CreditsClient(ctx context.Context) (
 // ReaderClient returns a client that reads streams. It blocks for entries, so it has the library's timeouts. The
 // caller closes it.
 func (c Config) ReaderClient(ctx context.Context) (redis.UniversalClient, error) {
+	if c.SinkURL != "" {
+		return nil, errNotRedis
+	}
 	return c.client(ctx, c.RedisURL, func(*redis.UniversalOptions) {})
 }
 

@@ -29,7 +29,8 @@ import (
 type Relay struct {
 	process
 
-	sink     *sink.Sink
+	// events is set if they are published to NATS.
+	events   sinks
 	credits  *credits.Sync
 	bank     *credits.Bank
 	payments *api.Payments
@@ -79,18 +80,10 @@ func (p *Relay) build(ctx context.Context) error {
 	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	options, err := c.redisOptions(ctx, c.RedisURL)
+	events, observe, unobserve, err := p.publishTo(ctx)
 	if err != nil {
 		return err
 	}
-	client, server := sink.NewBoundClient(options)
-	p.client = client
-	commands(client)
-	p.sink = sink.New(sink.Options{
-		Client: client, Server: server, Source: c.EntrySource(), Shared: c.SharedStreams, PubSub: c.PubSub,
-		ChannelPrefix: c.ChannelPrefix, Durability: c.Durability, MaxLen: c.StreamMaxlen,
-		TrimForce: c.TrimForce, Registerer: reg, Logger: p.log,
-	})
 	p.names()
 	slots, err := c.Slots(p.pool, p.log)
 	if err != nil {
@@ -107,7 +100,7 @@ func (p *Relay) build(ctx context.Context) error {
 		Open: func(ctx context.Context) (sweep.Conn, error) {
 			return sql.OpenSweep(ctx, c.PostgresURL, c.Schema, c.RelayName)
 		},
-		Workers: c.SweepWorkers, Sink: p.sink, Registerer: reg, Logger: p.log,
+		Workers: c.SweepWorkers, Sink: events, Registerer: reg, Logger: p.log,
 	})
 	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)
 	p.relay = relay.New(relay.Options{
@@ -115,11 +108,43 @@ func (p *Relay) build(ctx context.Context) error {
 		Window: c.Window, WindowBytes: c.WindowBytes, WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore,
 		DrainTimeout: c.DrainTimeout,
 		Store:        sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
-		Sink: p.sink, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: p.sink.Ready, Observe: p.sink.Observe,
-		Unobserve: p.sink.Unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
+		Sink: events, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: events.ready, Observe: observe,
+		Unobserve: unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
 		Migrate: p.migrate(),
 	})
 	return nil
+}
+
+// publishTo makes the sink, and what refreshes the gauges of its streams, if it has any.
+func (p *Relay) publishTo(ctx context.Context) (
+	events sinks, observe func(ctx context.Context, streams []string) error, unobserve func(), err error,
+) {
+	c := p.config
+	if c.SinkURL != "" {
+		p.events, err = c.natsSink()
+		return p.events, nil, nil, err
+	}
+	options, err := c.redisOptions(ctx, c.RedisURL)
+	if err != nil {
+		return events, nil, nil, err
+	}
+	client, server := sink.NewBoundClient(options)
+	p.client = client
+	commands(client)
+	redis := sink.New(sink.Options{
+		Client: client, Server: server, Source: c.EntrySource(), Shared: c.SharedStreams, PubSub: c.PubSub,
+		ChannelPrefix: c.ChannelPrefix, Durability: c.Durability, MaxLen: c.StreamMaxlen,
+		TrimForce: c.TrimForce, Registerer: p.registry, Logger: p.log,
+	})
+	return sinks{Sink: redis, ready: redis.Ready}, redis.Observe, redis.Unobserve, nil
+}
+
+// Close frees the resources of the relay. It may be called again.
+func (p *Relay) Close() {
+	if p.events.close != nil {
+		p.events.close()
+	}
+	p.process.Close()
 }
 
 // migrate returns a function that applies the migrations of the outbox; nil if the settings do not want that.
@@ -200,7 +225,7 @@ func (p *Relay) work(ctx context.Context) error {
 		})
 		return nil
 	})
-	g.Go(func() error { return p.console.Run(actx) })
+	g.Go(func() error { return p.console.run(actx) })
 	g.Go(func() error { return ServeHTTP(actx, p.server, p.admin, time.Second) })
 	return g.Wait()
 }

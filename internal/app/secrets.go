@@ -32,6 +32,7 @@ func (s *Settings) secrets() []secret {
 		{"postgres-url", "POSTHASTE_POSTGRES_URL", &s.PostgresURL, true},
 		{"redis-url", "POSTHASTE_REDIS_URL", &s.RedisURL, true},
 		{"guard-redis-url", "POSTHASTE_GUARD_REDIS_URL", &s.GuardRedisURL, true},
+		{"sink-url", "POSTHASTE_SINK_URL", &s.SinkURL, true},
 		{postgresPassword, "POSTHASTE_POSTGRES_PASSWORD", new(string), false},
 		{redisPassword, "POSTHASTE_REDIS_PASSWORD", new(string), false},
 		{"admin-token", "POSTHASTE_ADMIN_TOKEN", &s.AdminToken, false},

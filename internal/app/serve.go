@@ -130,7 +130,7 @@ func (p *Serve) work(ctx context.Context) error {
 		srv := withTLS(p.config.HTTPTLS, p.log, api.NewHTTPServer(p.api.Public()))
 		return ServeHTTP(gctx, srv, p.public, p.config.DrainTimeout)
 	})
-	g.Go(func() error { return p.console.Run(gctx) })
+	g.Go(func() error { return p.console.run(gctx) })
 	g.Go(func() error { return ServeHTTP(gctx, p.server, p.admin, p.config.DrainTimeout) })
 	return g.Wait()
 }

@@ -27,6 +27,7 @@ import (
 	"posthaste/outbox"
 	"posthaste/relay"
 	"posthaste/sink"
+	"posthaste/sink/jetstream"
 	"posthaste/sql"
 )
 
@@ -53,6 +54,8 @@ type ServerSettings struct {
 	RedisURL        string `default:"redis://localhost:6379/0"`
 	GuardRedisURL   string `placeholder:"redis://localhost:6380/0"`
 	RedisDurability string `default:"none"`
+	SinkURL         string `name:"sink-url" placeholder:"nats://localhost:4222"`
+	SinkDurability  string `default:"fsync"`
 	RedisCA         string `name:"redis-ca"`
 	RedisCert       string `help:"PEM file with the certificate to show to Redis."`
 	RedisKey        string `help:"PEM file with its key."`
@@ -131,9 +134,12 @@ type Config struct {
 	RedisURL    string
 	// GuardRedisURL is empty if the guard uses RedisURL.
 	GuardRedisURL string
-	HTTPAddr      string
-	AdminAddr     string
-	AdminToken    string
+	// SinkURL names servers of NATS; empty if events are published to Redis. SinkFsync is --sink-durability=fsync.
+	SinkURL    string
+	SinkFsync  bool
+	HTTPAddr   string
+	AdminAddr  string
+	AdminToken string
 	// AdminReadToken may only read. AdminHosts are further names of the admin listener. AdminOpen allows it beyond
 	// loopback without a token. AdminProfiles makes it serve profiles.
 	AdminReadToken string
@@ -344,6 +350,12 @@ func (s Settings) Parse() (Config, error) {
 	if s.GuardRedisURL != "" {
 		c.GuardRedisURL = p.redis("guard-redis-url", s.GuardRedisURL)
 		c.GuardRedisURL = p.rereads(s, "guard-redis-url", "", c.GuardRedisURL, false)
+	}
+	if c.SinkFsync = p.choice("sink-durability", s.SinkDurability, "fsync", "none") == "fsync"; s.SinkURL != "" {
+		c.SinkURL = s.SinkURL
+		if _, _, err := jetstream.ParseURL(s.SinkURL); err != nil {
+			p.faults = append(p.faults, fmt.Errorf("--sink-url: %w", err))
+		}
 	}
 	c.RateLimit = p.rate("rate-limit", s.RateLimit)
 	c.AddressRateLimit = p.rate("address-rate-limit", s.AddressRateLimit)

@@ -14,7 +14,6 @@ import (
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/outbox"
-	"posthaste/sink"
 	"posthaste/sql"
 )
 
@@ -30,7 +29,7 @@ func ReadStatus(ctx context.Context, c Config, pool *pgxpool.Pool) (s cli.Screen
 	from := ops.Source{
 		Pool: pool, RelayName: c.RelayName, Slots: slots, WALBudget: c.WALBudget,
 		Redis: func(ctx context.Context) (err error) {
-			s.Unknown, err = c.redisReady(ctx)
+			s.Unknown, err = c.sinkReady(ctx)
 			return err
 		},
 	}
@@ -40,22 +39,6 @@ func ReadStatus(ctx context.Context, c Config, pool *pgxpool.Pool) (s cli.Screen
 	}
 	s.Report, s.Relay = snap.Report(), c.RelayName
 	return s, nil
-}
-
-// redisReady returns why Redis takes no events from this machine, or what it keeps unknown. The check is necessary
-// because Postgres has no record of an unreachable Redis until events are late.
-func (c Config) redisReady(ctx context.Context) (unknown []string, err error) {
-	client, err := c.RedisClient(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = client.Close() }()
-	s := sink.New(sink.Options{Client: client, Durability: c.Durability})
-	if err := s.Ready(ctx); err != nil {
-		return nil, err
-	}
-	unknown, _ = s.Unknown(ctx) // events flow even if this fails
-	return unknown, nil
 }
 
 // watchInterval is how often a watched status is read; watchTimeout is the time limit of a reading.

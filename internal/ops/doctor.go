@@ -43,7 +43,9 @@ type DoctorOptions struct {
 	PostgresURL string
 	// Redis and Guard are the connections to Redis and to the guard's own Redis. Redis is nil if its URL is invalid,
 	// Guard if the guard uses Redis.
-	Redis, Guard    *redis.UniversalOptions
+	Redis, Guard *redis.UniversalOptions
+	// NATS, if not nil, checks servers of NATS, which events are published to instead.
+	NATS            func(ctx context.Context) error
 	Schema          string
 	RelayName, Slot string
 	Publication     string
@@ -107,7 +109,11 @@ func Diagnose(ctx context.Context, o DoctorOptions) Diagnosis {
 	pctx, cancel := half(ctx)
 	defer cancel()
 	d.postgres(pctx)
-	d.redis(ctx)
+	if o.NATS != nil {
+		d.nats(ctx)
+	} else {
+		d.redis(ctx)
+	}
 	failed := slices.ContainsFunc(d.findings, func(f Finding) bool { return f.Severity == SeverityFail })
 	return Diagnosis{OK: !failed, Findings: d.findings}
 }
@@ -458,6 +464,16 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 	default:
 		d.add(SeverityOK, "slot", "", "%s holds %s of WAL", d.config.Slot, Size(retained))
 	}
+}
+
+func (d *doctor) nats(ctx context.Context) {
+	if err := d.config.NATS(ctx); err != nil {
+		problem, remedy, _ := strings.Cut(err.Error(), outbox.RemedyMark)
+		remedy = cmp.Or(remedy, "check --sink-url, and that nats-server listens there")
+		d.add(SeverityFail, "nats", remedy, "%s", problem)
+		return
+	}
+	d.add(SeverityOK, "nats", "", "JetStream answers, with atomic batches; its streams are not examined")
 }
 
 func (d *doctor) redis(ctx context.Context) {

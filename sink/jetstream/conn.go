@@ -104,34 +104,53 @@ func (s *Sink) Close() {
 // apiLevel is that of NATS 2.12, the first with atomic batches.
 const apiLevel = 2
 
+// Ready returns nil if JetStream answers and has atomic batches. It writes nothing.
+func (s *Sink) Ready(ctx context.Context) error {
+	c, err := s.open(ctx)
+	if errors.Is(err, outbox.ErrMoved) {
+		return nil // the relay adopts again
+	}
+	if err != nil {
+		return err
+	}
+	return c.ready(ctx)
+}
+
 // Bind implements stream.Sink. It refuses servers that have no atomic batches.
 func (s *Sink) Bind(ctx context.Context) (string, error) {
 	s.Release()
 	c, err := s.open(ctx)
+	if err == nil {
+		err = c.ready(ctx)
+	}
 	if err != nil {
 		return "", err
-	}
-	var account struct {
-		API struct {
-			Level int `json:"level"`
-		} `json:"api"`
-	}
-	err = c.call(ctx, "INFO", struct{}{}, &account)
-	if errors.Is(err, nats.ErrNoResponders) {
-		return "", fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, and enable "+
-			"JetStream for the account", err, outbox.RemedyMark)
-	}
-	if err != nil {
-		return "", fmt.Errorf("ask for JetStream: %w", err)
-	}
-	if account.API.Level < apiLevel {
-		return "", fmt.Errorf("nats-server %s has no atomic batches%srun nats-server 2.12 or later",
-			c.nc.ConnectedServerVersion(), outbox.RemedyMark)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.bound = c.server
 	return s.bound, nil
+}
+
+func (c *conn) ready(ctx context.Context) error {
+	var account struct {
+		API struct {
+			Level int `json:"level"`
+		} `json:"api"`
+	}
+	err := c.call(ctx, "INFO", struct{}{}, &account)
+	if errors.Is(err, nats.ErrNoResponders) {
+		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, and enable "+
+			"JetStream for the account", err, outbox.RemedyMark)
+	}
+	if err != nil {
+		return fmt.Errorf("ask for JetStream: %w", err)
+	}
+	if account.API.Level < apiLevel {
+		return fmt.Errorf("nats-server %s has no atomic batches%srun nats-server 2.12 or later",
+			c.nc.ConnectedServerVersion(), outbox.RemedyMark)
+	}
+	return nil
 }
 
 // Release implements stream.Sink.

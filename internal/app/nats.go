@@ -1,0 +1,59 @@
+package app
+
+import (
+	"context"
+
+	"posthaste/internal/cli"
+	"posthaste/relay/stream"
+	"posthaste/sink"
+	"posthaste/sink/jetstream"
+)
+
+// errNotRedis ends a command that knows the streams of Redis only.
+var errNotRedis = cli.Usage("this command reads streams of Redis, and --sink-url is set: " +
+	"use the nats command for those of JetStream")
+
+// sinks publishes to the servers that the settings name.
+type sinks struct {
+	stream.Sink
+	// ready reports why no event is taken.
+	ready func(ctx context.Context) error
+	close func()
+}
+
+// natsSink returns the sink of --sink-url, which connects at its first use.
+func (c Config) natsSink() (sinks, error) {
+	servers, options, err := jetstream.ParseURL(c.SinkURL)
+	if err != nil {
+		return sinks{}, err
+	}
+	js := jetstream.New(jetstream.Options{
+		URL: servers, Connection: options, Source: c.EntrySource(), Fsync: c.SinkFsync, MaxLen: c.StreamMaxlen,
+		TrimForce: c.TrimForce,
+	})
+	return sinks{js, js.Ready, js.Close}, nil
+}
+
+// sinkReady returns why the servers take no events from this machine, or what they keep unknown. The check is necessary
+// because Postgres has no record of an unreachable server until events are late.
+func (c Config) sinkReady(ctx context.Context) (unknown []string, err error) {
+	if c.SinkURL != "" {
+		s, err := c.natsSink()
+		if err != nil {
+			return nil, err
+		}
+		defer s.close()
+		return nil, s.ready(ctx)
+	}
+	client, err := c.RedisClient(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = client.Close() }()
+	s := sink.New(sink.Options{Client: client, Durability: c.Durability})
+	if err := s.Ready(ctx); err != nil {
+		return nil, err
+	}
+	unknown, _ = s.Unknown(ctx) // events flow even if this fails
+	return unknown, nil
+}

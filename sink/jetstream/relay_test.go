@@ -1,0 +1,153 @@
+package jetstream_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"posthaste/internal/testenv"
+)
+
+// The program publishes to NATS, and needs no Redis. Each event is in the stream once and in order, through changes of
+// the mode, relays and servers that are killed, and a deleted stream.
+func TestRelay(t *testing.T) {
+	t.Parallel()
+	exe := filepath.Join(t.TempDir(), "posthaste")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", exe, "posthaste/cmd/posthaste")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	db, s := testenv.Postgres(t), startServer(t, 1)
+	s.start()
+	args := []string{
+		"--postgres-url=" + db.URL, "--relay-name=" + db.Relay, "--sink-url=" + s.url(),
+		"--redis-url=redis://127.0.0.1:1", // nobody listens there
+	}
+	relay := func() *exec.Cmd {
+		c := exec.CommandContext(t.Context(), exe, append([]string{"relay", "--admin-addr=127.0.0.1:0"}, args...)...)
+		testenv.Must(t, c.Start())
+		t.Cleanup(func() {
+			_ = c.Process.Kill()
+			_ = c.Wait()
+		})
+		return c
+	}
+	run := func(command ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, exe, append(command, args...)...).CombinedOutput()
+		return string(out), err
+	}
+
+	var writers sync.WaitGroup
+	stop := make(chan struct{})
+	for w := range 4 {
+		writers.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Millisecond):
+				}
+				db.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+					SELECT 'order', $1, 'order.created', '{}' FROM generate_series(1, 3)`,
+					fmt.Sprintf("o.%d %d", w, n%5))
+			}
+		})
+	}
+	emptied := func() {
+		t.Helper()
+		testenv.Eventually(t, time.Minute, func() error {
+			n := testenv.Value[int](t, db, "SELECT count(*) FROM outbox_backlog")
+			return testenv.FailIf(n > 500, "%d events wait", n)
+		})
+	}
+	first := relay()
+	for _, mode := range []string{"poll", "auto", "poll"} {
+		emptied()
+		db.Exec(t, "UPDATE relay_state SET desired_mode = $1", mode)
+		time.Sleep(time.Second)
+	}
+	testenv.Must(t, first.Process.Kill())
+	second := relay()
+	emptied()
+	s.restart()
+	emptied()
+	db.Exec(t, "UPDATE relay_state SET desired_mode = 'auto'")
+	testenv.Must(t, second.Process.Kill())
+	relay()
+	emptied()
+	testenv.Must(t, s.js().DeleteStream("OUTBOX_ORDER"))
+	emptied()
+	close(stop)
+	writers.Wait()
+	testenv.Eventually(t, time.Minute, func() error {
+		n := testenv.Value[int](t, db, "SELECT count(*) FROM outbox_backlog")
+		if n > 0 {
+			return fmt.Errorf("%d events wait", n)
+		}
+		return s.holds(t, db)
+	})
+	if out, err := run("status", "--check"); err != nil {
+		t.Errorf("status: %v: %s", err, out)
+	}
+	if out, err := run("doctor"); err != nil || !strings.Contains(out, "nats") {
+		t.Errorf("doctor: %v: %s", err, out)
+	}
+	for _, command := range [][]string{{"streams", "list"}, {"groups", "list"}} {
+		if out, err := run(command...); err == nil || !strings.Contains(out, "--sink-url is set") {
+			t.Errorf("%v: %v: %s", command, err, out)
+		}
+	}
+}
+
+func (s *server) js() nats.JetStreamContext {
+	js, err := s.client().JetStream()
+	testenv.Must(s.tb, err)
+	return js
+}
+
+// holds compares the stream with the table: the same events, once each, in the table's order for each aggregate.
+func (s *server) holds(t *testing.T, db *testenv.Database) error {
+	t.Helper()
+	want, got := map[string][]string{}, map[string][]string{}
+	rows, err := db.Pool.Query(t.Context(), "SELECT id, aggregate_id FROM outbox ORDER BY seq")
+	testenv.Must(t, err)
+	for rows.Next() {
+		var id uuid.UUID
+		var aggregate string
+		testenv.Must(t, rows.Scan(&id, &aggregate))
+		want[aggregate] = append(want[aggregate], id.String())
+	}
+	testenv.Must(t, rows.Err())
+	sub, err := s.js().SubscribeSync("outbox.order.>", nats.OrderedConsumer())
+	testenv.Must(t, err)
+	for {
+		m, err := sub.NextMsg(time.Second)
+		if errors.Is(err, nats.ErrTimeout) {
+			break
+		}
+		testenv.Must(t, err)
+		subject, err := url.PathUnescape(m.Header.Get("ce-subject"))
+		testenv.Must(t, err)
+		got[subject] = append(got[subject], m.Header.Get("ce-id"))
+	}
+	for aggregate, ids := range want {
+		if !slices.Equal(ids, got[aggregate]) {
+			return fmt.Errorf("aggregate %q has %d events in the stream, %d in the table", aggregate,
+				len(got[aggregate]), len(ids))
+		}
+	}
+	return testenv.FailIf(len(got) != len(want), "%d aggregates in the stream, %d in the table", len(got), len(want))
+}
