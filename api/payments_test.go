@@ -216,7 +216,7 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 	}
 }
 
-// The ledger puts the deduction of an order in quarantine. Redis has its outcome, and nobody has paid.
+// The ledger puts the deduction of an order in quarantine. Redis has its outcome, but the order is not paid.
 func TestAnOrderWhoseDeductionIsInQuarantine(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)

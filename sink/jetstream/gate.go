@@ -142,7 +142,7 @@ func (c *conn) lacks(ctx context.Context, name string, seqs ...uint64) (bool, er
 	return false, nil
 }
 
-// limited returns the setting by which a stream would remove messages that the gate needs, "" if there is none.
+// limited returns the setting by which a stream would remove messages that the gate needs; "" without one.
 func (c streamConfig) limited() string {
 	switch {
 	case c.Retention != "limits":

@@ -114,7 +114,7 @@ func (l *lane) check(ctx context.Context, c *conn) (p *ownerPost, at uint64, err
 	return p, at, nil
 }
 
-// ownerOf reads the owner's message; nil if there is none.
+// ownerOf reads the owner's message; nil without one.
 func ownerOf(
 	ctx context.Context, get func(context.Context, string, getRequest) (*message, error), name, root string,
 ) (*ownerPost, uint64, error) {
@@ -129,7 +129,7 @@ func ownerOf(
 	return p, m.Seq, json.Unmarshal(m.Data, p)
 }
 
-// laneOf reads a lane's message; a sequence of 0 if there is none.
+// laneOf reads a lane's message; a sequence of 0 without one.
 func (c *conn) laneOf(ctx context.Context, name, subject string) (laneAt, error) {
 	m, err := c.get(ctx, name, getRequest{LastFor: subject})
 	if hasCode(err, codeNoStream) || err == nil && m == nil {

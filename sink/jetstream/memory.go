@@ -17,7 +17,7 @@ type memory struct {
 	message uint64
 	// last is the entry of the newest event.
 	last string
-	// lanes has the counts of the lanes under one owner, who adopted the gate with base.
+	// lanes has the counts of the lanes under the owner that adopted the gate with base.
 	lanes  map[string]int64
 	holder holder
 	base   int64

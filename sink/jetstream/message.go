@@ -77,7 +77,7 @@ func attribute(v string) string {
 	return v
 }
 
-// event returns the id of an event; false for a message that is none, or that a replay has added.
+// event returns the id of an event; false if the message has no event, or a replay has added it.
 func (m *message) event() (uuid.UUID, bool) {
 	if m.Header.Get(headerReplayed) != "" {
 		return uuid.Nil, false
