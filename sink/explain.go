@@ -44,7 +44,7 @@ func Explain(err error, addr string) (problem, remedy string) {
 		case class == "timeout":
 			remedy += " (redis:// if it offers no TLS)"
 		case class == "connection" && strings.HasPrefix(problem, "closes"):
-			remedy += " (rediss:// if it demands TLS)"
+			remedy += " (rediss:// if it demands TLS), or raise its maxclients"
 		}
 		return at + " " + problem, remedy
 	case strings.Contains(reply.Error(), "cluster support disabled"):

@@ -106,6 +106,26 @@ func (s *Sink) writable(ctx context.Context, c *redis.Client) error {
 	return nil
 }
 
+// Permitted returns the error with which Redis refuses, for lack of rights, what publishing to streams needs; nil if it
+// refuses nothing. It writes nothing.
+func (s *Sink) Permitted(ctx context.Context, streams []string) error {
+	// Redis does not know this script, and no entry has the id 0-0. It checks the rights before.
+	err := s.client.EvalSha(ctx, strings.Repeat("0", 40), nil).Err()
+	if Class(err) == "noperm" {
+		return err
+	}
+	for i, stream := range append([]string{"{posthaste}:probe"}, streams...) {
+		err := s.client.XAdd(ctx, &redis.XAddArgs{
+			Stream: stream, NoMkStream: true, ID: "0-0", Values: []any{"probe", ""},
+		}).Err()
+		// The user may be restricted to the streams and gates.
+		if Class(err) == "noperm" && (i > 0 || strings.Contains(err.Error(), "'xadd'")) {
+			return s.failed("add to", stream, err)
+		}
+	}
+	return nil
+}
+
 // probeKey returns a key that is never created; in a cluster, one that c holds.
 func (s *Sink) probeKey(ctx context.Context, c *redis.Client) string {
 	key := "{posthaste}:probe"
@@ -131,7 +151,9 @@ func Remedy(class string) string {
 	case "readonly":
 		return "point POSTHASTE_REDIS_URL at the primary"
 	case "misconf":
-		return "Redis cannot write its snapshot: look at its log and disk"
+		return "Redis cannot write to its disk: look at its log and disk"
+	case "busy":
+		return "a script runs there without end: SCRIPT KILL, or FUNCTION KILL, ends it"
 	case "noreplicas":
 		return "bring the replicas back, or lower min-replicas-to-write"
 	case "noauth":

@@ -37,9 +37,12 @@ func Explain(err error) (problem, remedy string) {
 	return problem, remedies[refused.Code]
 }
 
+// StandbyRemedy is the remedy of commits that wait for a synchronous standby.
+const StandbyRemedy = "bring it back, or change synchronous_standby_names"
+
 // remedies are those of refused statements, by SQLSTATE.
 var remedies = map[string]string{
-	pgerrcode.ReadOnlySQLTransaction: "point --postgres-url at the primary",
+	pgerrcode.ReadOnlySQLTransaction: "point --postgres-url at the primary, or reset default_transaction_read_only",
 	pgerrcode.InsufficientPrivilege:  "GRANT this right to the role, or use another role: see docs/operations.md",
 	pgerrcode.UndefinedTable:         "run posthaste migrate",
 	pgerrcode.UndefinedColumn:        "run posthaste migrate",

@@ -12,11 +12,14 @@ type Pulse struct {
 	Led bool
 	// Relays is the number of connected relay processes; 0 if this role cannot see them.
 	Relays int
+	// Hung reports whether a commit has waited long for a synchronous standby. A role sees only its own sessions
+	// wait, unless it has pg_read_all_stats.
+	Hung bool
 }
 
 // ReadPulse reads the pulse without reading a table.
 func ReadPulse(ctx context.Context, db DB) (Pulse, error) {
 	var p Pulse
-	err := scan(ctx, db, "read the pulse", "pulse", nil, &p.Written, &p.Led, &p.Relays)
+	err := scan(ctx, db, "read the pulse", "pulse", nil, &p.Written, &p.Led, &p.Relays, &p.Hung)
 	return p, err
 }

@@ -9,46 +9,70 @@ import (
 	"posthaste/outbox"
 )
 
-// Sound checks that no change of the table by another tool breaks a guarantee. The error names the change and its
-// remedy.
-func Sound(ctx context.Context, db DB) error {
+// Change is a change of the table by another tool that breaks a guarantee.
+type Change struct{ What, Remedy string }
+
+// Changes returns the changes of the table that break a guarantee.
+func Changes(ctx context.Context, db DB) (list []Change, err error) {
 	f, err := tableFacts(ctx, db)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var changed []string
 	if f.parts != outbox.Partitions {
-		changed = append(changed, fmt.Sprintf("the table outbox_part has %d rows of %d, and a sweep skips the events "+
-			"of the others: INSERT INTO outbox_part SELECT generate_series(0, %d) ON CONFLICT DO NOTHING", f.parts,
-			outbox.Partitions, outbox.Partitions-1))
+		list = append(list, Change{
+			fmt.Sprintf("the table outbox_part has %d rows of %d, and a sweep skips the events of the others", f.parts,
+				outbox.Partitions),
+			fmt.Sprintf("execute INSERT INTO outbox_part SELECT generate_series(0, %d) ON CONFLICT DO NOTHING",
+				outbox.Partitions-1),
+		})
 	}
 	if !f.rises {
-		changed = append(changed, "the numbers of the sequence outbox_seq_seq fall, so a later event of an aggregate "+
-			"is published first: ALTER SEQUENCE outbox_seq_seq INCREMENT BY 1")
+		list = append(list, Change{
+			"the numbers of the sequence outbox_seq_seq fall, so a later event of an aggregate is published first",
+			"ALTER SEQUENCE outbox_seq_seq INCREMENT BY 1",
+		})
 	}
 	if !f.continues {
-		changed = append(changed, "the sequence outbox_seq_seq is behind the table, so inserts fail and later events "+
-			"have lower numbers: SELECT setval('outbox_seq_seq', (SELECT max(seq) FROM outbox))")
+		list = append(list, Change{
+			"the sequence outbox_seq_seq is behind the table, so inserts fail and later events have lower numbers",
+			"execute SELECT setval('outbox_seq_seq', (SELECT max(seq) FROM outbox))",
+		})
 	}
 	if !f.guarded {
-		changed = append(changed, "a trigger of the table outbox is disabled or missing, so changed rows are "+
-			"published differently in the modes cdc and poll: ALTER TABLE outbox ENABLE TRIGGER USER, or create it as "+
-			"the migration does")
+		list = append(list, Change{
+			"a trigger of the table outbox is disabled or missing, so changed rows are published differently in the " +
+				"modes cdc and poll",
+			"ALTER TABLE outbox ENABLE TRIGGER USER, or create it as the migration does",
+		})
 	}
 	if f.cache != 1 {
-		changed = append(changed, fmt.Sprintf("the sequence outbox_seq_seq has CACHE %d, so a later event of an "+
-			"aggregate can have a lower number and be published first: run posthaste migrate, which sets it to 1",
-			f.cache))
+		list = append(list, Change{
+			fmt.Sprintf("the sequence outbox_seq_seq has CACHE %d, so a later event of an aggregate can have a lower "+
+				"number and be published first", f.cache),
+			"run posthaste migrate, which sets it to 1",
+		})
 	}
 	if !f.indexed {
-		changed = append(changed, "the index outbox_owed is missing or not valid, so each search for events reads "+
-			"the whole table, and the limits of events are not checked: REINDEX INDEX outbox_owed, or create it as "+
-			"the migration does")
+		list = append(list, Change{
+			"the index outbox_owed is missing or not valid, so each search for events reads the whole table, and the " +
+				"limits of events are not checked",
+			"REINDEX INDEX outbox_owed, or create it as the migration does",
+		})
 	}
-	if len(changed) == 0 {
-		return nil
+	return list, nil
+}
+
+// Sound returns an error that names the changes of the table, and their remedies.
+func Sound(ctx context.Context, db DB) error {
+	list, err := Changes(ctx, db)
+	if err != nil || len(list) == 0 {
+		return err
 	}
-	return errors.New(strings.Join(changed, "; "))
+	texts := make([]string, len(list))
+	for i, c := range list {
+		texts[i] = c.What + ": " + c.Remedy
+	}
+	return errors.New(strings.Join(texts, "; "))
 }
 
 // facts is what sound.sql finds.
@@ -76,8 +100,12 @@ func uncache(ctx context.Context, db DB) error {
 	return err
 }
 
+// Sound also returns an error while commits wait for a synchronous standby.
 func (s *Store) Sound(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	if p, err := ReadPulse(ctx, s.pool); err == nil && p.Hung {
+		return errors.New("commits wait for a synchronous standby: " + StandbyRemedy)
+	}
 	return Sound(ctx, s.pool)
 }

@@ -12,6 +12,7 @@ import (
 
 	"posthaste/outbox"
 	"posthaste/sink"
+	"posthaste/sql"
 )
 
 // assessment is a verdict that is being made.
@@ -142,6 +143,14 @@ func (a *assessment) held() {
 func (a *assessment) flow() {
 	p := a.s.Postgres
 	oldest := seconds(p.Backlog.OldestSeconds)
+	if p.Hung {
+		a.add(Problem{
+			Level: Broken, Part: partOutbox, Title: "Commits wait for a synchronous standby", Action: actionDoctor,
+			Why:    "Writers hang, and what they wrote is not published before their commits end.",
+			Remedy: sentence(sql.StandbyRemedy + ": posthaste doctor shows it"), Runbook: "OutboxRelayNotPublishing",
+			line: join("commits wait for a synchronous standby: "+sql.StandbyRemedy, a.waiting()),
+		})
+	}
 	if !p.Led {
 		why := "Events wait in Postgres and none is lost"
 		if p.Owner != "" {

@@ -88,13 +88,16 @@ const retentionSlack = time.Hour
 
 // log checks that unsettled events can be found, and that expired ones are deleted.
 func (d *doctor) log(ctx context.Context, conn *pgx.Conn) {
-	if err := sql.Sound(ctx, conn); err != nil {
-		d.add(SeverityFail, "table", "posthaste migrate, or REINDEX INDEX outbox_owed: see the text", "%s",
-			oneLine(err))
+	changes, err := sql.Changes(ctx, conn)
+	if err != nil {
+		d.add(SeverityFail, "table", "let this role read posthaste's tables (scripts/roles.sql)", "%v", oneLine(err))
+	}
+	for _, c := range changes {
+		d.add(SeverityFail, "table", c.Remedy, "%s", c.What)
 	}
 	var left int64
 	var oldest *time.Time
-	err := conn.QueryRow(ctx, query("doctor_log"), d.config.History+retentionSlack).Scan(&left, &oldest)
+	err = conn.QueryRow(ctx, query("doctor_log"), d.config.History+retentionSlack).Scan(&left, &oldest)
 	if err != nil {
 		d.add(SeverityWarn, "marks", "let this role read posthaste's tables (scripts/roles.sql)",
 			"cannot be read: %v", oneLine(err))
@@ -272,6 +275,8 @@ func (d *doctor) foreign(ctx context.Context, client redis.UniversalClient) {
 	switch {
 	case errors.As(err, &foreign):
 		d.add(SeverityFail, "foreign stream", foreign.Remedy, "stream %q %s", foreign.Stream, foreign.Reason)
+	case sink.Class(err) == "noperm":
+		d.add(SeverityFail, "redis rights", sink.Remedy("noperm"), "%v", oneLine(err))
 	case err != nil:
 		d.add(SeverityWarn, "foreign stream", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
 	}

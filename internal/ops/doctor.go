@@ -12,11 +12,14 @@ import (
 
 	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/bridge"
 	"posthaste/internal/redisurl"
+	"posthaste/internal/statement"
 	"posthaste/outbox"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -106,9 +109,7 @@ func countOf(n int, what string) string {
 // diagnosis: an unreachable server is a finding. ctx bounds its duration.
 func Diagnose(ctx context.Context, o DoctorOptions) Diagnosis {
 	d := &doctor{config: o, desired: outbox.ModeAuto}
-	pctx, cancel := half(ctx)
-	defer cancel()
-	d.postgres(pctx)
+	d.postgres(ctx)
 	if o.NATS != nil {
 		d.nats(ctx)
 	} else {
@@ -154,13 +155,24 @@ type facts struct {
 	syncSlots                            string
 	idleSlot                             string
 	encoding                             string
+	readOnly                             bool
 }
 
-func (d *doctor) postgres(ctx context.Context) {
+// lockTimeout is how long a check waits for a lock, and the age from which a lock is reported.
+const lockTimeout = 2 * time.Second
+
+func (d *doctor) postgres(whole context.Context) {
+	ctx, cancel := half(whole)
+	defer cancel()
 	cfg, err := sql.ConnConfig(d.config.PostgresURL, d.config.Schema, "doctor")
 	if err != nil {
 		d.add(SeverityFail, "postgres", "correct --postgres-url", "%v", err)
 		return
+	}
+	cfg.RuntimeParams["lock_timeout"] = strconv.FormatInt(lockTimeout.Milliseconds(), 10)
+	continues := cfg.OnPgError
+	cfg.OnPgError = func(c *pgconn.PgConn, err *pgconn.PgError) bool {
+		return continues(c, err) && err.Code != pgerrcode.LockNotAvailable // see unlessClosed
 	}
 	conn, err := sql.Connect(ctx, cfg)
 	if err != nil {
@@ -192,21 +204,93 @@ func (d *doctor) postgres(ctx context.Context) {
 			"the database's encoding is %s: an event with text that UTF-8 cannot represent cannot be published",
 			f.encoding)
 	}
-	migrated := d.schema(ctx, conn)
-	d.pooler(pooling, err)
-	d.stream(f)
-	if !d.config.WriterOnly && !f.recovery {
-		d.refusals(ctx, conn)
+	if f.readOnly {
+		d.add(SeverityFail, "read only", "ALTER SYSTEM, DATABASE or ROLE … RESET default_transaction_read_only",
+			"default_transaction_read_only is on: Postgres refuses every write")
 	}
-	d.retention(f)
-	d.slot(ctx, conn)
-	if migrated {
-		d.leader(ctx, conn)
-		d.log(ctx, conn)
-		d.capacity(ctx, conn, f)
-		d.shop, _ = sql.HasLine(ctx, conn, sql.LineShop)
-		d.ledger(ctx, conn)
-		d.bridges(ctx, conn)
+	d.commits(ctx, conn)
+	migrated := false
+	checks := []func(){
+		func() { migrated = d.schema(ctx, conn) },
+		func() { d.pooler(pooling, err) },
+		func() { d.stream(f) },
+		func() {
+			if !d.config.WriterOnly && !f.recovery {
+				d.refusals(ctx, conn)
+			}
+		},
+		func() { d.retention(f) },
+		func() { d.slot(ctx, conn) },
+	}
+	tables := []func(){
+		func() { d.leader(ctx, conn) },
+		func() { d.log(ctx, conn) },
+		func() { d.capacity(ctx, conn, f) },
+		func() { d.shop, _ = sql.HasLine(ctx, conn, sql.LineShop) },
+		func() { d.ledger(ctx, conn) },
+		func() { d.bridges(ctx, conn) },
+	}
+	answered := d.unlessClosed(conn, checks) && (!migrated || d.unlessClosed(conn, tables))
+	d.locks(whole, conn, cfg, answered)
+}
+
+// unlessClosed runs checks until the connection is closed: a lock was held for too long, or a query took too long. It
+// drops the findings of the interrupted check, and returns false.
+func (d *doctor) unlessClosed(conn *pgx.Conn, checks []func()) bool {
+	for _, check := range checks {
+		before := len(d.findings)
+		if check(); conn.IsClosed() {
+			d.findings = d.findings[:before]
+			return false
+		}
+	}
+	return true
+}
+
+// locks names the transactions that block posthaste. answered is false if a check was interrupted.
+func (d *doctor) locks(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig, answered bool) {
+	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	omitted := ""
+	var err error
+	if !answered {
+		omitted = "; the later checks of Postgres are left out"
+		if conn, err = sql.Connect(ctx, cfg); err == nil {
+			defer func() { _ = conn.Close(ctx) }()
+		}
+	}
+	var holders []holder
+	if err == nil {
+		holders, err = statement.Structs[holder](ctx, conn, "locks", query("doctor_locks"), lockTimeout)
+	}
+	for _, h := range holders {
+		d.add(SeverityFail, "locks", "end its transaction: "+h.Remedy,
+			"posthaste waits for a lock that %s holds%s", h.Name, omitted)
+	}
+	switch {
+	case len(holders) > 0:
+	case !answered:
+		d.add(SeverityFail, "locks", "find the statements that block or slow it in pg_stat_activity",
+			"a check had no answer in time%s", omitted)
+	case err != nil && !sql.Withheld(err):
+		d.add(SeverityWarn, "locks", "let this role read pg_locks and pg_stat_activity", "%v", oneLine(err))
+	}
+}
+
+// holder is a transaction that blocks posthaste.
+type holder struct{ Name, Remedy string }
+
+// commits reports commits that wait for a synchronous standby that is absent.
+func (d *doctor) commits(ctx context.Context, conn *pgx.Conn) {
+	var waits bool
+	var standbys string
+	err := conn.QueryRow(ctx, query("doctor_commits")).Scan(&waits, &standbys)
+	switch {
+	case err != nil && !sql.Withheld(err):
+		d.add(SeverityWarn, "commits", "let this role read pg_stat_replication", "%v", oneLine(err))
+	case waits:
+		d.add(SeverityFail, "commits", sql.StandbyRemedy,
+			"commits wait for a synchronous standby (synchronous_standby_names = '%s')", standbys)
 	}
 }
 
@@ -262,7 +346,7 @@ func readFacts(ctx context.Context, conn *pgx.Conn, slot string) (f facts, err e
 	var sync, idle *string
 	err = conn.QueryRow(ctx, query("doctor_facts")).Scan(
 		&f.version, &f.walLevel, &f.maxSlots, &f.maxSenders, &f.keepMB, &f.replication, &f.recovery, &sync, &idle,
-		&f.encoding)
+		&f.encoding, &f.readOnly)
 	if sync != nil {
 		f.syncSlots = *sync
 	}
@@ -505,6 +589,9 @@ func (d *doctor) redis(ctx context.Context) {
 	d.eachNode(ctx, nodes, func(ctx context.Context, one *doctor, n redisurl.Node) { one.server(ctx, client, n) })
 	d.balances(ctx, client)
 	if !d.config.WriterOnly {
+		if err := s.Permitted(ctx, d.names); err != nil {
+			d.add(SeverityFail, "redis rights", sink.Remedy("noperm"), "%v", oneLine(err))
+		}
 		d.foreign(ctx, client)
 		if d.config.SharedStreams {
 			d.sharing(ctx, client)

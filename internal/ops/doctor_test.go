@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
@@ -173,9 +174,115 @@ func TestDoctorLooksAtTheLog(t *testing.T) {
 	}
 	// Manual changes.
 	d.Exec(t, "DROP INDEX outbox_owed; ALTER SEQUENCE outbox_seq_seq CACHE 50")
-	if ok, f := diagnose(t, d, d.URL); ok || f["table"].Severity != ops.SeverityFail ||
-		!strings.Contains(f["table"].Detail, "CACHE 50") || !strings.Contains(f["table"].Detail, "outbox_owed") {
-		t.Errorf("a table that was changed: %+v", f["table"])
+	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER USER")
+	remedies := remediesOf(ops.Diagnose(t.Context(), optionsOf(t, d, d.URL)), "table")
+	for i, want := range []string{"ENABLE TRIGGER USER", "posthaste migrate", "REINDEX INDEX outbox_owed"} {
+		if len(remedies) != 3 || !strings.Contains(remedies[i], want) {
+			t.Errorf("a table that was changed: %q, want %s", remedies, want)
+		}
+	}
+}
+
+// remediesOf returns the remedies of a check's problems; of all problems if check is "".
+func remediesOf(v ops.Diagnosis, check string) (list []string) {
+	for _, f := range v.Findings {
+		if f.Severity == ops.SeverityFail && (check == "" || f.Check == check) {
+			list = append(list, f.Remedy)
+		}
+	}
+	return list
+}
+
+// The doctor names a transaction that keeps it, or a relay, from a table, and reports no other problem then.
+func TestDoctorNamesBlockingTransactions(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t, "max_prepared_transactions=2", "wal_level=logical").Database(t)
+	must(t, sql.Register(t.Context(), d.Pool, d.Relay))
+	connect := func(application string) *pgx.Conn {
+		t.Helper()
+		cfg, err := pgx.ParseConfig(d.URL)
+		must(t, err)
+		cfg.RuntimeParams["application_name"] = application
+		conn, err := pgx.ConnectConfig(t.Context(), cfg)
+		must(t, err)
+		return conn
+	}
+	const row = "SELECT FROM relay_state FOR UPDATE"
+	for _, c := range []struct {
+		holds  []string
+		awaits string // what a relay executes
+		remedy string
+	}{
+		{[]string{"LOCK outbox_mark"}, "", "SELECT pg_terminate_backend("},
+		{[]string{"LOCK relay_state"}, "", "SELECT pg_terminate_backend("},
+		{[]string{"LOCK outbox"}, row, "SELECT pg_terminate_backend("},
+		{[]string{row}, row, "SELECT pg_terminate_backend("},
+		{[]string{"LOCK outbox", "PREPARE TRANSACTION 'a''b'"}, "", "COMMIT PREPARED 'a''b', or ROLLBACK"},
+		{[]string{row, "PREPARE TRANSACTION 'a''b'"}, row, "COMMIT PREPARED 'a''b', or ROLLBACK"},
+	} {
+		other, relay := connect("a migration"), connect("posthaste relay")
+		for _, stmt := range append([]string{"BEGIN"}, c.holds...) {
+			_, err := other.Exec(t.Context(), stmt)
+			must(t, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		waited := make(chan struct{})
+		go func() {
+			defer close(waited)
+			if c.awaits != "" {
+				_, _ = relay.Exec(ctx, c.awaits)
+			}
+		}()
+		time.Sleep(2500 * time.Millisecond) // a transaction is reported after 2 s
+		if got := remediesOf(ops.Diagnose(t.Context(), optionsOf(t, d, d.URL)), ""); len(got) != 1 ||
+			!strings.HasPrefix(got[0], "end its transaction: "+c.remedy) {
+			t.Errorf("%v: %q", c.holds, got)
+		}
+		cancel()
+		<-waited
+		_ = other.Close(t.Context())
+		_ = relay.Close(t.Context())
+		_, _ = d.Pool.Exec(t.Context(), "ROLLBACK PREPARED 'a''b'")
+	}
+	if got := remediesOf(ops.Diagnose(t.Context(), optionsOf(t, d, d.URL)), ""); len(got) != 0 {
+		t.Errorf("without locks: %q", got)
+	}
+}
+
+// The doctor names settings with which no write, or no commit, ends.
+func TestDoctorNamesRefusedWrites(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t, "wal_level=logical").Database(t)
+	d.Exec(t, "ALTER DATABASE "+d.Name+" SET default_transaction_read_only = on")
+	d.Standby(t, "absent")
+	testenv.Eventually(t, 10*time.Second, func() error {
+		_, f := diagnose(t, d, d.URL)
+		return testenv.FailIf(f["commits"].Severity != ops.SeverityFail ||
+			f["commits"].Remedy != sql.StandbyRemedy || f["read only"].Severity != ops.SeverityFail, "%+v", f)
+	})
+}
+
+// The doctor fails if the user of Redis lacks a command that publishing needs, or the key of one stream.
+func TestDoctorNamesMissingRightsInRedis(t *testing.T) {
+	t.Parallel()
+	d, r := testenv.Postgres(t), testenv.Redis(t)
+	must(t, sql.Register(t.Context(), d.Pool, d.Relay))
+	d.Exec(t, `INSERT INTO outbox_stream (stream, base, adopted_epoch)
+		SELECT s, s, 0 FROM unnest('{outbox.order,outbox.secret}'::text[]) s`)
+	o := optionsOf(t, d, d.URL)
+	o.Redis = &redis.UniversalOptions{Addrs: []string{r.Addr()}, Username: "relay", Password: "x"}
+	for rule, problems := range map[string]int{
+		"+@all": 0, "-xadd": 1, "-evalsha": 1, "resetkeys ~outbox.order ~{outbox.order}:* ~{posthaste*}:*": 1,
+	} {
+		args := []any{"ACL", "SETUSER", "relay", "reset", "on", ">x", "~*", "+@all"}
+		for _, word := range strings.Fields(rule) {
+			args = append(args, word)
+		}
+		must(t, r.Client.Do(t.Context(), args...).Err())
+		v := ops.Diagnose(t.Context(), o)
+		if got := remediesOf(v, "redis rights"); len(got) < problems || problems == 0 && len(got) > 0 {
+			t.Errorf("%s: %+v", rule, v.Findings)
+		}
 	}
 }
 

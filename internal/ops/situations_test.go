@@ -122,6 +122,10 @@ func situations() map[string]situation {
 			Failing, "Redis does not take events", partRedis, "refused",
 		},
 
+		"commits hang": {
+			func(s *Snapshot) { s.Postgres.Hung = true }, Broken, "Commits wait for a synchronous standby", partOutbox,
+			"commits wait for a synchronous standby: bring it back, or change synchronous_standby_names",
+		},
 		"no relay": {
 			func(s *Snapshot) { s.Postgres.Led, s.Postgres.Relays = false, 0 },
 			Broken, "No relay publishes", partPath, "no relay runs",

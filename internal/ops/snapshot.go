@@ -67,6 +67,8 @@ type Postgres struct {
 	Written int64 `json:"written"`
 	Led     bool  `json:"led"`
 	Relays  int   `json:"relays"`
+	// Hung reports whether commits wait for a synchronous standby.
+	Hung bool `json:"hung,omitempty"`
 }
 
 // ReadPostgres reads the status, and the relays that hold locks. relay is that of this process, or nil.
@@ -87,7 +89,7 @@ func readPostgres(
 	if sql.SQLState(err) == pgerrcode.InsufficientPrivilege {
 		pulse, err = sql.Pulse{Led: true}, nil // this role may not see locks, so it cannot tell
 	}
-	return Postgres{Status: st, Written: pulse.Written, Led: pulse.Led, Relays: pulse.Relays}, err
+	return Postgres{Status: st, Written: pulse.Written, Led: pulse.Led, Relays: pulse.Relays, Hung: pulse.Hung}, err
 }
 
 // Memory is the memory of Redis. A Policy of "" is unknown.

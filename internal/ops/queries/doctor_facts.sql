@@ -13,4 +13,5 @@ SELECT pg_catalog.current_setting('server_version_num')::integer,
        pg_is_in_recovery(),
        pg_catalog.current_setting('synchronized_standby_slots', true),
        (SELECT setting FROM pg_settings WHERE name = 'idle_replication_slot_timeout'),
-       pg_catalog.current_setting('server_encoding')
+       pg_catalog.current_setting('server_encoding'),
+       pg_catalog.current_setting('default_transaction_read_only')::boolean
