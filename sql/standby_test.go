@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -128,4 +129,22 @@ func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
 	}
 	release()
 	must(t, s.AwaitLayout(ctx))
+}
+
+// The check of the table, which a relay reports, names commits that wait for a synchronous standby.
+func TestHungCommitsAreReported(t *testing.T) {
+	t.Parallel()
+	d, release := held(t)
+	must(t, sql.NewStore(d.Pool, d.Relay, 0).Sound(t.Context()))
+	committed := make(chan error, 1)
+	go func() {
+		_, err := d.Pool.Exec(t.Context(), "SET synchronous_commit = on; INSERT INTO relay_state (name) VALUES ('x')")
+		committed <- err
+	}()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		err := sql.NewStore(d.Pool, d.Relay, 0).Sound(t.Context())
+		return testenv.FailIf(err == nil || !strings.Contains(err.Error(), sql.StandbyRemedy), "%v", err)
+	})
+	release()
+	must(t, <-committed)
 }
