@@ -14,7 +14,7 @@ import (
 const evictedEvery = 5 * time.Second
 
 // evictions are the processes of Redis that have evicted keys: by the address of the server, the id of the process and
-// the number of keys. What was evicted may be the outcome of an operation, which its repetition would not find, although
+// the number of keys. What was evicted may be the outcome of an operation: its repetition would not find it, although
 // no operation is missing. So the buckets of such a server are rebuilt, and repetitions read the ledger.
 type evictions struct {
 	by map[string]string

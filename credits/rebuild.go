@@ -80,8 +80,8 @@ type state struct {
 	foreign bool
 }
 
-// lost reports whether Redis has lost operations, outcomes or the epoch, compared with a row of the ledger read before or after.
-// An unused bucket is not lost.
+// lost reports whether Redis has lost operations, outcomes or the epoch, compared with a row of the ledger read before
+// or after. An unused bucket is not lost.
 func (t state) lost(r LedgerBucket) bool {
 	if t.epoch == "" && t.n == 0 && t.seen == 0 && t.length == 0 && r.Mark == 0 && r.BumpedAt == nil {
 		return false
