@@ -55,7 +55,9 @@ func TestEvictedOutcomes(t *testing.T) {
 	w.settle()
 	w.must(waiting, OK) // is only in the stream
 	for _, setting := range [][2]string{
-		{"maxmemory-policy", "volatile-lru"}, {"maxmemory", "100kb"}, {"maxmemory", "0"},
+		{"maxmemory-policy", "volatile-lru"},
+		{"maxmemory", "100kb"},
+		{"maxmemory", "0"},
 		{"maxmemory-policy", "noeviction"},
 	} {
 		must(t, w.redis.Client.ConfigSet(t.Context(), setting[0], setting[1]).Err())

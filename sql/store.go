@@ -148,8 +148,8 @@ func unsubscribed(ctx context.Context, db DB) error {
 	defer cancel()
 	names, err := collect(ctx, db, "look for a subscription to outbox_mark", pgx.RowTo[string], "copy_subscribed")
 	if err == nil && len(names) > 0 {
-		err = fmt.Errorf("a subscription copies the outbox of another database into this one. When services write here, "+
-			"and it has caught up: DROP SUBSCRIPTION %s", pgx.Identifier{names[0]}.Sanitize())
+		err = fmt.Errorf("a subscription copies the outbox of another database into this one. When services write "+
+			"here, and it has caught up: DROP SUBSCRIPTION %s", pgx.Identifier{names[0]}.Sanitize())
 	}
 	return err
 }
