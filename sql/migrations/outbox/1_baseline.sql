@@ -49,11 +49,19 @@ ALTER INDEX outbox_owed ALTER COLUMN 1 SET STATISTICS 0, ALTER COLUMN 3 SET STAT
 -- These columns define the order of events and which of them are settled. And a change by the transaction that inserts
 -- the row would be published in one mode and not in the other.
 CREATE FUNCTION outbox_guard() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    mine boolean;
 BEGIN
     IF TG_OP = 'UPDATE' THEN
         IF OLD.xid::xid8 <> pg_current_xact_id() THEN
             RAISE EXCEPTION 'these columns must not be updated: they define the order of events and which are settled'
                 USING ERRCODE = 'feature_not_supported', HINT = 'delete the row, and insert another one';
+        END IF;
+    ELSIF TG_OP = 'TRUNCATE' THEN
+        EXECUTE pg_catalog.format('SELECT EXISTS (SELECT FROM %s WHERE xid::xid8 = pg_current_xact_id())',
+            TG_RELID::regclass) INTO mine;
+        IF NOT mine THEN
+            RETURN NULL;
         END IF;
     END IF;
     RAISE EXCEPTION 'the transaction that inserts an event must not change or delete it'
@@ -67,6 +75,7 @@ CREATE TRIGGER outbox_guard BEFORE UPDATE ON outbox FOR EACH ROW
             IS DISTINCT FROM 'on'::text) EXECUTE FUNCTION outbox_guard();
 CREATE TRIGGER outbox_guard_delete BEFORE DELETE ON outbox FOR EACH ROW
     WHEN (OLD.xid::xid8 = pg_current_xact_id()) EXECUTE FUNCTION outbox_guard();
+-- The number may also be of an earlier transaction of the session.
 CREATE TRIGGER outbox_guard_truncate BEFORE TRUNCATE ON outbox
     WHEN (pg_catalog.pg_stat_get_xact_tuples_inserted('outbox'::regclass::oid) > 0) EXECUTE FUNCTION outbox_guard();
 
