@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
@@ -18,8 +17,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/bridge"
-	"posthaste/internal/redisurl"
-	"posthaste/internal/statement"
 	"posthaste/outbox"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -158,9 +155,6 @@ type facts struct {
 	readOnly                             bool
 }
 
-// lockTimeout is how long a check waits for a lock, and the age from which a lock is reported.
-const lockTimeout = 2 * time.Second
-
 func (d *doctor) postgres(whole context.Context) {
 	ctx, cancel := half(whole)
 	defer cancel()
@@ -232,66 +226,6 @@ func (d *doctor) postgres(whole context.Context) {
 	}
 	answered := d.unlessClosed(conn, checks) && (!migrated || d.unlessClosed(conn, tables))
 	d.locks(whole, conn, cfg, answered)
-}
-
-// unlessClosed runs checks until the connection is closed: a lock was held for too long, or a query took too long. It
-// drops the findings of the interrupted check, and returns false.
-func (d *doctor) unlessClosed(conn *pgx.Conn, checks []func()) bool {
-	for _, check := range checks {
-		before := len(d.findings)
-		if check(); conn.IsClosed() {
-			d.findings = d.findings[:before]
-			return false
-		}
-	}
-	return true
-}
-
-// locks names the transactions that block posthaste. answered is false if a check was interrupted.
-func (d *doctor) locks(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig, answered bool) {
-	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
-	defer cancel()
-	omitted := ""
-	var err error
-	if !answered {
-		omitted = "; the later checks of Postgres are left out"
-		if conn, err = sql.Connect(ctx, cfg); err == nil {
-			defer func() { _ = conn.Close(ctx) }()
-		}
-	}
-	var holders []holder
-	if err == nil {
-		holders, err = statement.Structs[holder](ctx, conn, "locks", query("doctor_locks"), lockTimeout)
-	}
-	for _, h := range holders {
-		d.add(SeverityFail, "locks", "end its transaction: "+h.Remedy,
-			"posthaste waits for a lock that %s holds%s", h.Name, omitted)
-	}
-	switch {
-	case len(holders) > 0:
-	case !answered:
-		d.add(SeverityFail, "locks", "find the statements that block or slow it in pg_stat_activity",
-			"a check had no answer in time%s", omitted)
-	case err != nil && !sql.Withheld(err):
-		d.add(SeverityWarn, "locks", "let this role read pg_locks and pg_stat_activity", "%v", oneLine(err))
-	}
-}
-
-// holder is a transaction that blocks posthaste.
-type holder struct{ Name, Remedy string }
-
-// commits reports commits that wait for a synchronous standby that is absent.
-func (d *doctor) commits(ctx context.Context, conn *pgx.Conn) {
-	var waits bool
-	var standbys string
-	err := conn.QueryRow(ctx, query("doctor_commits")).Scan(&waits, &standbys)
-	switch {
-	case err != nil && !sql.Withheld(err):
-		d.add(SeverityWarn, "commits", "let this role read pg_stat_replication", "%v", oneLine(err))
-	case waits:
-		d.add(SeverityFail, "commits", sql.StandbyRemedy,
-			"commits wait for a synchronous standby (synchronous_standby_names = '%s')", standbys)
-	}
 }
 
 // bridges names the bridges that do not copy the rows of their tables.
@@ -547,201 +481,5 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 			d.config.Slot, Size(retained), Size(d.config.WALBudget))
 	default:
 		d.add(SeverityOK, "slot", "", "%s holds %s of WAL", d.config.Slot, Size(retained))
-	}
-}
-
-func (d *doctor) nats(ctx context.Context) {
-	if err := d.config.NATS(ctx); err != nil {
-		problem, remedy, _ := strings.Cut(err.Error(), outbox.RemedyMark)
-		remedy = cmp.Or(remedy, "check --sink-url, and that nats-server listens there")
-		d.add(SeverityFail, "nats", remedy, "%s", problem)
-		return
-	}
-	d.add(SeverityOK, "nats", "", "JetStream answers, with atomic batches; its streams are not examined")
-}
-
-func (d *doctor) redis(ctx context.Context) {
-	if d.config.Redis == nil {
-		d.add(SeverityFail, "redis", "correct --redis-url", "the URL cannot be parsed")
-		return
-	}
-	d.redisTransport("redis", "redis-url", d.config.Redis)
-	d.redisTransport("guard redis", "guard-redis-url", d.config.Guard)
-	o := *d.config.Redis
-	sink.Configure(&o)
-	client := redis.NewUniversalClient(&o)
-	defer client.Close()
-	s := sink.New(sink.Options{Client: client, Durability: d.config.Durability})
-	if err := s.Ready(ctx); err != nil {
-		d.redisFails(SeverityFail, err)
-		return
-	}
-	nodes, err := redisurl.Nodes(ctx, client)
-	if err != nil {
-		d.redisFails(SeverityFail, err)
-		return
-	}
-	d.cluster(nodes)
-	if unknown, err := s.Unknown(ctx); err == nil && len(unknown) > 0 {
-		d.add(SeverityWarn, "redis unknown", "allow INFO and CONFIG GET, if the service can; else nothing to do", "%s",
-			strings.Join(unknown, ". "))
-	}
-	d.eachNode(ctx, nodes, func(ctx context.Context, one *doctor, n redisurl.Node) { one.server(ctx, client, n) })
-	d.balances(ctx, client)
-	if !d.config.WriterOnly {
-		if err := s.Permitted(ctx, d.names); err != nil {
-			d.add(SeverityFail, "redis rights", sink.Remedy("noperm"), "%v", oneLine(err))
-		}
-		d.foreign(ctx, client)
-		if d.config.SharedStreams {
-			d.sharing(ctx, client)
-		}
-	}
-}
-
-// cluster lists the nodes of a cluster.
-func (d *doctor) cluster(nodes []redisurl.Node) {
-	if len(nodes) == 1 && nodes[0].Addr == "" {
-		return
-	}
-	masters := slices.IndexFunc(nodes, func(n redisurl.Node) bool { return n.Replica })
-	if masters < 0 {
-		masters = len(nodes)
-	}
-	if replicas := len(nodes) - masters; replicas < masters {
-		d.add(SeverityWarn, "redis cluster", "give every master a replica",
-			"%s and %s: while a master without a replica is down, its streams are blocked, and others may be",
-			countOf(masters, "master"), countOf(replicas, "replica"))
-	} else {
-		d.add(SeverityOK, "redis cluster", "", "%s and %s", countOf(masters, "master"), countOf(replicas, "replica"))
-	}
-}
-
-// eachNode checks every server behind Redis. It reports a finding that all of them share once, others with the
-// address.
-func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
-	look func(ctx context.Context, one *doctor, n redisurl.Node),
-) {
-	found, _ := redisurl.Gather(ctx, nodes, func(ctx context.Context, n redisurl.Node) ([]Finding, error) {
-		one := &doctor{config: d.config, desired: d.desired, names: d.names, shop: d.shop}
-		look(ctx, one, n)
-		return one.findings, nil
-	})
-	var order []Finding
-	whose := map[Finding][]string{}
-	for i, list := range found {
-		for _, f := range list {
-			if whose[f] == nil {
-				order = append(order, f)
-			}
-			whose[f] = append(whose[f], nodes[i].Addr)
-		}
-	}
-	// Findings are ordered by check, as the first node has them.
-	rank := map[string]int{}
-	for _, f := range order {
-		if _, known := rank[f.Check]; !known {
-			rank[f.Check] = len(rank)
-		}
-	}
-	slices.SortStableFunc(order, func(a, b Finding) int { return rank[a.Check] - rank[b.Check] })
-	for _, f := range order {
-		addrs := whose[f]
-		if len(addrs) < len(nodes) {
-			f.Detail = "node " + strings.Join(addrs, ", ") + ": " + f.Detail
-		}
-		d.findings = append(d.findings, f)
-	}
-}
-
-// redisFails adds an error of Redis.
-func (d *doctor) redisFails(severity string, err error) {
-	problem, remedy := sink.Explain(err, strings.Join(d.config.Redis.Addrs, ","))
-	if problem == "" {
-		problem, remedy = oneLine(err), sink.Remedy(sink.Class(err))
-	}
-	d.add(severity, "redis", remedy, "%s", problem)
-}
-
-func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n redisurl.Node) {
-	info, err := redisurl.Info(ctx, n, "server", "memory", "persistence")
-	known := !redisurl.Refused(err)
-	if err != nil && known {
-		severity := SeverityFail
-		if n.Replica {
-			severity = SeverityWarn
-		}
-		d.redisFails(severity, err)
-		return
-	}
-	can := "reachable and writable"
-	if n.Replica {
-		can = "a replica, reachable"
-	}
-	d.add(SeverityOK, "redis", "", "version %s, %s, durability %s",
-		cmp.Or(info["redis_version"], "unknown"), can, d.config.Durability)
-	if known {
-		d.redisMemory(info)
-	}
-	d.functions(ctx, n.Client)
-	if !n.Replica {
-		d.names = on(ctx, client, n, d.names)
-		d.streams(ctx, n.Client, info)
-	}
-	if !known {
-		return
-	}
-	if info["aof_enabled"] != "1" {
-		d.add(SeverityWarn, "redis persistence", "set appendonly yes",
-			"no append-only file: a restart of Redis loses what was published since its last snapshot")
-	} else {
-		d.add(SeverityOK, "redis persistence", "", "append-only file, fsync %s", appendfsync(ctx, n.Client))
-	}
-}
-
-// on returns those of streams that are on a node.
-func on(ctx context.Context, client redis.UniversalClient, n redisurl.Node, streams []string) []string {
-	cluster, ok := client.(*redis.ClusterClient)
-	if !ok {
-		return streams
-	}
-	var here []string
-	for _, name := range streams {
-		if c, err := cluster.MasterForKey(ctx, name); err == nil && c == n.Client {
-			here = append(here, name)
-		}
-	}
-	return here
-}
-
-func appendfsync(ctx context.Context, client *redis.Client) string {
-	m, err := client.ConfigGet(ctx, "appendfsync").Result()
-	if err != nil || m["appendfsync"] == "" {
-		return "unknown"
-	}
-	return m["appendfsync"]
-}
-
-func (d *doctor) redisMemory(memory map[string]string) {
-	if policy := memory["maxmemory_policy"]; unsafePolicy(policy) {
-		d.add(SeverityWarn, "redis eviction", "set maxmemory-policy noeviction",
-			"maxmemory-policy is %s: streams, gates and idempotency keys may vanish", policy)
-	} else {
-		d.add(SeverityOK, "redis eviction", "", "noeviction")
-	}
-	limit, _ := strconv.ParseInt(strings.TrimSpace(memory["maxmemory"]), 10, 64)
-	// 374 bytes an entry with a payload of 200 bytes, measured on Redis 7.0.
-	need := d.config.StreamMaxlen * 374
-	switch {
-	case limit <= 0 || need <= 0:
-	case limit < need:
-		d.add(SeverityWarn, "redis memory", "raise maxmemory, or lower --stream-maxlen",
-			"maxmemory %s is less than one stream of %s entries with 200-byte payloads takes (%s)",
-			Size(limit), humanize.Comma(d.config.StreamMaxlen), Size(need))
-	case limit/4*3 < need && d.config.Guard == nil: // see idem.Guard.Short
-		d.add(SeverityWarn, "redis memory", "raise maxmemory, or give the guard a Redis of its own (--guard-redis-url)",
-			"a stream of %s entries with 200-byte payloads takes %s, more than three quarters of maxmemory %s: "+
-				"idempotency records will stay for seconds only, and replays come from the database",
-			humanize.Comma(d.config.StreamMaxlen), Size(need), Size(limit))
 	}
 }

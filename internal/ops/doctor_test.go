@@ -233,11 +233,11 @@ func TestDoctorNamesBlockingTransactions(t *testing.T) {
 				_, _ = relay.Exec(ctx, c.awaits)
 			}
 		}()
-		time.Sleep(2500 * time.Millisecond) // a transaction is reported after 2 s
-		if got := remediesOf(ops.Diagnose(t.Context(), optionsOf(t, d, d.URL)), ""); len(got) != 1 ||
-			!strings.HasPrefix(got[0], "end its transaction: "+c.remedy) {
-			t.Errorf("%v: %q", c.holds, got)
-		}
+		testenv.Eventually(t, 20*time.Second, func() error { // a transaction is reported after 2 s
+			got := remediesOf(ops.Diagnose(t.Context(), optionsOf(t, d, d.URL)), "")
+			return testenv.FailIf(len(got) != 1 || !strings.HasPrefix(got[0], "end its transaction: "+c.remedy),
+				"%v: %q", c.holds, got)
+		})
 		cancel()
 		<-waited
 		_ = other.Close(t.Context())
