@@ -177,8 +177,8 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 			if err := s.owner.check(ctx, false); err != nil {
 				return 0, err
 			}
+			s.evicted.read(ctx, s.redis)
 		}
-		s.evicted.read(ctx, s.redis)
 		if err := s.rebuildLost(ctx); err != nil {
 			return 0, err
 		}
