@@ -71,10 +71,7 @@ func (p *consoleProcess) close() {
 func (c Config) DoctorOptions(ctx context.Context) (ops.DoctorOptions, error) {
 	var check func(ctx context.Context) error
 	if c.SinkURL != "" {
-		check = func(ctx context.Context) error {
-			_, err := c.sinkReady(ctx)
-			return err
-		}
+		check = c.natsReady
 	}
 	client, err := c.redisOptions(ctx, c.RedisURL)
 	if err != nil {

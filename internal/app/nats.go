@@ -18,7 +18,10 @@ type sinks struct {
 	stream.Sink
 	// ready reports why no event is taken.
 	ready func(ctx context.Context) error
-	close func()
+	// observe and unobserve are relay.Options.Observe and Unobserve.
+	observe   func(ctx context.Context, streams []string) error
+	unobserve func()
+	close     func()
 }
 
 // natsSink returns the sink of --sink-url, which connects at its first use.
@@ -31,19 +34,24 @@ func (c Config) natsSink() (sinks, error) {
 		URL: servers, Connection: options, Source: c.EntrySource(), Fsync: c.SinkFsync, MaxLen: c.StreamMaxlen,
 		TrimForce: c.TrimForce,
 	})
-	return sinks{js, js.Ready, js.Close}, nil
+	return sinks{Sink: js, ready: js.Ready, close: js.Close}, nil
+}
+
+// natsReady returns why JetStream takes no events from this machine.
+func (c Config) natsReady(ctx context.Context) error {
+	s, err := c.natsSink()
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return s.ready(ctx)
 }
 
 // sinkReady returns why the servers take no events from this machine, or what they keep unknown. The check is necessary
 // because Postgres has no record of an unreachable server until events are late.
 func (c Config) sinkReady(ctx context.Context) (unknown []string, err error) {
 	if c.SinkURL != "" {
-		s, err := c.natsSink()
-		if err != nil {
-			return nil, err
-		}
-		defer s.close()
-		return nil, s.ready(ctx)
+		return nil, c.natsReady(ctx)
 	}
 	client, err := c.RedisClient(ctx)
 	if err != nil {

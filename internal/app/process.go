@@ -99,10 +99,7 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 		return err
 	}
 	var page http.Handler
-	takes := func(ctx context.Context) error {
-		_, err := c.sinkReady(ctx)
-		return err
-	}
+	takes := c.natsReady
 	if c.SinkURL == "" { // the console shows streams of Redis
 		p.console, err = newConsole(ctx, c, console.Options{Kind: kind, Relay: r, Metrics: p.registry, Logger: p.log})
 		if err != nil {

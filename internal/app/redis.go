@@ -79,10 +79,7 @@ func (c Config) client(ctx context.Context, rawURL string, configure func(o *red
 
 // RedisClient returns a client for the relay and for operators' commands; see sink.Configure. The caller closes it.
 func (c Config) RedisClient(ctx context.Context) (redis.UniversalClient, error) {
-	if c.SinkURL != "" {
-		return nil, errNotRedis
-	}
-	return c.client(ctx, c.RedisURL, sink.Configure)
+	return c.streams(ctx, sink.Configure)
 }
 
 // CreditsClient returns a client for credits, and its connections; see credits.Configure. The caller closes it.
@@ -96,10 +93,17 @@ func (c Config) CreditsClient(ctx context.Context) (
 // ReaderClient returns a client that reads streams. It blocks for entries, so it has the library's timeouts. The
 // caller closes it.
 func (c Config) ReaderClient(ctx context.Context) (redis.UniversalClient, error) {
+	return c.streams(ctx, func(*redis.UniversalOptions) {})
+}
+
+// streams returns a client for the streams of the outbox.
+func (c Config) streams(ctx context.Context, configure func(o *redis.UniversalOptions)) (
+	redis.UniversalClient, error,
+) {
 	if c.SinkURL != "" {
 		return nil, errNotRedis
 	}
-	return c.client(ctx, c.RedisURL, func(*redis.UniversalOptions) {})
+	return c.client(ctx, c.RedisURL, configure)
 }
 
 // GuardClient returns a client for the idempotency guard; see idem.Configure. The caller closes it.

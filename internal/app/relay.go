@@ -80,7 +80,7 @@ func (p *Relay) build(ctx context.Context) error {
 	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	events, observe, unobserve, err := p.publishTo(ctx)
+	events, err := p.publishTo(ctx)
 	if err != nil {
 		return err
 	}
@@ -108,25 +108,23 @@ func (p *Relay) build(ctx context.Context) error {
 		Window: c.Window, WindowBytes: c.WindowBytes, WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore,
 		DrainTimeout: c.DrainTimeout,
 		Store:        sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
-		Sink: events, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: events.ready, Observe: observe,
-		Unobserve: unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
+		Sink: events, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: events.ready, Observe: events.observe,
+		Unobserve: events.unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
 		Migrate: p.migrate(),
 	})
 	return nil
 }
 
-// publishTo makes the sink, and what refreshes the gauges of its streams, if it has any.
-func (p *Relay) publishTo(ctx context.Context) (
-	events sinks, observe func(ctx context.Context, streams []string) error, unobserve func(), err error,
-) {
+// publishTo makes the sink.
+func (p *Relay) publishTo(ctx context.Context) (events sinks, err error) {
 	c := p.config
 	if c.SinkURL != "" {
 		p.events, err = c.natsSink()
-		return p.events, nil, nil, err
+		return p.events, err
 	}
 	options, err := c.redisOptions(ctx, c.RedisURL)
 	if err != nil {
-		return events, nil, nil, err
+		return events, err
 	}
 	client, server := sink.NewBoundClient(options)
 	p.client = client
@@ -136,7 +134,7 @@ func (p *Relay) publishTo(ctx context.Context) (
 		ChannelPrefix: c.ChannelPrefix, Durability: c.Durability, MaxLen: c.StreamMaxlen,
 		TrimForce: c.TrimForce, Registerer: p.registry, Logger: p.log,
 	})
-	return sinks{Sink: redis, ready: redis.Ready}, redis.Observe, redis.Unobserve, nil
+	return sinks{Sink: redis, ready: redis.Ready, observe: redis.Observe, unobserve: redis.Unobserve}, nil
 }
 
 // Close frees the resources of the relay. It may be called again.
