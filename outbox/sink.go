@@ -142,6 +142,14 @@ type Member struct {
 	Holder string
 }
 
+// SignLasts is how long a sign of life counts. A relay that loses its Postgres stops signing, and its successor on a
+// promoted standby waits no longer than this. TwinLasts replaces it when the sign was renewed while another relay
+// waited. Then two databases have one identity, and a pause of one must not give its streams to the other.
+const (
+	SignLasts = 5 * time.Second
+	TwinLasts = 30 * time.Second
+)
+
 // Sign is the sign of life of another leader.
 type Sign struct {
 	Member

@@ -10,13 +10,6 @@ import (
 	"posthaste/outbox"
 )
 
-// signLasts is how long a sign of life counts, and twinLasts how long if it was renewed while another leader waited:
-// then two databases have one identity, and a pause of one must not give its streams to the other.
-const (
-	signLasts = 5 * time.Second
-	twinLasts = 30 * time.Second
-)
-
 // The signs have a stream of their own, whose name no stream of the outbox can have. The server removes them in time.
 const (
 	signStream  = "POSTHASTE--ALIVE"
@@ -56,7 +49,7 @@ func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Memb
 		var made streamInfo
 		err = c.call(ctx, "STREAM.CREATE."+signStream, streamConfig{
 			Name: signStream, Subjects: []string{signSubject + "*"}, Storage: "file", Retention: "limits",
-			Replicas: max(s.o.Replicas, 1), PerSubject: 1, MaxAge: twinLasts.Nanoseconds(), Direct: true, TTL: true,
+			Replicas: max(s.o.Replicas, 1), PerSubject: 1, MaxAge: outbox.TwinLasts.Nanoseconds(), Direct: true, TTL: true,
 		}, &made)
 		if hasCode(err, codeNameInUse) {
 			err = nil
@@ -75,10 +68,10 @@ func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Memb
 	}
 	if last == nil || theirs.ID == m.ID || theirs.Server == m.Server {
 		mine := sign{ID: m.ID, Server: m.Server, Holder: m.Holder, Text: uuid.NewString()}
-		return nil, c.sign(ctx, subject, seq, mine, signLasts)
+		return nil, c.sign(ctx, subject, seq, mine, outbox.SignLasts)
 	}
 	if before != nil && before.Text != theirs.Text {
-		if err := c.sign(ctx, subject, seq, theirs, twinLasts); err != nil {
+		if err := c.sign(ctx, subject, seq, theirs, outbox.TwinLasts); err != nil {
 			return nil, err
 		}
 	}
