@@ -5,11 +5,11 @@ import (
 	"crypto/rand"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -28,10 +28,8 @@ func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact 
 		if done, err = s.adopt(ctx, c, stream, o, intact); done || err != nil && !conflict(err) {
 			break
 		}
-		select {
-		case <-ctx.Done():
-			return s.failed(c, "adopt", stream, ctx.Err())
-		case <-time.After(backoff):
+		if ended := pause.For(ctx, backoff); ended != nil {
+			return s.failed(c, "adopt", stream, ended)
 		}
 	}
 	return s.failed(c, "adopt", stream, err)

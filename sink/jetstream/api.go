@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -38,14 +39,7 @@ const (
 
 func hasCode(err error, codes ...int) bool {
 	var api *APIError
-	if errors.As(err, &api) {
-		for _, c := range codes {
-			if api.ErrCode == c {
-				return true
-			}
-		}
-	}
-	return false
+	return errors.As(err, &api) && slices.Contains(codes, api.ErrCode)
 }
 
 // streamConfig has what this package sets and reads of the configuration of a stream.
@@ -85,7 +79,7 @@ func (c *conn) call(ctx context.Context, subject string, body, out any) error {
 	if err != nil {
 		return err
 	}
-	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + subject, Data: data})
+	reply, err := c.request(ctx, &nats.Msg{Subject: apiRoot + subject, Data: data})
 	if err != nil {
 		return err
 	}

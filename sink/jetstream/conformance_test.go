@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
+	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/relay/stream"
 	"posthaste/sink/jetstream"
@@ -221,17 +222,17 @@ func (f *fixture) stored(name string) (ids []uuid.UUID) {
 	return ids
 }
 
-// led waits until a stream has a leader.
+// led waits until a stream has a leader, or the servers say that it does not exist.
 func (f *fixture) led(name string) {
 	f.Helper()
-	for range 300 {
+	testenv.Eventually(f, 20*time.Second, func() error {
 		reply, err := f.nc.Request("$JS.API.STREAM.INFO."+jetstream.StreamName(name), nil, 100*time.Millisecond)
-		if err == nil && !strings.Contains(string(reply.Data), `"error"`) {
-			return
+		if err == nil && strings.Contains(string(reply.Data), `"error"`) &&
+			!strings.Contains(string(reply.Data), `"err_code":10059`) {
+			err = fmt.Errorf("the leader of stream %s: %s", name, reply.Data)
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	f.Fatalf("stream %s has no leader", name)
+		return err
+	})
 }
 
 func (f *fixture) purge(name, subject string) {

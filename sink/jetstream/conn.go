@@ -15,13 +15,14 @@ import (
 // buffered for another process could arrive after its sender has given it up.
 type conn struct {
 	nc *nats.Conn
-	// api is what subjects of the JetStream API begin with.
-	api string
 	// server is the name of the process, or of its cluster.
 	server string
 	// ended ends with the connection, so that requests do not wait for a process that has gone.
 	ended context.Context //nolint:containedctx // its end is that of the connection
 }
+
+// apiRoot is what subjects of the JetStream API begin with.
+const apiRoot = "$JS.API."
 
 // dial connects. The caller's options come first, so they cannot turn reconnecting on.
 func dial(ctx context.Context, o Options) (*conn, error) {
@@ -38,10 +39,7 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 		cancel()
 		return nil, fmt.Errorf("connect to nats: %w", err)
 	}
-	c := &conn{nc: nc, api: "$JS.API.", server: nc.ConnectedServerId(), ended: ended}
-	if o.Domain != "" {
-		c.api = "$JS." + o.Domain + ".API."
-	}
+	c := &conn{nc: nc, server: nc.ConnectedServerId(), ended: ended}
 	// The processes of a cluster share the streams, and a client may be connected to any of them.
 	if name := nc.ConnectedClusterName(); name != "" {
 		c.server = "cluster " + name

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -171,7 +172,7 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 	ack, err := d.commit(ctx, c, b)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
-		pause(ctx)
+		_ = pause.For(ctx, electionPause)
 		return false, nil
 	case conflict(err):
 		return false, nil

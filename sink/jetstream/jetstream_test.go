@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
+	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sink/jetstream"
 )
@@ -87,8 +88,8 @@ func second[T any](_ T, err error) error { return err }
 func TestCrashes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.survives(12, func() {
-		time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond)
+	f.survives(12, func(publishes func(n int)) {
+		publishes(rand.IntN(200))
 		f.server.restart()
 	})
 }
@@ -98,28 +99,36 @@ func TestClusterCrashes(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
 	n := 0
-	f.survives(4, func() {
+	f.survives(4, func(publishes func(n int)) {
 		n++
-		time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+		publishes(rand.IntN(300))
 		f.server.killNode(n % 3)
-		time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+		publishes(rand.IntN(300)) // two nodes are enough
 		f.server.startNode(n % 3)
 		f.led(order)
 	})
 }
 
-// survives publishes until there were n crashes, and adopts again when the gate demands it.
-func (f *fixture) survives(n int32, crash func()) {
+// survives publishes until there were n crashes, and adopts again when the gate demands it. publishes waits until n
+// more events are published.
+func (f *fixture) survives(n int32, crash func(publishes func(n int))) {
 	f.Helper()
 	ctx := f.Context()
 	s := f.open(jetstream.Options{})
 	var events []*outbox.Record
 	var crashed atomic.Int32
+	var acknowledged atomic.Int64
 	var crashes sync.WaitGroup
 	defer crashes.Wait()
 	crashes.Go(func() {
 		for range n {
-			crash()
+			crash(func(n int) {
+				want := acknowledged.Load() + int64(n)
+				testenv.Eventually(f, time.Minute, func() error {
+					got := acknowledged.Load()
+					return testenv.FailIf(got < want, "%d events are published, want %d", got, want)
+				})
+			})
 			crashed.Add(1)
 		}
 	})
@@ -153,12 +162,13 @@ func (f *fixture) survives(n int32, crash func()) {
 					break
 				}
 				repeated++
-				time.Sleep(5 * time.Millisecond)
+				f.led(order)
 			}
 			if err != nil {
 				return err
 			}
 			published += size
+			acknowledged.Add(int64(size))
 			if rand.IntN(3) == 0 {
 				err := s.Confirm(ctx, o, []outbox.Mark{{Stream: order, Lane: streamLane(o), Number: r.Number}})
 				if err != nil {
@@ -172,7 +182,7 @@ func (f *fixture) survives(n int32, crash func()) {
 	}
 	for err := lead(); err != nil; err = lead() {
 		f.Logf("epoch %d: %v", epochs, err)
-		time.Sleep(10 * time.Millisecond)
+		f.led(order)
 		if epochs > 1000 {
 			f.Fatal("no progress")
 		}
@@ -216,7 +226,9 @@ func TestManyLanes(t *testing.T) {
 	}
 	var first sync.WaitGroup
 	first.Go(func() { run(s, o) })
-	time.Sleep(30 * time.Millisecond)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		return testenv.FailIf(len(f.stored(order)) == 0, "nothing is published")
+	})
 	next, later, _ := f.adopted(2, jetstream.Options{MaxLen: 1 << 20})
 	first.Wait()
 	run(next, later)

@@ -3,7 +3,6 @@ package jetstream
 import (
 	"bytes"
 	"fmt"
-	"strings"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
@@ -59,22 +58,7 @@ func (s *Sink) encode(subject string, e *outbox.Record) *nats.Msg {
 // attribute encodes a value as CloudEvents do in headers: bytes that are not printable ASCII, spaces, quotes and
 // percent signs become a percent sign and two digits.
 func attribute(v string) string {
-	plain := func(c byte) bool { return c > ' ' && c < 0x7f && c != '"' && c != '%' }
-	for i := range len(v) {
-		if plain(v[i]) {
-			continue
-		}
-		var b strings.Builder
-		for j := range len(v) {
-			if c := v[j]; plain(c) {
-				b.WriteByte(c)
-			} else {
-				fmt.Fprintf(&b, "%%%02X", c)
-			}
-		}
-		return b.String()
-	}
-	return v
+	return encode(v, '%', func(c byte) bool { return c > ' ' && c < 0x7f && c != '"' && c != '%' })
 }
 
 // event returns the id of an event; false if the message has no event, or a replay has added it.

@@ -90,13 +90,27 @@ func subjectOf(stream string) string {
 
 // escape replaces each byte that is not a letter, a digit, a hyphen or an underscore by mark and two digits.
 func escape(s string, mark byte) string {
+	return encode(s, mark, func(c byte) bool {
+		return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_'
+	})
+}
+
+// encode replaces each byte that is not plain by mark and two digits.
+func encode(s string, mark byte, plain func(c byte) bool) string {
+	at := 0
+	for at < len(s) && plain(s[at]) {
+		at++
+	}
+	if at == len(s) {
+		return s
+	}
 	var b strings.Builder
-	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
-			b.WriteByte(c)
-		default:
-			fmt.Fprintf(&b, "%c%02X", mark, c)
+	b.WriteString(s[:at])
+	for ; at < len(s); at++ {
+		if plain(s[at]) {
+			b.WriteByte(s[at])
+		} else {
+			fmt.Fprintf(&b, "%c%02X", mark, s[at])
 		}
 	}
 	return b.String()

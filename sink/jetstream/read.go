@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"posthaste/internal/pause"
 )
 
 // message is a stored message.
@@ -73,7 +75,7 @@ func (c *conn) getAny(ctx context.Context, name string, req getRequest) (*messag
 	if err != nil {
 		return nil, err
 	}
-	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + "DIRECT.GET." + name, Data: data})
+	reply, err := c.request(ctx, &nats.Msg{Subject: apiRoot + "DIRECT.GET." + name, Data: data})
 	if errors.Is(err, nats.ErrNoResponders) || err == nil && reply.Header.Get("Status") != "" {
 		return c.get(ctx, name, req)
 	}
@@ -95,15 +97,10 @@ func stored(reply *nats.Msg) *message {
 var errStop = errors.New("stop")
 
 // elections is how often a request is repeated that no server takes: the stream has no leader at the moment.
-const elections = 50
-
-// pause waits for a leader.
-func pause(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(10 * backoff):
-	}
-}
+const (
+	elections     = 50
+	electionPause = 20 * time.Millisecond
+)
 
 // pageMessages and pageBytes bound what one request reads.
 const (
@@ -118,7 +115,7 @@ func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func
 	for unanswered := 0; ; {
 		last, more, err := c.page(ctx, name, req, visit)
 		if unanswered++; errors.Is(err, nats.ErrNoResponders) && unanswered < elections {
-			pause(ctx)
+			_ = pause.For(ctx, electionPause)
 			continue
 		}
 		if errors.Is(err, errStop) {
@@ -147,7 +144,7 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 		return 0, false, err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err = c.nc.PublishRequest(c.api+"DIRECT.GET."+name, inbox, data); err != nil {
+	if err = c.nc.PublishRequest(apiRoot+"DIRECT.GET."+name, inbox, data); err != nil {
 		return 0, false, err
 	}
 	for {

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -50,22 +49,7 @@ func TestRelay(t *testing.T) {
 		return string(out), err
 	}
 
-	var writers sync.WaitGroup
-	stop := make(chan struct{})
-	for w := range 4 {
-		writers.Go(func() {
-			for n := 0; ; n++ {
-				select {
-				case <-stop:
-					return
-				case <-time.After(10 * time.Millisecond):
-				}
-				db.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
-					SELECT 'order', $1, 'order.created', '{}' FROM generate_series(1, 3)`,
-					fmt.Sprintf("o.%d %d", w, n%5))
-			}
-		})
-	}
+	load := testenv.StartLoad(t, db, testenv.LoadOptions{Rate: 300, Tag: "a b."})
 	emptied := func() {
 		t.Helper()
 		testenv.Eventually(t, time.Minute, func() error {
@@ -74,10 +58,13 @@ func TestRelay(t *testing.T) {
 		})
 	}
 	first := relay()
-	for _, mode := range []string{"poll", "auto", "poll"} {
-		emptied()
+	for _, mode := range []string{"cdc", "poll", "cdc", "poll"} {
 		db.Exec(t, "UPDATE relay_state SET desired_mode = $1", mode)
-		time.Sleep(time.Second)
+		testenv.Eventually(t, time.Minute, func() error {
+			active := testenv.Value[string](t, db, "SELECT coalesce((SELECT active_mode FROM relay_state), '')")
+			return testenv.FailIf(active != mode, "the mode is %q, want %s", active, mode)
+		})
+		emptied()
 	}
 	testenv.Must(t, first.Process.Kill())
 	second := relay()
@@ -90,8 +77,7 @@ func TestRelay(t *testing.T) {
 	emptied()
 	testenv.Must(t, s.js().DeleteStream("OUTBOX_ORDER"))
 	emptied()
-	close(stop)
-	writers.Wait()
+	load.Stop()
 	testenv.Eventually(t, time.Minute, func() error {
 		n := testenv.Value[int](t, db, "SELECT count(*) FROM outbox_backlog")
 		if n > 0 {

@@ -135,22 +135,17 @@ func (s *server) startNode(i int) {
 
 func (s *server) ready() {
 	s.tb.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	testenv.Eventually(s.tb, 30*time.Second, func() error {
 		nc, err := nats.Connect(s.url())
-		var reply *nats.Msg
-		if err == nil {
-			// A stream of all nodes needs all of them.
-			body := fmt.Sprintf(`{"name":"READY","subjects":["ready"],"num_replicas":%d}`, len(s.nodes))
-			reply, err = nc.Request("$JS.API.STREAM.CREATE.READY", []byte(body), 2*time.Second)
-			nc.Close()
+		if err != nil {
+			return err
 		}
-		if err == nil && !strings.Contains(string(reply.Data), `"error"`) {
-			return
-		}
-		if time.Now().After(end) {
-			s.tb.Fatalf("nats-server does not start: %v", err)
-		}
-	}
+		defer nc.Close()
+		// A stream of all nodes needs all of them.
+		body := fmt.Sprintf(`{"name":"READY","subjects":["ready"],"num_replicas":%d}`, len(s.nodes))
+		reply, err := nc.Request("$JS.API.STREAM.CREATE.READY", []byte(body), 2*time.Second)
+		return testenv.FailIf(err != nil || strings.Contains(string(reply.Data), `"error"`), "nats-server: %v", err)
+	})
 }
 
 func (s *server) kill() {

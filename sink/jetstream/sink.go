@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -20,8 +19,6 @@ type Options struct {
 	// connects when it is first used, and again when a connection has ended.
 	URL        string
 	Connection []nats.Option
-	// Domain is the JetStream domain; "" for that of the server.
-	Domain string
 	// Source is the source of every event, for example /posthaste/default.
 	Source string
 	// Replicas is how many copies a stream has that the sink makes. With Fsync, Confirm also demands that many of
@@ -36,14 +33,11 @@ type Options struct {
 	MaxLen int64
 	// TrimForce lets Trim remove events that a consumer has not acknowledged.
 	TrimForce bool
-	// Logger gets warnings; nil for none.
-	Logger *slog.Logger
 }
 
 // Sink publishes events to JetStream. It is safe for concurrent use.
 type Sink struct {
-	o   Options
-	log *slog.Logger
+	o Options
 
 	mu    sync.Mutex // guards the following; it is held while the sink connects
 	conn  *conn
@@ -58,10 +52,7 @@ var _ stream.Sink = (*Sink)(nil)
 
 // New returns a sink. It does no I/O.
 func New(o Options) *Sink {
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return &Sink{o: o, log: o.Logger.With("component", "jetstream")}
+	return &Sink{o: o}
 }
 
 // memory returns what is known of the gate of stream.
