@@ -49,7 +49,8 @@ func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Memb
 		var made streamInfo
 		err = c.call(ctx, "STREAM.CREATE."+signStream, streamConfig{
 			Name: signStream, Subjects: []string{signSubject + "*"}, Storage: "file", Retention: "limits",
-			Replicas: max(s.o.Replicas, 1), PerSubject: 1, MaxAge: outbox.TwinLasts.Nanoseconds(), Direct: true, TTL: true,
+			Replicas: max(s.o.Replicas, 1), PerSubject: 1, MaxAge: outbox.TwinLasts.Nanoseconds(), Direct: true,
+			TTL: true,
 		}, &made)
 		if hasCode(err, codeNameInUse) {
 			err = nil
