@@ -127,6 +127,29 @@ func TestReadiness(t *testing.T) {
 	want(t, empty.post(newKey(), orderJSON(1)), 503, "temporarily_unavailable")
 }
 
+// No order can be taken while a lock blocks its insert or no standby confirms its commit.
+func TestReadinessWhileOrdersHang(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t).Database(t)
+	w := &world{tb: t, db: d, redis: testenv.Redis(t)}
+	w.start(d.URL, w.redis.URL())
+	tx, err := d.Pool.Begin(t.Context())
+	must(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE orders")
+	must(t, err)
+	if status, body := readyz(w.s); status != 503 || !strings.Contains(body, "posthaste doctor") {
+		t.Errorf("the table is locked: %d %s", status, body)
+	}
+	must(t, tx.Rollback(t.Context()))
+	for _, c := range []struct{ standby, reasons string }{{"gone", "[commits]"}, {"", "[]"}} {
+		d.Standby(t, c.standby)
+		testenv.Eventually(t, 20*time.Second, func() error {
+			got := w.s.Ready(t.Context())
+			return testenv.FailIf(fmt.Sprint(got.Reasons) != c.reasons, "standby %q: %+v", c.standby, got)
+		})
+	}
+}
+
 // readyz answers from a fresh check.
 func readyz(s *Server) (int, string) {
 	s.ready.Forget()

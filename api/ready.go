@@ -19,8 +19,8 @@ const readyTimeout = 2 * time.Second
 
 // Readiness is the body of /readyz.
 type Readiness struct {
-	// Reasons why no order can be taken: "postgres", "read_only", "schema", "tables", "jwks" (no keys to verify
-	// tokens). Empty when ready.
+	// Reasons why no order can be taken: "postgres", "commits" (they wait for a synchronous standby), "read_only", "schema",
+	// "tables", "jwks" (no keys to verify tokens). Empty when ready.
 	Reasons []string `json:"reasons,omitempty"`
 	// Remedy has the operator's remedy for each reason that has one.
 	Remedy []string `json:"remedy,omitempty"`
@@ -67,6 +67,9 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 	if err == nil {
 		err = sql.CheckWritable(ctx, s.probe)
 	}
+	if err == nil {
+		err = sql.CheckCommits(ctx, s.probe)
+	}
 	var tables *sql.OrderTablesError
 	switch {
 	case err == nil:
@@ -74,6 +77,8 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 		return nil, nil, degraded
 	case errors.As(err, &tables):
 		return []string{"tables"}, []string{err.Error()}, degraded
+	case errors.Is(err, sql.ErrCommitsWait):
+		return []string{"commits"}, []string{err.Error() + ": " + sql.StandbyRemedy}, degraded
 	case errors.Is(err, sql.ErrReadOnly):
 		return []string{"read_only"}, []string{err.Error()}, degraded
 	case errors.Is(err, sql.ErrSchemaMissing), errors.Is(err, sql.ErrSchemaNewer):
@@ -83,6 +88,8 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 			s.log.Warn("postgres refuses the user or the password", "err", err)
 		}
 		return []string{"postgres"}, []string{"postgres: " + err.Error()}, nil
+	case errors.Is(err, context.DeadlineExceeded):
+		return []string{"postgres"}, []string{"postgres: no answer in time; posthaste doctor names what holds a lock"}, nil
 	default:
 		return []string{"postgres"}, nil, nil
 	}

@@ -325,6 +325,24 @@ func CheckWritable(ctx context.Context, db DB) error {
 	return writable(ctx, db, "order_writable", "orders")
 }
 
+// ErrCommitsWait means that commits do not end, because no synchronous standby confirms them.
+var ErrCommitsWait = errors.New("commits wait for a synchronous standby")
+
+// CheckCommits returns ErrCommitsWait, with the names of the standbys, while commits of this role wait for one. A server
+// that withholds the state of its standbys has none.
+func CheckCommits(ctx context.Context, db DB) error {
+	var waits bool
+	var standbys string
+	err := scan(ctx, db, "look for commits that wait", "commits", nil, &waits, &standbys)
+	switch {
+	case Withheld(err):
+		err = nil
+	case waits:
+		err = fmt.Errorf("%w (synchronous_standby_names = '%s')", ErrCommitsWait, standbys)
+	}
+	return err
+}
+
 // writable runs queries/<probe>.sql, a write of no rows that requires the same rights as the real one.
 func writable(ctx context.Context, db DB, probe, what string) error {
 	_, err := db.Exec(ctx, query(probe))

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -61,14 +62,11 @@ type holder struct{ Name, Remedy string }
 
 // commits reports commits that wait for a synchronous standby that is absent.
 func (d *doctor) commits(ctx context.Context, conn *pgx.Conn) {
-	var waits bool
-	var standbys string
-	err := conn.QueryRow(ctx, query("doctor_commits")).Scan(&waits, &standbys)
+	err := sql.CheckCommits(ctx, conn)
 	switch {
-	case err != nil && !sql.Withheld(err):
+	case errors.Is(err, sql.ErrCommitsWait):
+		d.add(SeverityFail, "commits", sql.StandbyRemedy, "%v", err)
+	case err != nil:
 		d.add(SeverityWarn, "commits", "let this role read pg_stat_replication", "%v", oneLine(err))
-	case waits:
-		d.add(SeverityFail, "commits", sql.StandbyRemedy,
-			"commits wait for a synchronous standby (synchronous_standby_names = '%s')", standbys)
 	}
 }
