@@ -25,6 +25,8 @@ func BenchmarkPublish(b *testing.B) {
 		mode string
 		size int
 	}{
+		{"plain", 100},
+		{"bare", 100},
 		{"bare", 1000},
 		{"gate", 1},
 		{"gate", 100},
@@ -43,7 +45,10 @@ func BenchmarkPublish(b *testing.B) {
 			}
 			events := benchEvents(c.size)
 			publish := f.gated(o, events)
-			if c.mode == "bare" {
+			switch c.mode {
+			case "plain":
+				publish = f.plain(events)
+			case "bare":
 				publish = f.bare(events)
 			}
 			cpu := f.cpu()
@@ -85,6 +90,21 @@ func (f *fixture) bare(events []*outbox.Record) func() {
 			!errors.Is(err, redis.Nil) {
 			f.Fatal(err)
 		}
+	}
+}
+
+func (f *fixture) plain(events []*outbox.Record) func() {
+	return func() {
+		_, err := f.client.Pipelined(f.Context(), func(p redis.Pipeliner) error {
+			for _, e := range events {
+				p.XAdd(f.Context(), &redis.XAddArgs{Stream: stream, Values: []any{
+					"id", e.ID.String(), "type", e.Type, "source", "/posthaste/test", "subject", e.AggregateID,
+					"time", e.Time.Format(time.RFC3339Nano), "data", e.Payload, "specversion", "1.0",
+				}})
+			}
+			return nil
+		})
+		f.must(err)
 	}
 }
 
