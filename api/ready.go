@@ -89,7 +89,8 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 		}
 		return []string{"postgres"}, []string{"postgres: " + err.Error()}, nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return []string{"postgres"}, []string{"postgres: no answer in time; posthaste doctor names what holds a lock"}, nil
+		remedies = []string{"postgres: no answer in time; posthaste doctor names what holds a lock"}
+		return []string{"postgres"}, remedies, nil
 	default:
 		return []string{"postgres"}, nil, nil
 	}
