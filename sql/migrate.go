@@ -328,8 +328,8 @@ func CheckWritable(ctx context.Context, db DB) error {
 // ErrCommitsWait means that commits do not end, because no synchronous standby confirms them.
 var ErrCommitsWait = errors.New("commits wait for a synchronous standby")
 
-// CheckCommits returns ErrCommitsWait, with the names of the standbys, while commits of this role wait for one. A server
-// that withholds the state of its standbys has none.
+// CheckCommits returns ErrCommitsWait, with the names of the standbys, while commits of this role wait for one. A
+// server that withholds the state of its standbys has none.
 func CheckCommits(ctx context.Context, db DB) error {
 	var waits bool
 	var standbys string
