@@ -19,8 +19,8 @@ const readyTimeout = 2 * time.Second
 
 // Readiness is the body of /readyz.
 type Readiness struct {
-	// Reasons why no order can be taken: "postgres", "commits" (they wait for a synchronous standby), "read_only", "schema",
-	// "tables", "jwks" (no keys to verify tokens). Empty when ready.
+	// Reasons why no order can be taken: "postgres", "commits" (they wait for a synchronous standby), "read_only",
+	// "schema", "tables", "jwks" (no keys to verify tokens). Empty when ready.
 	Reasons []string `json:"reasons,omitempty"`
 	// Remedy has the operator's remedy for each reason that has one.
 	Remedy []string `json:"remedy,omitempty"`
