@@ -42,6 +42,7 @@ func (s *Sink) look(ctx context.Context, c *conn, source uuid.UUID, stream, note
 		return st, foreign(stream, g.owner.Source)
 	}
 	st.Missing = max(0, mem.total()-g.let())
+	message, _ := mem.newest()
 	mem.seen(g)
 	if st.Forgot, err = c.missing(ctx, g.name, noted); err != nil || g.info.Config == nil {
 		return st, err
@@ -79,6 +80,10 @@ func (s *Sink) look(ctx context.Context, c *conn, source uuid.UUID, stream, note
 	}
 	if g.owner != nil && !st.Forgot && noted != "" {
 		st.Unknown, err = c.wentBack(ctx, g, noted)
+	}
+	if err == nil && st.Intact() {
+		// Adopt compares message as well: it may be that of a stream that was deleted, and made by another process.
+		st.Forgot, err = c.lacks(ctx, g.name, message)
 	}
 	return st, err
 }
