@@ -105,7 +105,7 @@ func (s *Store) Sound(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if p, err := ReadPulse(ctx, s.pool); err == nil && p.Hung {
-		return errors.New("commits wait for a synchronous standby: " + StandbyRemedy)
+		return fmt.Errorf("%w: %s", ErrCommitsWait, StandbyRemedy)
 	}
 	return Sound(ctx, s.pool)
 }

@@ -82,6 +82,27 @@ func TestDeletedStream(t *testing.T) {
 	}
 }
 
+// TestRemadeStream deletes a stream, and another process makes it again, with as many events and fewer messages. The
+// process that knew the deleted stream finds it lost: an adoption of an intact gate would be refused for ever.
+func TestRemadeStream(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	s, _, _ := f.adopted(1, jetstream.Options{})
+	o := f.owner(2)
+	f.must(s.Adopt(t.Context(), order, o, true))
+	events := makeEvents(2)
+	f.publish(s.Lane(order, o, streamLane(o)), events[0])
+	f.call("STREAM.DELETE."+jetstream.StreamName(order), nil, nil)
+	_, _, l := f.adopted(3, jetstream.Options{})
+	f.publish(l, events...)
+	states, err := s.Look(t.Context(), source, []string{order}, nil)
+	f.must(err)
+	if err := s.Adopt(t.Context(), order, f.owner(4), true); !errors.Is(err, outbox.ErrGap) || states[0].Intact() {
+		t.Errorf("got the state %+v and %v, want that events are lost, and a gap", states[0], err)
+	}
+	f.must(s.Adopt(t.Context(), order, f.owner(4), false))
+}
+
 func second[T any](_ T, err error) error { return err }
 
 // TestCrashes kills the server while a lane publishes. Each event is there once, in order.
