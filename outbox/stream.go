@@ -91,13 +91,13 @@ func (e *TakenError) Error() string {
 		e.Stream, e.Base)
 }
 
-// PartOf returns the part that the table assigns to an aggregate: the lowest four bits of Postgres' hashtextextended of
-// a text in UTF-8 on a little-endian server. CheckLayout of package sql verifies it.
+// PartOf returns the part that the table assigns to an aggregate: the lowest four bits of Postgres' hashtext of a text
+// in UTF-8 on a little-endian server. CheckLayout of package sql verifies it.
 func PartOf(aggregateID string) int {
 	return int(hash(aggregateID) % Partitions)
 }
 
-// hash returns the lower half of Postgres' hash of a text: lookup3 by Bob Jenkins, with the seed 0.
+// hash returns Postgres' hashtext of a text: lookup3 by Bob Jenkins.
 func hash(s string) uint32 {
 	a := uint32(0x9e3779b9) + uint32(len(s)) + 3923095 //nolint:gosec // as Postgres has it
 	b, c := a, a
