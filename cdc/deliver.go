@@ -57,13 +57,6 @@ func (s *session) take() outbox.Chunk {
 	s.sent += s.mine
 	s.mine = 0
 	s.since = time.Time{}
-	events := 0
-	for i := range c.Rows {
-		if !c.Rows[i].Marker() {
-			events++
-		}
-	}
-	s.r.met.rows.Add(float64(events))
 	s.chunk = outbox.Chunk{Rows: make([]outbox.Row, 0, min(chunkRows, 2*len(c.Rows)))}
 	return c
 }

@@ -64,13 +64,11 @@ type Reader struct {
 	opt ReaderOptions
 	cfg *pgx.ConnConfig
 	log *slog.Logger
-	met *metrics
 
 	// closing is how long the server has to release the slot: closeTimeout, except in tests.
 	closing time.Duration
 
 	running atomic.Bool
-	runs    atomic.Int64
 	// settled is the last position passed to Settled. The reader's goroutine reads it.
 	settled atomic.Uint64
 	// heard is when the server last sent something (Unix ns); zero outside Run.
@@ -112,10 +110,7 @@ func NewReader(o ReaderOptions) (*Reader, error) {
 		return nil, err
 	}
 	r := &Reader{opt: o, cfg: cfg, log: o.Logger.With("component", "cdc", "slot", o.Slot), closing: closeTimeout}
-	if r.met, err = newMetrics(o.Registerer, r); err != nil {
-		return nil, err
-	}
-	return r, nil
+	return r, r.register(o.Registerer)
 }
 
 // replicationConfig is the configuration of the replication connection. The server formats every value by its settings,
@@ -155,9 +150,6 @@ func (r *Reader) Run(ctx context.Context, started func(ctx context.Context) erro
 		return errors.New("the reader is running already")
 	}
 	defer r.running.Store(false)
-	if r.runs.Add(1) > 1 {
-		r.met.reconnects.Inc()
-	}
 	// Positions of an earlier Run do not apply to the database of this one.
 	r.settled.Store(0)
 	defer r.heard.Store(0)

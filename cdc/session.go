@@ -198,7 +198,6 @@ func (s *session) receivedTo(p outbox.LSN) {
 func (s *session) change(ctx context.Context, b []byte) error {
 	what, err := s.dec.decode(b)
 	if err != nil {
-		s.r.met.decodeErrors.Inc()
 		return err
 	}
 	switch what {
@@ -238,7 +237,6 @@ func (s *session) unchanged(ctx context.Context) error {
 // commit ends the transaction being received.
 func (s *session) commit() {
 	end := s.dec.end
-	s.r.met.transactions.Inc()
 	s.reached = max(s.reached, end)
 	s.receivedTo(end)
 	switch {
@@ -319,7 +317,6 @@ func (s *session) fill(ctx context.Context, until time.Time) error {
 	n, err := s.in.fill()
 	if n > 0 {
 		s.heard(time.Now())
-		s.r.met.bytes.Add(float64(n))
 		return nil
 	}
 	switch {

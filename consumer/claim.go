@@ -182,7 +182,6 @@ func (c *Consumer) removeIdle(ctx context.Context, stream string) error {
 			return err
 		}
 		if n == 1 {
-			c.metrics.removed.Inc()
 			c.log.Info("dead consumer removed", "stream", stream, "consumer", m.Name)
 		}
 	}

@@ -9,31 +9,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Outcomes of an attempt: the closed set of the label outcome.
-const (
-	outcomeDone        = "done"
-	outcomeFailed      = "failed"
-	outcomeUnavailable = "unavailable"
-	outcomeMalformed   = "malformed"
-	outcomePanic       = "panic"
-)
-
 type metrics struct {
-	outcomes      map[string]prometheus.Counter
 	dead          prometheus.Counter
-	read          prometheus.Counter
 	claimed       prometheus.Counter
-	removed       prometheus.Counter
 	handleSeconds prometheus.Observer
 	delaySeconds  prometheus.Observer
 	held          prometheus.Gauge
-	parked        prometheus.Gauge
-	delayed       prometheus.Gauge
 	stalled       prometheus.Gauge
 	redisErrors   *prometheus.CounterVec
 
-	streamLength, pending, lag, oldest *prometheus.GaugeVec
-	trimLost                           *prometheus.CounterVec
+	pending, lag, oldest *prometheus.GaugeVec
+	trimLost             *prometheus.CounterVec
 
 	group string
 }
@@ -77,29 +63,21 @@ func newMetrics(reg prometheus.Registerer, group string) (*metrics, error) {
 	shows := func(name, help string) prometheus.Gauge { return gauge(name, help, "group").WithLabelValues(group) }
 	both := []string{"stream", "group"}
 	m := &metrics{
-		group:    group,
-		outcomes: map[string]prometheus.Counter{},
+		group: group,
 		dead: counts("outbox_consumer_dead_total",
 			"Events moved to a dead stream. A rise means that events were not processed."),
-		read: counts("outbox_consumer_read_total", "Entries delivered to this process for the first time."),
 		claimed: counts("outbox_consumer_claimed_total",
 			"Entries taken over from consumers that gave no sign of life. A rise means processes end without a stop."),
-		removed: counts("outbox_consumer_removed_total", "Consumers that had ended, removed from the group."),
 		handleSeconds: histogram("outbox_consumer_handle_seconds", "Time a handler takes for one event.",
 			0.0005, 0.0025, 0.01, 0.025, 0.1, 0.25, 0.5, 2.5, 10.5, 60.5),
 		delaySeconds: histogram("outbox_consumer_delay_seconds",
 			"Time from an event's commit to the end of its handler.",
 			0.0025, 0.01, 0.025, 0.1, 0.25, 0.5, 2.5, 10.5, 60.5, 600.5),
 		held: shows("outbox_consumer_inflight_events", "Entries in this process that are not acknowledged."),
-		parked: shows("outbox_consumer_parked_events",
-			"Of these, entries behind a slow or failing event of their subject, without payload in memory."),
-		delayed: shows("outbox_consumer_delayed_subjects",
-			"Subjects that wait for the retry of an event. A rise means handlers fail."),
 		stalled: shows("outbox_consumer_stalled",
 			"1 while there is something to do and nothing has moved for a minute, whatever the cause."),
-		redisErrors:  counter("outbox_consumer_redis_errors_total", "Failed calls to Redis, each retried.", "op"),
-		streamLength: gauge("outbox_consumer_stream_length", "Entries in the stream.", "stream"),
-		pending:      gauge("outbox_group_pending", "Entries delivered to the group and not acknowledged.", both...),
+		redisErrors: counter("outbox_consumer_redis_errors_total", "Failed calls to Redis, each retried.", "op"),
+		pending:     gauge("outbox_group_pending", "Entries delivered to the group and not acknowledged.", both...),
 		lag: gauge("outbox_group_lag",
 			"Entries not yet delivered to the group; NaN while it cannot be known. A rise means consumers are too "+
 				"slow.", both...),
@@ -107,11 +85,6 @@ func newMetrics(reg prometheus.Registerer, group string) (*metrics, error) {
 			"Age of the oldest entry delivered and not acknowledged.", both...),
 		trimLost: counter("outbox_trim_lost_total",
 			"Entries trimmed before the group had read or acknowledged them. Any rise means lost events.", both...),
-	}
-	attempts := counter("outbox_consumer_attempts_total",
-		"Attempts to process an event, by how they ended; a panic counts as failed too.", "group", "outcome")
-	for _, o := range []string{outcomeDone, outcomeFailed, outcomeUnavailable, outcomeMalformed, outcomePanic} {
-		m.outcomes[o] = attempts.WithLabelValues(group, o)
 	}
 	for _, op := range redisOps {
 		m.redisErrors.WithLabelValues(op)
@@ -121,8 +94,6 @@ func newMetrics(reg prometheus.Registerer, group string) (*metrics, error) {
 	}
 	return m, nil
 }
-
-func (m *metrics) outcome(o string) { m.outcomes[o].Inc() }
 
 // stream makes the series of a stream exist.
 func (m *metrics) stream(name string) {
@@ -134,10 +105,7 @@ func (m *metrics) stream(name string) {
 
 // inspectAll measures the group on every stream.
 func (c *Consumer) inspectAll(ctx context.Context) {
-	n := c.queues.counts()
-	c.metrics.held.Set(float64(n.held))
-	c.metrics.parked.Set(float64(n.parked))
-	c.metrics.delayed.Set(float64(n.delayed))
+	c.metrics.held.Set(float64(c.queues.counts().held))
 	for _, stream := range c.streams.list() {
 		if ctx.Err() != nil {
 			return
@@ -164,7 +132,6 @@ func (c *Consumer) inspectAll(ctx context.Context) {
 }
 
 func (m *metrics) observe(stream string, s State) {
-	m.streamLength.WithLabelValues(stream).Set(float64(s.Length))
 	m.pending.WithLabelValues(stream, m.group).Set(float64(s.Pending))
 	m.lag.WithLabelValues(stream, m.group).Set(s.lagValue())
 	m.oldest.WithLabelValues(stream, m.group).Set(s.OldestPending.Seconds())

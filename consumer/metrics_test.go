@@ -22,7 +22,7 @@ func TestMetricsAtStart(t *testing.T) {
 		must(t, err)
 	}
 	for _, name := range []string{
-		"outbox_consumer_attempts_total", "outbox_consumer_dead_total", "outbox_consumer_claimed_total",
+		"outbox_consumer_dead_total", "outbox_consumer_claimed_total",
 		"outbox_consumer_inflight_events", "outbox_consumer_redis_errors_total", "outbox_consumer_handle_seconds",
 	} {
 		if v := sample(t, reg, name); v != 0 {

@@ -62,7 +62,6 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 	ev, err := decode(e.stream, e.message(), e.attempt)
 	switch {
 	case err != nil:
-		c.metrics.outcome(outcomeMalformed)
 		c.die(ctx, e, 0, err)
 		return
 	case e.attempt > c.opt.MaxAttempts:
@@ -84,7 +83,6 @@ func (c *Consumer) call(ctx context.Context, ev Event) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			p := &panicError{value: v, stack: debug.Stack()}
-			c.metrics.outcome(outcomePanic)
 			c.log.Error("handler panicked", "event_id", ev.ID, "stream", ev.Stream, "entry_id", ev.EntryID, "stack",
 				string(p.stack))
 			err = p
@@ -100,29 +98,23 @@ func (c *Consumer) call(ctx context.Context, ev Event) (err error) {
 func (c *Consumer) settle(ctx context.Context, e *entry, ev *Event, err error) {
 	switch {
 	case err == nil:
-		c.metrics.outcome(outcomeDone)
 		if !ev.Time.IsZero() {
 			exemplar.Observe(c.metrics.delaySeconds, time.Since(ev.Time).Seconds(), ev.TraceParent)
 		}
 		c.finish(e)
 	case isUnavailable(err) || ctx.Err() != nil:
 		// The event is not the cause; and a handler whose context was canceled has not failed.
-		c.metrics.outcome(outcomeUnavailable)
 		c.queues.fail(e)
 		c.wait(e, ev, err)
 	case isPermanent(err):
-		c.metrics.outcome(outcomeFailed)
 		c.die(ctx, e, e.attempt, err)
 	case c.queues.fail(e):
-		c.metrics.outcome(outcomeFailed)
 		c.logOutage(err)
 		e.attempt = 1
 		c.wait(e, ev, err)
 	case e.attempt >= c.opt.MaxAttempts:
-		c.metrics.outcome(outcomeFailed)
 		c.die(ctx, e, e.attempt, err)
 	default:
-		c.metrics.outcome(outcomeFailed)
 		c.log.Debug("event failed", "event_id", ev.ID, "stream", e.stream, "attempt", e.attempt, "err", err)
 		wait := c.opt.Backoff(e.attempt)
 		e.attempt++

@@ -394,7 +394,6 @@ func (r *reader) took(stream string, es []*entry) {
 		r.c.dog.read(stream, time.Now())
 	}
 	r.c.queues.add(es)
-	r.c.metrics.read.Add(float64(len(es)))
 }
 
 // received learns from an answer. One without entries says as well that none is cut off: those that were would come

@@ -120,7 +120,7 @@ func New(o Options) *Bank {
 		metrics: newBankMetrics(o.Registerer), maxStream: maxStream, owner: ownership{redis: o.Redis, pool: o.Pool},
 	}
 	b.calls = &batcher{
-		client: o.Redis, durable: o.Durability, waits: b.metrics.waits, lanes: map[*redis.Client]*lane{},
+		client: o.Redis, durable: o.Durability, lanes: map[*redis.Client]*lane{},
 	}
 	if b.log == nil {
 		b.log = slog.New(slog.DiscardHandler)

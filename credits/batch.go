@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/batch"
@@ -39,8 +38,6 @@ var errNoReply = errors.New("the call has no reply")
 type batcher struct {
 	client  redis.UniversalClient
 	durable Durability
-	// waits observes the duration of pipelines that wait for durability.
-	waits prometheus.Observer
 
 	mu    sync.Mutex
 	lanes map[*redis.Client]*lane
@@ -229,11 +226,7 @@ func (l *lane) exec(calls []*waitingCall) {
 		_ = p.Process(ctx, c.cmd) // only queues it
 	}
 	w := l.durable.wait(ctx, p)
-	start := time.Now()
 	_, sent := p.Exec(ctx)
-	if w != nil {
-		l.waits.Observe(time.Since(start).Seconds())
-	}
 	waited := l.durable.reached(w)
 	for _, c := range calls {
 		c.waited, c.err = waited, errorOf(c.cmd, sent)

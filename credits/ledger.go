@@ -35,8 +35,7 @@ type ledger struct {
 	bySeq map[numbered]uuid.UUID
 	byOp  map[operation]bool
 
-	batch      ledgerBatch
-	duplicates int
+	batch ledgerBatch
 	// froze are the accounts frozen by this batch.
 	froze map[uuid.UUID]string
 	// moved is the total change of the accounts of a bucket, which is also the change of its counter-account.
@@ -126,7 +125,7 @@ func (l *ledger) lookUp(ctx context.Context, tx pgx.Tx, entries []*entry) error 
 
 // check builds the batch. It returns true, with the batch incomplete, if the ledger must be read for an entry first.
 func (l *ledger) check(entries []*entry) (ask bool) {
-	l.batch, l.duplicates = ledgerBatch{}, 0
+	l.batch = ledgerBatch{}
 	l.changed, l.froze, l.holes = map[uuid.UUID]bool{}, map[uuid.UUID]string{}, map[int16]int64{}
 	l.moved = map[int16]int64{}
 	marks := map[int16]int64{}
@@ -164,8 +163,7 @@ func (l *ledger) one(e *entry) {
 		return
 	}
 	if op, ok := l.bySeq[numbered{e.UserID, e.Seq}]; ok && op == e.OpID {
-		l.duplicates++
-		return
+		return // again, after the sync was interrupted
 	}
 	a := l.accounts[e.UserID]
 	switch {

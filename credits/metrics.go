@@ -45,7 +45,6 @@ const codeReplay = "replay"
 type bankMetrics struct {
 	ops   *prometheus.CounterVec
 	loads prometheus.Counter
-	waits prometheus.Histogram
 	lost  prometheus.Counter
 }
 
@@ -60,12 +59,6 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 			Name: "credits_ledger_reads_total",
 			Help: "Accounts read from the ledger because Redis did not have them.",
 		}),
-		waits: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "credits_durability_wait_seconds",
-			Help: "Time of pipelines that waited for replicas or disk. A rise means these are slow; at half a second " +
-				"outcomes become unknown.",
-			Buckets: []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.1},
-		}),
 	}
 	for _, c := range codes {
 		m.ops.WithLabelValues(c.code)
@@ -74,7 +67,7 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 		m.ops.WithLabelValues(strings.ToLower(string(o)))
 	}
 	if reg != nil {
-		reg.MustRegister(m.ops, m.loads, m.waits)
+		reg.MustRegister(m.ops, m.loads)
 	}
 	m.lost = newLost(reg)
 	return m
@@ -98,13 +91,6 @@ func newLost(reg prometheus.Registerer) prometheus.Counter {
 	return c
 }
 
-// Outcomes of stream entries, the values of the outcome label of credits_sync_entries_total.
-const (
-	entryApplied     = "applied"
-	entryDuplicate   = "duplicate"
-	entryQuarantined = "quarantined"
-)
-
 // Reasons to freeze an account.
 const (
 	reasonGap       = "gap"
@@ -118,8 +104,6 @@ var reasons = []string{reasonGap, reasonFork, reasonDuplicate, reasonBalance, re
 
 type syncMetrics struct {
 	lag     prometheus.Gauge
-	pending prometheus.Gauge
-	entries *prometheus.CounterVec
 	frozen  *prometheus.CounterVec
 	written *prometheus.CounterVec
 	bumps   prometheus.Counter
@@ -134,13 +118,6 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 			Help: "Age of the oldest operation that is not in the ledger yet. A rise means the sync or " +
 				"Postgres is too slow, or gone. A node of a cluster that does not answer is left out.",
 		}),
-		pending: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "credits_stream_entries", Help: "Operations in the buckets' streams.",
-		}),
-		entries: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "credits_sync_entries_total",
-			Help: "Stream entries by what became of them. Quarantined ones need an operator.",
-		}, []string{"outcome"}),
 		frozen: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "credits_frozen_total",
 			Help: "Accounts frozen because their operations contradict the ledger. Any rise needs an operator.",
@@ -159,9 +136,6 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 		}),
 		lost: newLost(reg),
 	}
-	for _, o := range []string{entryApplied, entryDuplicate, entryQuarantined} {
-		m.entries.WithLabelValues(o)
-	}
 	for _, t := range []string{eventAdded, eventDeducted} {
 		m.written.WithLabelValues(t)
 	}
@@ -169,7 +143,7 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 		m.frozen.WithLabelValues(r)
 	}
 	if reg != nil {
-		reg.MustRegister(m.lag, m.pending, m.entries, m.frozen, m.written, m.bumps, m.drift)
+		reg.MustRegister(m.lag, m.frozen, m.written, m.bumps, m.drift)
 	}
 	return m
 }

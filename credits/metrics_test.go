@@ -25,9 +25,9 @@ func TestMetricsBeginAtZero(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]int{
-		"credits_ops_total": len(codes) + 4, "credits_ledger_reads_total": 1, "credits_durability_wait_seconds": 1,
-		"credits_sync_lag_seconds": 1, "credits_stream_entries": 1, "credits_sync_entries_total": 3,
-		"credits_frozen_total": len(reasons), "credits_epoch_bumps_total": 1, "credits_lost_operations_total": 1,
+		"credits_ops_total": len(codes) + 4, "credits_ledger_reads_total": 1,
+		"credits_sync_lag_seconds": 1,
+		"credits_frozen_total":     len(reasons), "credits_epoch_bumps_total": 1, "credits_lost_operations_total": 1,
 		"credits_reconcile_drift": 1, "outbox_events_written_total": 2,
 	} {
 		wantEqual(t, name, series[name], want)

@@ -283,14 +283,11 @@ func (s *Sync) waiting(ctx context.Context) ([]int16, error) {
 		return nil, fmt.Errorf("look at the streams: %w", err)
 	}
 	var busy []int16
-	total := int64(0)
 	for i, bkt := range all {
-		if n := lens[i].Val(); n > 0 {
+		if lens[i].Val() > 0 {
 			busy = append(busy, bkt)
-			total += n
 		}
 	}
-	s.metrics.pending.Set(float64(total))
 	if len(busy) == 0 {
 		s.metrics.lag.Set(0)
 		return nil, nil
@@ -447,9 +444,6 @@ func after(id string) string {
 
 // report updates the metrics for a committed batch, and logs what an operator must examine.
 func (s *Sync) report(l *ledger) {
-	s.metrics.entries.WithLabelValues(entryApplied).Add(float64(len(l.batch.Entries)))
-	s.metrics.entries.WithLabelValues(entryDuplicate).Add(float64(l.duplicates))
-	s.metrics.entries.WithLabelValues(entryQuarantined).Add(float64(len(l.batch.Quarantined)))
 	for i := range l.batch.Events {
 		s.metrics.written.WithLabelValues(l.batch.Events[i].Type).Inc()
 	}

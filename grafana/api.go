@@ -128,12 +128,6 @@ var api = board{
 				steps:   []step{{0, green}, {0.05, orange}},
 			},
 			{
-				title: "Waiting for another attempt", unit: "s", alert: "PosthasteApiErrors",
-				means: "How long repeats wait for the first attempt with their key. On a rise, clients' timeouts " +
-					"are shorter than the work: raise them.",
-				queries: []query{{quantile(0.99, "idem_wait_seconds"), "p99"}}, empty: "no waits",
-			},
-			{
 				title: "Replays", unit: "reqps", alert: "PosthasteApiErrors",
 				means: "Requests answered from an earlier attempt. If there are many, clients repeat too early, or " +
 					"answers do not reach them.",
@@ -148,11 +142,10 @@ var api = board{
 				title: "Leases lost, results unwritten", unit: "short", alert: "PosthasteApiErrors",
 				means: "Leases lost: work took longer than its lease, and another attempt took over; the unique " +
 					"index accepted only one of them. Results unwritten: Redis did not store the answer; replays " +
-					"come from Postgres. Kept for seconds only: Redis' memory is short.",
+					"come from Postgres.",
 				queries: []query{
 					{"sum(increase(idem_lease_lost_total{FILTER}[$__rate_interval]))", "leases lost"},
 					{"sum(increase(idem_publish_fail_total{FILTER}[$__rate_interval]))", "results unwritten"},
-					{"sum(increase(idem_short_records_total{FILTER}[$__rate_interval]))", "kept for seconds"},
 				},
 				steps: few(),
 			},

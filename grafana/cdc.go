@@ -65,34 +65,14 @@ var cdc = board{
 				},
 			},
 		}},
-		{title: "Stream of changes", height: 7, panels: []panel{
-			{
-				title: "Transactions and rows", unit: "ops", alert: "OutboxRelayNotPublishing",
-				means: "Changes that the slot delivers. Rows in excess of published events are repeats after a " +
-					"restart. If it is 0 while events are written, the publication may be missing: " +
-					"run posthaste doctor.",
-				queries: []query{
-					{rate("outbox_cdc_transactions_total"), "transactions"},
-					{rate("outbox_cdc_rows_total"), "rows"},
-				},
-			},
-			{
-				title: "Received", unit: "Bps", alert: "OutboxSlotRetainedWALCritical",
-				means: "Bytes over the replication connection: mostly large payloads, plus keepalives. A plateau " +
-					"is the network's limit.",
-				queries: []query{{rate("outbox_cdc_received_bytes_total"), "received"}},
-			},
-			{
-				title: "Reconnects and decode errors", unit: "short", alert: "OutboxRelayFallbackActive",
-				means: "Reconnects: the stream breaks; check Postgres' log, wal_sender_timeout, and devices that cut " +
-					"idle connections. Decode errors: the table's columns were changed; undo the change.",
-				queries: []query{
-					{"sum(increase(outbox_cdc_reconnects_total{FILTER}[$__rate_interval]))", "reconnects"},
-					{"sum(increase(outbox_cdc_decode_errors_total{FILTER}[$__rate_interval]))", "decode errors"},
-				},
-				steps: few(),
-			},
+		{title: "Stream and poll", height: 7, panels: []panel{
 			inflight,
+			{
+				title: "Events polled", unit: "ops", alert: "OutboxRelayFallbackActive",
+				means: "Events published from the table: in poll mode, at every start, and while the stream is " +
+					"unusable. If it lasts in cdc mode, it is the fallback.",
+				queries: []query{{rate(`outbox_published_total{mode="poll"}`), "events"}},
+			},
 			{
 				title: "Audit and stalls", unit: "short", alert: "OutboxRelayNotPublishing",
 				means: "How often the stream did not deliver rows of the table (missed) or made no progress " +
@@ -114,29 +94,6 @@ var cdc = board{
 					"slot created: {{reason}}",
 				}}, switches.queries...),
 				steps: []step{{0, green}, {4, orange}},
-			},
-		}},
-		{title: "Poll", height: 7, folded: true, panels: []panel{
-			{
-				title: "Events polled", unit: "ops", alert: "OutboxRelayFallbackActive",
-				means: "Events published from the table: in poll mode, at every start, and while the stream is " +
-					"unusable. If it lasts in cdc mode, it is the fallback.",
-				queries: []query{{rate("outbox_sweep_rows_total"), "rows"}},
-			},
-			{
-				title: "Batches and claims", unit: "ops", alert: "OutboxOldestPendingTooOld",
-				means: "Transactions that read the table, and parts claimed. Many batches of few rows: the relay " +
-					"reduced them after failures; they grow again.",
-				queries: []query{
-					{rate("outbox_sweep_batches_total"), "batches"},
-					{rate("outbox_sweep_claims_total"), "claims"},
-				},
-			},
-			{
-				title: "Poll errors", unit: "ops", alert: "OutboxPublishFailing",
-				means: "Batches that failed; each is retried. For the class, see the publish errors in " +
-					"the overview.",
-				queries: []query{{rate("outbox_sweep_errors_total"), "errors"}},
 			},
 		}},
 		{title: "Monitoring", height: 7, folded: true, panels: []panel{

@@ -60,32 +60,12 @@ var creditsBoard = board{
 				queries: []query{{rate("credits_order_payments_total", "outcome"), "{{outcome}}"}},
 			},
 			{
-				title: "Operations waiting", unit: "short", alert: "PosthasteCreditsSyncLagging",
-				means: "Operations in the buckets' streams. It must fall between bursts; at the limit, new ones " +
-					"are refused (backpressure).",
-				queries: []query{{"max(credits_stream_entries{FILTER})", "waiting"}},
-			},
-			{
 				title: "Answers 503 and 423", unit: "reqps", alert: "PosthasteCreditsStoreUnavailable",
 				means: "503: Redis is unreachable, or cannot provide the configured durability; nothing was done, " +
 					"and clients repeat with the same key. 423: a frozen account.",
 				queries: []query{{`sum by (route, status) ` +
 					`(rate(http_request_duration_seconds_count{route=~"/(add|deduct|balance)/.*", status=~"503|423", ` +
 					`FILTER}[$__rate_interval]))`, "{{route}} {{status}}"}},
-			},
-			{
-				title: "Sync", unit: "ops", alert: "PosthasteCreditsAccountFrozen",
-				means: "Operations written to the ledger. quarantined: they contradict it; posthaste credits " +
-					"reconcile explains. duplicate: the sync was interrupted; harmless.",
-				queries: []query{{rate("credits_sync_entries_total", "outcome"), "{{outcome}}"}},
-			},
-			{
-				title: "Wait for durability, p99", unit: "s", alert: "PosthasteCreditsStoreUnavailable",
-				empty: "nothing to wait for",
-				means: "How long operations wait for replicas or the disk. After half a second, the client gets an " +
-					"unknown outcome: fix the replica or the disk. Empty when no durability is set.",
-				queries: []query{{quantile(0.99, "credits_durability_wait_seconds"), "p99"}},
-				steps:   []step{{0, green}, {0.1, orange}, {0.5, red}},
 			},
 			{
 				title: "Rebuilt from the ledger", unit: "short", alert: "PosthasteCreditsOperationsLost",

@@ -166,6 +166,6 @@ func (b board) head(d *dashboard.DashboardBuilder) { //nolint:staticcheck // cla
 		TitleFormat("{{from}} to {{to}}").TextFormat("{{reason}}").Step("15s"))
 	d.Annotation(dashboard.NewAnnotationQueryBuilder().
 		Name("New owner").Datasource(source).Enable(true).IconColor(blue).
-		Expr(`sum by (instance) (increase(outbox_adoptions_total{` + filter + `}[1m])) > 0`).
+		Expr(`changes(outbox_relay_epoch{` + filter + `}[1m]) > 0 and outbox_relay_leader{` + filter + `} == 1`).
 		TitleFormat("{{instance}} leads").TextFormat("the epoch rises").Step("15s"))
 }

@@ -314,7 +314,6 @@ var unshown = map[string]string{
 	startedAt:              "alerts ask it which processes are young",
 	"tls_certificate_expiry_timestamp_seconds": "an alert asks it; a date is not a curve",
 	"tls_files_rejected_total":                 "what comes of it is an alert",
-	"outbox_consumer_stream_length":            "the panels show the relay's, which sees every stream",
 }
 
 // TestEveryMetricHasAPanel checks that a panel shows every metric.

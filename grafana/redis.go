@@ -122,12 +122,6 @@ var redis = board{
 		}},
 		{title: "Consumers", height: 7, folded: true, panels: []panel{
 			{
-				title: "Attempts", unit: "ops", alert: "OutboxConsumerDead",
-				means: "Attempts by outcome. failed and panic: the handler. unavailable: a dependency of the " +
-					"handler is down, which does not count as an attempt.",
-				queries: []query{{rate("outbox_consumer_attempts_total", "group", "outcome"), "{{group}} {{outcome}}"}},
-			},
-			{
 				title: "Handler, p99", unit: "s", alert: "OutboxConsumerStuck",
 				means: "99 of 100 attempts are shorter than this. A rise points to the handler, or what it calls. " +
 					"The dots are traces.",
@@ -140,23 +134,19 @@ var redis = board{
 				queries: []query{{quantile(0.99, "outbox_consumer_delay_seconds", "group"), "{{group}}"}},
 			},
 			{
-				title: "Read and taken over", unit: "ops", alert: "OutboxConsumerStuck",
-				means: "Entries read for the first time, and entries taken over from silent consumers. Takeovers " +
+				title: "Taken over", unit: "ops", alert: "OutboxConsumerStuck",
+				means: "Entries taken over from silent consumers. Takeovers " +
 					"outside deployments mean that consumers die or hang for longer than --claim-idle.",
 				queries: []query{
-					{rate("outbox_consumer_read_total", "group"), "read, {{group}}"},
 					{rate("outbox_consumer_claimed_total", "group"), "taken over, {{group}}"},
-					{rate("outbox_consumer_removed_total", "group"), "consumers removed, {{group}}"},
 				},
 			},
 			{
 				title: "Held in processes", unit: "short", alert: "OutboxConsumerStuck",
-				means: "Entries in work, entries parked behind a slow event of their subject, subjects that wait for " +
-					"a retry, and stalled processes. If many are parked, one subject fails; the log names the event.",
+				means: "Entries that are not acknowledged, and stalled processes. If many are held and few are handled, " +
+					"one subject fails; the log names the event.",
 				queries: []query{
-					{"sum by (group) (outbox_consumer_inflight_events{FILTER})", "in work, {{group}}"},
-					{"sum by (group) (outbox_consumer_parked_events{FILTER})", "parked, {{group}}"},
-					{"sum by (group) (outbox_consumer_delayed_subjects{FILTER})", "subjects waiting, {{group}}"},
+					{"sum by (group) (outbox_consumer_inflight_events{FILTER})", "held, {{group}}"},
 					{"sum by (group) (outbox_consumer_stalled{FILTER})", "stalled processes, {{group}}"},
 				},
 			},

@@ -43,7 +43,6 @@ func (g *Guard) recordTTL(ctx context.Context) time.Duration {
 	if !g.Short() {
 		return g.ttl
 	}
-	g.metrics.short.Inc()
 	return min(g.ttl, g.lease)
 }
 

@@ -24,10 +24,8 @@ var outcomes = []string{
 type metrics struct {
 	requests    *prometheus.CounterVec
 	scripts     *prometheus.HistogramVec
-	wait        prometheus.Histogram
 	leaseLost   prometheus.Counter
 	publishFail prometheus.Counter
-	short       prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, routes []string) *metrics {
@@ -41,11 +39,6 @@ func newMetrics(reg prometheus.Registerer, routes []string) *metrics {
 			Help:    "Duration of the guard's Redis scripts, failed ones included.",
 			Buckets: []float64{0.00025, 0.0005, 0.0011, 0.0025, 0.005, 0.011, 0.025, 0.05, 0.11, 0.25, 0.5},
 		}, []string{"script"}),
-		wait: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "idem_wait_seconds",
-			Help:    "How long requests waited for another attempt on their key.",
-			Buckets: []float64{0.0125, 0.025, 0.05, 0.11, 0.25, 0.5, 1.1, 2.5, 5.5, 10.5},
-		}),
 		leaseLost: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "idem_lease_lost_total",
 			Help: "Attempts that lost their lease to another one while they worked.",
@@ -53,11 +46,6 @@ func newMetrics(reg prometheus.Registerer, routes []string) *metrics {
 		publishFail: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "idem_publish_fail_total",
 			Help: "Results that could not be written to Redis; their replays come from the database.",
-		}),
-		short: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "idem_short_records_total",
-			Help: "Results that stay in Redis for a lease only, because its memory is short; later replays come from " +
-				"the database. On a rise, increase maxmemory, or give the guard its own Redis.",
 		}),
 	}
 	for _, r := range routes {
@@ -69,7 +57,7 @@ func newMetrics(reg prometheus.Registerer, routes []string) *metrics {
 		m.scripts.WithLabelValues(s)
 	}
 	if reg != nil {
-		reg.MustRegister(m.requests, m.scripts, m.wait, m.leaseLost, m.publishFail, m.short)
+		reg.MustRegister(m.requests, m.scripts, m.leaseLost, m.publishFail)
 	}
 	return m
 }

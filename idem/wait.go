@@ -66,8 +66,6 @@ func (f *flights) finish(k Key, before func()) {
 
 // await returns when the record of k has changed or d has passed; its error is that of ctx.
 func (g *Guard) await(ctx context.Context, k Key, d time.Duration) (changed bool, err error) {
-	start := time.Now()
-	defer func() { g.metrics.wait.Observe(time.Since(start).Seconds()) }()
 	fl := g.flights.join(k)
 	defer g.flights.leave(k, fl)
 	bounded, cancel := context.WithTimeout(ctx, d)

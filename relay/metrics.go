@@ -38,7 +38,7 @@ type metrics struct {
 	published, switches, slotCreated, scrapeErrors, auditFailures   *prometheus.CounterVec
 	mode, desired, streamInfo                                       *prometheus.GaugeVec
 	commitToPublish                                                 *prometheus.HistogramVec
-	parked, settled, adoptions, lostEvents, restored, failovers     prometheus.Counter
+	parked, settled, lostEvents, restored, failovers                prometheus.Counter
 	leader, epoch, backlogRows, backlogOldest, dead, lost, phantoms prometheus.Gauge
 	slotActive, slotRetained, slotConfirmed, slotLost, slotMaxKeep  prometheus.Gauge
 	stalled                                                         prometheus.Gauge
@@ -141,7 +141,6 @@ func (m *metrics) addState(r *registry) {
 		Name: "outbox_mode_switches_total",
 		Help: "Changes between cdc, poll and standby, with the reason. A steady rise is flapping.",
 	}, []string{"from", "to", "reason"})
-	m.adoptions = r.counter("outbox_adoptions_total", "Times this instance raised the epoch and every gate.")
 	m.auditFailures = r.NewCounterVec(prometheus.CounterOpts{
 		Name: "outbox_audit_failures_total",
 		Help: "Times the stream was found to be silent about rows: missed or stalled.",

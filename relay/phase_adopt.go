@@ -120,7 +120,6 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 		}
 		l.gates = newGates(a.To, st.Layout, l.sink, l.store)
 		l.activity.own(a.To)
-		l.metrics.adoptions.Inc()
 		if err = l.raiseGates(ctx, f.intact); err == nil {
 			err = l.awaitLayout(ctx)
 		}

@@ -24,7 +24,7 @@ func TestScrapesNeverWait(t *testing.T) {
 	if a, err := placeOrder(t.Context(), api.http, 7); err != nil || a.status != http.StatusCreated {
 		t.Fatalf("order: %d, %v", a.status, err)
 	}
-	present(t, consume, `outbox_consumer_attempts_total{group="g",outcome="done"} 1`)
+	present(t, consume, `outbox_consumer_delay_seconds_count{group="g"} 1`)
 	for _, p := range servers {
 		p.Set(testenv.Trouble{LoseReplies: true})
 	}

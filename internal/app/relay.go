@@ -100,7 +100,7 @@ func (p *Relay) build(ctx context.Context) error {
 		Open: func(ctx context.Context) (sweep.Conn, error) {
 			return sql.OpenSweep(ctx, c.PostgresURL, c.Schema, c.RelayName)
 		},
-		Workers: c.SweepWorkers, Sink: events, Registerer: reg, Logger: p.log,
+		Workers: c.SweepWorkers, Sink: events, Logger: p.log,
 	})
 	p.traces = setupTracing(ctx, "posthaste-relay", c.Version, p.log)
 	p.relay = relay.New(relay.Options{

@@ -391,13 +391,9 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 		c.settled[m.Stream] = m
 		w.untold = append(w.untold, m)
 	}
-	rows := len(out.parked)
 	for _, g := range out.groups {
-		rows += len(g.events)
 		w.scope.Published(g.stream, g.events)
 	}
-	w.s.metrics.batches.Inc()
-	w.s.metrics.rows.Add(float64(rows))
 	w.scope.Outcome(nil)
 	return nil
 }

@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/outbox"
@@ -47,8 +45,6 @@ type Options struct {
 	// BatchRows bounds the rows of one batch. Default 500.
 	BatchRows int
 	Sink      stream.Publisher
-	// Registerer receives the metrics; nil for none.
-	Registerer prometheus.Registerer
 	// Logger may be nil.
 	Logger *slog.Logger
 }
@@ -104,9 +100,8 @@ type Scope struct {
 
 // Sweeper sweeps the outbox table. Its methods may be called one at a time.
 type Sweeper struct {
-	o       Options
-	log     *slog.Logger
-	metrics *metrics
+	o   Options
+	log *slog.Logger
 
 	// refused counts, across batches, the attempts to publish the events that the sink refuses.
 	refused stream.Refusals
@@ -123,7 +118,7 @@ func New(o Options) *Sweeper {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Sweeper{
-		o: o, log: o.Logger.With("component", "poll"), metrics: newMetrics(o.Registerer),
+		o: o, log: o.Logger.With("component", "poll"),
 		blocked: blockades{streams: map[string]blockade{}},
 	}
 	for part := range s.rows {
@@ -180,22 +175,4 @@ func (s *Sweeper) shrink(part, rows int) {
 // grow makes them larger again.
 func (s *Sweeper) grow(part int) {
 	s.rows[part].Store(min(s.rows[part].Load()*2, int64(s.o.BatchRows)))
-}
-
-type metrics struct {
-	batches, rows, claims, errors prometheus.Counter
-}
-
-func newMetrics(reg prometheus.Registerer) *metrics {
-	c := func(name, help string) prometheus.Counter {
-		return promauto.With(reg).NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	}
-	return &metrics{
-		batches: c("outbox_sweep_batches_total", "Batches polled and committed."),
-		rows:    c("outbox_sweep_rows_total", "Rows polled and committed."),
-		claims:  c("outbox_sweep_claims_total", "Parts claimed by polling workers."),
-		errors: c("outbox_sweep_errors_total",
-			"Batches that failed or are unclear; the part is claimed again. A steady rise means Redis or "+
-				"Postgres refuses."),
-	}
 }

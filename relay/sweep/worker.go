@@ -87,7 +87,6 @@ func (w *worker) failed(ctx context.Context, err error) error {
 	if end := w.final(ctx, err); end != nil {
 		return end
 	}
-	w.s.metrics.errors.Inc()
 	w.s.log.Debug("a page is polled again", "err", err)
 	w.close()
 	w.fails.Wait(ctx)
@@ -208,7 +207,6 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 			return claimed, progress, err
 		}
 		w.last, parts, claimed = part, []int{part}, true
-		w.s.metrics.claims.Inc()
 		c := &claim{
 			w: w, part: part, lane: outbox.Lane{Part: part, Claim: number, Nonce: w.nonce},
 			lanes: map[string]outbox.LanePublisher{}, settled: w.settled[part],
@@ -221,7 +219,6 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 		more, err := c.run(ctx)
 		if outbox.Alone(err) { // nothing is wrong with the session, or with other streams
 			w.scope.Outcome(err)
-			w.s.metrics.errors.Inc()
 		} else if err != nil {
 			return true, false, err
 		}
