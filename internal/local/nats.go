@@ -33,8 +33,8 @@ type Nats struct {
 var errNoNats = errors.New("no nats-server found; install it (go install github.com/nats-io/nats-server/v2@latest) " +
 	"or name the binary in POSTHASTE_NATS_BIN")
 
-// natsBin returns the path of nats-server: path if not empty, else from PATH.
-func natsBin(path string) (string, error) {
+// NatsBin returns the path of nats-server: path if not empty, else from PATH.
+func NatsBin(path string) (string, error) {
 	found, err := exec.LookPath(path)
 	switch {
 	case path == "":
@@ -53,8 +53,8 @@ max_payload: 8MB
 jetstream { store_dir: %s, sync_interval: always }
 `
 
-// startNats starts a server with its data in dir.
-func startNats(ctx context.Context, bin, dir string) (n *Nats, err error) {
+// StartNats starts a server with its data in dir.
+func StartNats(ctx context.Context, bin, dir string) (n *Nats, err error) {
 	n = &Nats{Dir: dir, bin: bin}
 	if n.Port, n.hold, err = ReservePort(); err != nil {
 		return nil, err

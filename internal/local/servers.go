@@ -53,7 +53,7 @@ func Open(ctx context.Context, o ServersOptions) (s *Servers, err error) {
 		return nil, err
 	}
 	if o.Nats {
-		if o.NatsBin, err = natsBin(o.NatsBin); err != nil {
+		if o.NatsBin, err = NatsBin(o.NatsBin); err != nil {
 			return nil, err
 		}
 	}
@@ -93,7 +93,7 @@ func Open(ctx context.Context, o ServersOptions) (s *Servers, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.Nats, err = startNats(ctx, o.NatsBin, dir); err != nil {
+	if s.Nats, err = StartNats(ctx, o.NatsBin, dir); err != nil {
 		s.Nats = nil
 	}
 	return s, err

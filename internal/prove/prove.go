@@ -35,7 +35,7 @@ type Options struct {
 	Dir      string        // see help.txt
 	PGBin    string        `name:"pg-bin" help:"Folder of the Postgres server's programs." env:"POSTHASTE_PG_BIN"`
 	RedisBin string        `help:"The redis-server program." env:"POSTHASTE_REDIS_BIN"`
-	Sink     string        `help:"Where relays publish to: redis or nats." enum:"redis,nats" default:"redis"`
+	Sink     string        `enum:"redis,nats" default:"redis"`
 	NatsBin  string        `help:"The nats-server program." env:"POSTHASTE_NATS_BIN"`
 }
 

@@ -120,8 +120,8 @@ const sightsMost = 200_000
 
 // reader reads a stream continuously. It always reads its last entry again, and so detects that Redis has lost entries.
 type reader struct {
-	stream string
-	book   book
+	stream  string
+	book    book
 	streams streams
 	broken  func(*breach)
 	// forgot is called when Redis has lost entries.

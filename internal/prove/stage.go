@@ -70,7 +70,7 @@ func openStage(ctx context.Context, c *app.Config, o Options, log *slog.Logger) 
 	s = &stage{log: log, links: map[string]*link.Link{}}
 	if o.External {
 		if s.dir, err = os.MkdirTemp(o.Dir, "posthaste-prove-"); err == nil {
-			err = s.borrow(ctx, c)
+			err = s.borrow(ctx, c, o)
 		}
 	} else {
 		err = s.start(ctx, o)
