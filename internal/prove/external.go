@@ -120,20 +120,22 @@ func (s *stage) borrowNats(ctx context.Context, c *app.Config, o Options) (err e
 		return err
 	}
 	defer log.Close()
-	for _, name := range jetStreams(c) {
-		if _, err := log.JS.StreamInfo(name, nats.Context(ctx)); !errors.Is(err, nats.ErrStreamNotFound) {
-			return errors.Join(fmt.Errorf("nats has a stream %s: --external makes it and deletes it", name), err)
-		}
+	if _, err = log.JS.AccountInfo(nats.Context(ctx)); err != nil {
+		return fmt.Errorf("ask nats: %w", err)
 	}
-	return nil
+	return eachStream(ctx, log, c, func(name string) error {
+		return fmt.Errorf("nats has a stream %s: --external needs one without streams of that prefix", name)
+	})
 }
 
-// jetStreams returns the names of the streams of a campaign.
-func jetStreams(c *app.Config) (list []string) {
-	for _, typ := range append([]string{"order"}, types...) {
-		list = append(list, jetstream.StreamName(c.StreamPrefix+typ))
+// eachStream calls do with every stream of JetStream that has the prefix.
+func eachStream(ctx context.Context, log *natslog.Log, c *app.Config, do func(name string) error) (err error) {
+	for name := range log.JS.StreamNames(nats.Context(ctx)) {
+		if strings.HasPrefix(name, jetstream.StreamName(c.StreamPrefix)) {
+			err = errors.Join(err, do(name))
+		}
 	}
-	return list
+	return err
 }
 
 // withSecret replaces the file of the password that an address of Postgres names, if it does, by the password: a
@@ -186,11 +188,9 @@ func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) er
 			err = errors.Join(err, s.client.FlushDB(ctx).Err())
 		}
 		if log, is := s.streams.(*natslog.Log); is {
-			for _, name := range jetStreams(c) {
-				if derr := log.JS.DeleteStream(name, nats.Context(ctx)); !errors.Is(derr, nats.ErrStreamNotFound) {
-					err = errors.Join(err, derr)
-				}
-			}
+			err = errors.Join(err, eachStream(ctx, log, c, func(name string) error {
+				return log.JS.DeleteStream(name, nats.Context(ctx))
+			}))
 		}
 		if err != nil {
 			return fmt.Errorf("database and slot %s, database %s of Redis, streams of NATS: %w: %w", database,
