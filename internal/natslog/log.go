@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
 
@@ -147,6 +148,70 @@ func (l *Log) Add(ctx context.Context, stream string, e redis.XMessage) error {
 	m.Data = []byte(value("data"))
 	_, err := l.JS.PublishMsg(m, nats.Context(ctx))
 	return err
+}
+
+// Len returns how many events a stream has. If that is fewer than enough, it may count messages of the gate as well,
+// which is faster.
+func (l *Log) Len(ctx context.Context, stream string, enough int64) (n int64, err error) {
+	info, err := l.JS.StreamInfo(jetstream.StreamName(stream), nats.Context(ctx))
+	switch {
+	case errors.Is(err, nats.ErrStreamNotFound):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	case int64(info.State.Msgs) < enough: //nolint:gosec // a number of messages
+		return int64(info.State.Msgs), nil //nolint:gosec // a number of messages
+	}
+	err = l.get(ctx, stream, 1, 1, func(m *nats.Msg) {
+		after, _ := strconv.ParseInt(m.Header.Get("Nats-Num-Pending"), 10, 64)
+		n = 1 + after
+	})
+	return n, err
+}
+
+// Make makes a stream of events that has no gate.
+func (l *Log) Make(ctx context.Context, stream string) error {
+	name := jetstream.StreamName(stream)
+	body, err := json.Marshal(map[string]any{
+		"name": name, "subjects": []string{jetstream.EventsFilter(stream)}, "storage": "file", "allow_atomic": true,
+		"allow_direct": true,
+	})
+	if err != nil {
+		return err
+	}
+	return answer(l.RequestWithContext(ctx, "$JS.API.STREAM.CREATE."+name, body))
+}
+
+// answer returns the error in an answer of JetStream.
+func answer(m *nats.Msg, err error) error {
+	if err != nil {
+		return err
+	}
+	var refused struct{ Error *nats.APIError }
+	if err := json.Unmarshal(m.Data, &refused); err != nil {
+		return err
+	}
+	if refused.Error != nil {
+		return refused.Error
+	}
+	return nil
+}
+
+// Batch publishes messages as one atomic batch.
+func (l *Log) Batch(ctx context.Context, list []*nats.Msg) error {
+	id := uuid.NewString()
+	for i, m := range list {
+		m.Header.Set("Nats-Batch-Id", id)
+		m.Header.Set("Nats-Batch-Sequence", strconv.Itoa(i+1))
+		if i < len(list)-1 {
+			if err := l.PublishMsg(m); err != nil {
+				return err
+			}
+		}
+	}
+	last := list[len(list)-1]
+	last.Header.Set("Nats-Batch-Commit", "1")
+	return answer(l.RequestMsgWithContext(ctx, last))
 }
 
 // Consume is a member of a group until ctx ends, or the group has no state any more. An event for which do returns an
