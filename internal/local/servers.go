@@ -18,7 +18,7 @@ type Servers struct {
 	// Redis is nil if there is a Cluster instead.
 	Redis   *Redis
 	Cluster *Cluster
-	// Nats is nil unless it was asked for.
+	// Nats is nil without ServersOptions.Nats.
 	Nats *Nats
 }
 
