@@ -109,7 +109,8 @@ const (
 )
 
 // scan passes the messages from a sequence, or from the time in req, to visit, until visit returns errStop. It requests
-// at most req.Batch messages at once if that is set: the server sends a page even if visit stops. Any replica may answer. A stream that does not exist is empty.
+// at most req.Batch messages at once if that is set: the server sends a page even if visit stops. Any replica may
+// answer. A stream that does not exist is empty.
 func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func(m *message) error) error {
 	if req.Batch == 0 || req.Batch > pageMessages {
 		req.Batch = pageMessages
