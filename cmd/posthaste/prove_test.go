@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"posthaste/internal/prove"
 	"posthaste/internal/testenv"
 )
@@ -48,6 +50,47 @@ func TestProve(t *testing.T) {
 		if err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s is without %q, %v", name, want, err)
 		}
+	}
+}
+
+// A campaign with NATS keeps its promises while streams are lost and the server is killed, and notices what is spoiled.
+func TestProveNats(t *testing.T) {
+	t.Parallel()
+	for fault, promise := range map[string]string{"nats-*": "", "sabotage-duplicate": "duplicated"} {
+		r, _ := campaign(t, "--duration=6s", "--sink=nats", "--nats-bin="+testenv.NatsBin(t), "--faults="+fault)
+		kept := strings.Contains(r.out, "every promise was kept") && strings.Contains(r.out, "effects with the inbox")
+		if promise == "" && (r.code != 0 || !kept) ||
+			promise != "" && (r.code != 1 || !strings.Contains(r.out, "BROKEN: "+promise+": ")) {
+			t.Errorf("%s: exit %d: %s\n%s", fault, r.code, r.out, r.errOut)
+		}
+	}
+}
+
+// A campaign on an external NATS deletes its streams, and does not start if they exist.
+func TestProveNatsExternal(t *testing.T) {
+	t.Parallel()
+	db, rd, server := testenv.NewServer(t).Database(t), testenv.Redis(t), testenv.Nats(t)
+	nc, err := nats.Connect(server.URL())
+	must(t, err)
+	t.Cleanup(nc.Close)
+	js, err := nc.JetStream()
+	must(t, err)
+	args := []string{
+		"--duration=1s", "--faults=relay-*", "--external", "--yes", "--postgres-url=" + db.URL,
+		"--redis-url=" + rd.URL(), "--sink=nats", "--sink-url=" + server.URL(),
+	}
+	r, _ := campaign(t, args...)
+	r.says(t, 0, "every promise was kept")
+	for name := range js.StreamNames() {
+		if strings.HasPrefix(name, "OUTBOX") {
+			t.Errorf("stream %s is left", name)
+		}
+	}
+	_, err = js.AddStream(&nats.StreamConfig{Name: "OUTBOX_CART"})
+	must(t, err)
+	r, _ = campaign(t, args...)
+	if r.code != exitFailure || !strings.Contains(r.errOut, "nats has a stream OUTBOX_CART") {
+		t.Errorf("exit %d: %s", r.code, r.errOut)
 	}
 }
 

@@ -25,7 +25,7 @@ type step struct {
 
 // benchmark runs the steps f.Runs times and prints the report. It returns ErrFound if the result is wrong.
 func benchmark(
-	ctx context.Context, c app.Config, o cli.IO, f Options, r *report, steps func(b *session) []step,
+	ctx context.Context, c app.Config, o cli.IO, f Options, to Sink, r *report, steps func(b *session) []step,
 ) (err error) {
 	if f.Runs < 1 {
 		return cli.Usage("--runs must be at least 1")
@@ -35,7 +35,7 @@ func benchmark(
 	}
 	id := uuid.New()
 	b := &session{
-		options: f, config: c, report: r, name: hex.EncodeToString(id[:4]),
+		options: f, sink: to, config: c, report: r, name: hex.EncodeToString(id[:4]),
 		log: slog.New(slog.NewTextHandler(o.Stderr, &slog.HandlerOptions{Level: max(c.LogLevel, slog.LevelWarn)})),
 	}
 	defer b.close()

@@ -24,6 +24,7 @@ import (
 // Drain measures events per second, from the outbox to delivered and settled.
 type Drain struct {
 	Options
+	Sink
 
 	Events      int    `help:"Events of one measurement." default:"20000"`
 	Size        int    `help:"Bytes of an event's payload." default:"300"`
@@ -55,18 +56,23 @@ func (c Drain) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			{"relay_cpu_us", "relay µs", 1},
 			{"postgres_cpu_us", "postgres µs", 1},
 			{"redis_cpu_us", "redis µs", 1},
+			{"nats_cpu_us", "nats µs", 1},
 			{"wal_bytes", "WAL bytes", 0},
 			{"settle_wal_bytes", "settling WAL", 1},
 			{"redis_bytes", "redis bytes", 0},
+			{"nats_bytes", "nats bytes", 0},
 			{"relay_peak_rss_mib", "peak RSS MiB", 0},
 			{"busy_percent", "busy %", 0},
 		},
 	}
-	return benchmark(ctx, config, o, c.Options, r, func(b *session) []step {
+	return benchmark(ctx, config, o, c.Options, c.Sink, r, func(b *session) []step {
 		d := &drain{session: b, c: c}
 		steps := []step{
 			{"limits in Postgres", 3 * c.Events, d.postgresLimits},
 			{"limit in Redis", c.Events, d.redisLimit},
+		}
+		if b.sink.nats() {
+			steps[1] = step{"limit in NATS", c.Events, d.natsLimit}
 		}
 		for _, load := range only(c.Load, "backlog", "stream") {
 			for _, mode := range only(c.Mode, modes...) {
@@ -321,7 +327,7 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 		if err != nil {
 			return err
 		}
-		return d.verdict(ctx, s, w, "settle", "xadd")
+		return d.verdict(ctx, s, w, "settle", d.sink.bareBatches())
 	})
 }
 
@@ -359,7 +365,7 @@ func (d *drain) stream(ctx context.Context, mode outbox.Mode) error {
 		if err != nil {
 			return err
 		}
-		limits := []string{"insert", "slot", "settle", "xadd"}
+		limits := []string{"insert", "slot", "settle", d.sink.bareBatches()}
 		if mode == outbox.ModePoll {
 			limits = slices.DeleteFunc(limits, func(l string) bool { return l == "slot" })
 		}

@@ -21,6 +21,7 @@ import (
 // Latency measures the time from a commit to the consumer, and what an event costs, at one rate or several.
 type Latency struct {
 	Options
+	Sink
 
 	Rate     []float64     `default:"200"`
 	Duration time.Duration `help:"How long each measurement lasts." default:"5s"`
@@ -47,8 +48,10 @@ func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			column{"relay_cpu_us", "relay µs", 0},
 			column{"postgres_cpu_us", "postgres µs", 0},
 			column{"redis_cpu_us", "redis µs", 0},
+			column{"nats_cpu_us", "nats µs", 0},
 			column{"wal_bytes", "WAL bytes", 0},
 			column{"redis_bytes", "redis bytes", 0},
+			column{"nats_bytes", "nats bytes", 0},
 			column{"kept_wal_mib", "kept WAL MiB", 0},
 			column{"backlog_rows", "backlog", 0},
 			column{"busy_percent", "busy %", 0},
@@ -61,7 +64,7 @@ func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if len(c.Rate) == 1 {
 		r.Settings["rate"] = c.Rate[0]
 	}
-	return benchmark(ctx, config, o, c.Options, r, func(b *session) (steps []step) {
+	return benchmark(ctx, config, o, c.Options, c.Sink, r, func(b *session) (steps []step) {
 		for _, rate := range c.Rate {
 			steps = append(steps, (&latency{session: b, c: c, rate: rate}).steps()...)
 		}
@@ -93,7 +96,11 @@ func (l *latency) steps() []step {
 		return l.idleSteps()
 	}
 	total := l.total()
-	steps := []step{{l.named("bare commit"), total, l.commit}, {l.named("bare stream"), total, l.xadd}}
+	bare := l.xadd
+	if l.sink.nats() {
+		bare = l.publish
+	}
+	steps := []step{{l.named("bare commit"), total, l.commit}, {l.named("bare stream"), total, bare}}
 	for _, mode := range only(l.c.Mode, modes...) {
 		estimate := l.held() + total + l.paced()
 		steps = append(steps, step{l.named(string(mode)), estimate, func(ctx context.Context) error {
@@ -218,18 +225,13 @@ func (l *latency) xadd(ctx context.Context) error {
 	defer l.redis.Unlink(context.WithoutCancel(ctx), key)
 	payload := payloadOf(l.c.Size)
 	a := newArrivals(l, 0)
-	var arrived float64
-	began := time.Now()
-	rctx, stop := context.WithCancel(ctx)
-	defer stop()
-	g, gctx := errgroup.WithContext(rctx)
-	g.Go(func() error {
-		for last := "0-0"; gctx.Err() == nil; {
-			res, err := l.redis.XRead(gctx, &redis.XReadArgs{
+	read := func(ctx context.Context) error {
+		for last := "0-0"; ctx.Err() == nil; {
+			res, err := l.redis.XRead(ctx, &redis.XReadArgs{
 				Streams: []string{key, last}, Count: 1000,
 				Block: 100 * time.Millisecond,
 			}).Result()
-			if err != nil && !errors.Is(err, redis.Nil) && gctx.Err() == nil {
+			if err != nil && !errors.Is(err, redis.Nil) && ctx.Err() == nil {
 				return fmt.Errorf("read entries: %w", err)
 			}
 			for _, s := range res {
@@ -241,7 +243,23 @@ func (l *latency) xadd(ctx context.Context) error {
 			}
 		}
 		return nil
-	})
+	}
+	return l.bare(ctx, a, "one XADD per event, until an XREAD that waits has it", read,
+		func(ctx context.Context, n int) error {
+			return l.redis.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: bareEntry(n, payload)}).Err()
+		})
+}
+
+// bare measures the server alone: write sends event n, and read records what arrives in a until its context ends.
+func (l *latency) bare(ctx context.Context, a *arrivals, what string, read func(ctx context.Context) error,
+	write func(ctx context.Context, n int) error,
+) error {
+	var arrived float64
+	began := time.Now()
+	rctx, stop := context.WithCancel(ctx)
+	defer stop()
+	g, gctx := errgroup.WithContext(rctx)
+	g.Go(func() error { return read(gctx) })
 	g.Go(func() error {
 		defer stop()
 		_, n, err := load{
@@ -249,7 +267,7 @@ func (l *latency) xadd(ctx context.Context) error {
 			do: func(ctx context.Context, n int, due time.Time) error {
 				a.sent(n, due)
 				l.progress.add(1)
-				return l.redis.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: bareEntry(n, payload)}).Err()
+				return write(ctx, n)
 			},
 		}.run(gctx)
 		if err != nil {
@@ -262,8 +280,7 @@ func (l *latency) xadd(ctx context.Context) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	w := l.report.limit(l.named("xadd"), "one XADD per event, until an XREAD that waits has it")
-	l.note(w, a.counted(), arrived)
+	l.note(l.report.limit(l.named(l.sink.bare()), what), a.counted(), arrived)
 	return nil
 }
 
@@ -353,6 +370,9 @@ func (l *latency) hold(ctx context.Context, s *scene, w *row) (release func(), e
 	if kept != nil {
 		w.is("kept_wal_mib", *kept)
 	}
+	if l.nats != nil {
+		return release, nil
+	}
 	// The consumer would have to handle all events of the stream first.
 	return release, s.redis.XGroupCreateMkStream(ctx, s.stream(), group, "$").Err()
 }
@@ -362,6 +382,9 @@ const group = "bench"
 
 // consumed runs do while a consumer group records arrivals.
 func (l *latency) consumed(ctx context.Context, s *scene, a *arrivals, do func(ctx context.Context) error) error {
+	if l.nats != nil {
+		return l.consumedFromNats(ctx, s.stream(), a, do)
+	}
 	cons, err := consumer.New(consumer.Options{
 		Client: s.redis, Group: group, Streams: []string{s.stream()}, DrainTimeout: time.Second, Logger: s.log,
 		Handler: func(_ context.Context, ev consumer.Event) error {
@@ -404,10 +427,11 @@ func (l *latency) cost(ctx context.Context, s *scene, p *app.Relay, w *row, from
 
 // verdict compares the result with the times of a commit and of a stream alone.
 func (l *latency) verdict(w *row) {
-	commit, xadd := l.report.find(l.named("commit")), l.report.find(l.named("xadd"))
+	bare := l.sink.bare()
+	commit, xadd := l.report.find(l.named("commit")), l.report.find(l.named(bare))
 	for _, q := range []string{"p50", "p99"} {
 		floor := commit.median(q+"_ms") + xadd.median(q+"_ms")
-		w.Ratios[q+" of commit + xadd"] = w.median(q+"_ms") / floor
+		w.Ratios[q+" of commit + "+bare] = w.median(q+"_ms") / floor
 	}
 	floor := commit.median("p50_ms") + xadd.median("p50_ms")
 	w.Bound = "the relay's own share"

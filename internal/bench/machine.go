@@ -16,10 +16,14 @@ type machine struct {
 }
 
 func (m machine) text() string {
+	servers := []string{"posthaste", "go", "postgres", "redis"}
+	if m.Versions["nats"] != "" {
+		servers = append(servers, "nats")
+	}
 	return fmt.Sprintf("machine: %d cores, %s, load average %.1f before the run; servers: %s\nversions: "+
 		"%s\ndurability: "+
 		"%s\n", m.Cores, m.Platform, m.Load, m.Servers,
-		pairs(m.Versions, "posthaste", "go", "postgres", "redis"),
+		pairs(m.Versions, servers...),
 		pairs(m.Durability, "fsync", "synchronous_commit", "full_page_writes", "appendonly", "appendfsync",
 			"redis_durability"))
 }

@@ -18,6 +18,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/natslog"
 	"posthaste/internal/secretfile"
 	"posthaste/internal/testenv"
 	"posthaste/internal/testenv/commandline"
@@ -30,6 +31,7 @@ type world struct {
 	t     *testing.T
 	db    *testenv.Database
 	redis *testenv.RedisServer
+	nats  string // the URL of a server, "" without one
 }
 
 // newWorld puts an event and a key on servers that a benchmark borrows; the benchmark must not touch them.
@@ -47,7 +49,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) measure(b any) (report, error) {
 	w.t.Helper()
 	c := commandline.Config(w.t, "--postgres-url="+w.db.URL, "--redis-url="+w.redis.URL(), "--relay-name="+w.db.Relay,
-		"--admin-addr=127.0.0.1:0", "--log-level=error")
+		"--admin-addr=127.0.0.1:0", "--log-level=error", "--sink-url="+w.nats)
 	var err error
 	var out, errOut bytes.Buffer
 	o := cli.IO{Stdout: &out, Stderr: &errOut}
@@ -178,6 +180,46 @@ func TestBenchDrainIntoStreams(t *testing.T) {
 	mib := w.median("published_per_second") * 100_000 / (1 << 20)
 	if w.median("relay_peak_rss_mib") < 1 || w.median("payload_mib_per_second") != mib {
 		t.Errorf("figures %v", w.Figures)
+	}
+}
+
+// On NATS the same is measured, and no stream stays.
+func TestBenchNats(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.nats = testenv.Nats(t).URL()
+	to := Sink{Sink: "nats"}
+	r, err := w.measure(Drain{
+		Options: Options{Runs: 1}, Sink: to, Events: 700, Size: 300, Transaction: 1, Streams: 2, Mode: "both",
+		Load: "both",
+	})
+	testenv.Must(t, err)
+	positive(t, r.Limits, 1, "insert", "slot", "settle", "batches")
+	positive(t, r.Results, 1, "backlog cdc", "backlog poll", "stream cdc", "stream poll")
+	for _, row := range r.Results {
+		counts(t, row, 700)
+		if bytes := row.median("nats_bytes"); row.Ratios["batches"] == 0 || bytes < 300 || bytes > 3000 {
+			t.Errorf("%s: ratios %v, an event takes %v bytes", row.Name, row.Ratios, bytes)
+		}
+	}
+	half := 500 * time.Millisecond
+	r, err = w.measure(Latency{
+		Options: Options{Runs: 1}, Sink: to, Rate: []float64{100}, Duration: half, Size: 300, Mode: "cdc", Hold: half,
+	})
+	testenv.Must(t, err)
+	positive(t, r.Limits, 1, "commit", "publish")
+	positive(t, r.Results, 1, "cdc")
+	counts(t, r.Results[0], 200)
+	if row := r.Results[0]; row.median("per_second") != 100 || row.Ratios["p50 of commit + publish"] == 0 {
+		t.Errorf("figures %v, ratios %v", row.Figures, row.Ratios)
+	}
+	log, err := natslog.Open(w.nats)
+	testenv.Must(t, err)
+	defer log.Close()
+	for name := range log.JS.StreamNames() {
+		if strings.Contains(name, "BENCH") {
+			t.Errorf("stream %s is left", name)
+		}
 	}
 }
 

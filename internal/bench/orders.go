@@ -51,7 +51,7 @@ func (c Orders) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			column{"postgres_cpu_us", "postgres µs", 0}, column{"redis_cpu_us", "redis µs", 0},
 			column{"busy_percent", "busy %", 0}),
 	}
-	return benchmark(ctx, config, o, c.Options, r, func(b *session) []step {
+	return benchmark(ctx, config, o, c.Options, Sink{}, r, func(b *session) []step {
 		m := &orders{session: b, c: c, user: uuid.New()}
 		total := int(c.Rate * (c.Duration + loadWarm).Seconds())
 		return []step{

@@ -44,6 +44,7 @@ func (b *session) in(ctx context.Context, do func(ctx context.Context, s *scene)
 	s.config.RelayName = strings.TrimPrefix(s.name, "posthaste_")
 	s.config.Slot = s.name
 	s.config.StreamPrefix = strings.ReplaceAll(s.name, "_", "-") + "."
+	s.config.SinkURL = b.sinkURL
 	s.config.PostgresURL = inDatabase(b.config.PostgresURL, s.name)
 	defer func() { err = errors.Join(err, s.remove(ctx)) }()
 	if _, err := b.admin.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{s.name}.Sanitize()); err != nil {
@@ -90,6 +91,9 @@ func (s *scene) remove(ctx context.Context) error {
 	}
 	_, err := s.admin.Exec(ctx, "DROP DATABASE IF EXISTS "+pgx.Identifier{s.name}.Sanitize()+" WITH (FORCE)")
 	errs = append(errs, err, s.removeKeys(ctx))
+	for i := range s.streams {
+		errs = append(errs, s.removeNats(ctx, s.streamOf(i)))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%s: %w: %w", s.name, errLeft, err)
 	}
@@ -203,10 +207,10 @@ func (s *scene) published(ctx context.Context, p *app.Relay, n int) error {
 	at, full := 0, 0 // the streams before at have all their entries
 	return s.until(ctx, p, "every event in the stream", func() (bool, int64, error) {
 		for ; ; at++ {
-			have, err := s.redis.XLen(ctx, s.streamOf(at)).Result()
+			theirs := (n - at + s.streams - 1) / s.streams
+			have, err := s.length(ctx, s.streamOf(at), theirs)
 			far := int64(full) + have
 			s.progress.count.Store(far)
-			theirs := (n - at + s.streams - 1) / s.streams
 			if err != nil || have < int64(theirs) {
 				return false, far, err
 			}
@@ -236,7 +240,7 @@ func (s *scene) count(ctx context.Context, n int) (check, error) {
 	seen := make([]bool, n)
 	for i := range s.streams {
 		for from := "-"; ; {
-			page, err := s.redis.XRangeN(ctx, s.streamOf(i), from, "+", 1000).Result()
+			page, err := s.page(ctx, s.streamOf(i), from)
 			if err != nil {
 				return c, err
 			}
@@ -269,6 +273,10 @@ func (s *scene) count(ctx context.Context, n int) (check, error) {
 
 // noteMemory adds the memory of Redis that the streams use for each of n events. A Redis that refuses MEMORY adds none.
 func (s *scene) noteMemory(ctx context.Context, w *row, n int) {
+	if s.nats != nil {
+		s.noteNats(ctx, w, n)
+		return
+	}
 	sum := int64(0)
 	for i := range s.streams {
 		bytes, err := s.redis.MemoryUsage(ctx, s.streamOf(i), 0).Result()

@@ -20,6 +20,7 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/local"
+	"posthaste/internal/natslog"
 	"posthaste/internal/redisurl"
 	"posthaste/sql"
 )
@@ -35,9 +36,18 @@ type Options struct {
 	Cluster  bool   `help:"Start a Redis Cluster, of three masters and three replicas, instead of one Redis."`
 }
 
+// Sink is where a relay publishes to.
+type Sink struct {
+	Sink    string `help:"Where the relay publishes to: redis or nats." enum:"redis,nats" default:"redis"`
+	NatsBin string `help:"The nats-server program." env:"POSTHASTE_NATS_BIN"`
+}
+
+func (s Sink) nats() bool { return s.Sink == "nats" }
+
 // session is one benchmark. Everything it makes contains its name and is removed before it ends.
 type session struct {
 	options  Options
+	sink     Sink
 	config   app.Config
 	log      *slog.Logger
 	progress *progress
@@ -49,6 +59,9 @@ type session struct {
 	servers *local.Servers
 	admin   *pgxpool.Pool
 	redis   redis.UniversalClient
+	// nats is a connection to NATS at sinkURL; nil if the relay publishes to Redis.
+	nats    *natslog.Log
+	sinkURL string
 }
 
 // open starts servers, or connects to those of the settings, and records their properties.
@@ -62,12 +75,17 @@ func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 		o := b.options
 		b.servers, err = local.Open(ctx, local.ServersOptions{
 			Name: "bench", Dir: o.Dir, PGBin: o.PGBin, RedisBin: o.RedisBin, Cluster: o.Cluster,
-			Settings: local.Durable,
+			Settings: local.Durable, Nats: b.sink.nats(), NatsBin: b.sink.NatsBin,
 		})
 		if err != nil {
 			return err
 		}
 		c.PostgresURL, c.RedisURL = b.servers.Postgres.URL("postgres"), b.servers.RedisURL()
+	}
+	if b.sink.nats() {
+		if err := b.openNats(); err != nil {
+			return err
+		}
 	}
 	c.Schema, c.StreamMaxlen = "public", 0 // streams are counted, so they are not trimmed
 	c.HTTPAddr = "127.0.0.1:0"
@@ -107,6 +125,9 @@ func openPool(ctx context.Context, url string, size int) (*pgxpool.Pool, error) 
 func (b *session) close() {
 	if b.redis != nil {
 		_ = b.redis.Close()
+	}
+	if b.nats != nil {
+		b.nats.Close()
 	}
 	if b.admin != nil {
 		b.admin.Close()
@@ -153,6 +174,9 @@ func (b *session) facts(ctx context.Context) (machine, error) {
 	if m.Versions["postgres"], m.Versions["redis"], err = local.Versions(ctx, b.admin, nodes[0]); err != nil {
 		return m, err
 	}
+	if b.nats != nil {
+		m.Versions["nats"] = b.nats.ConnectedServerVersion()
+	}
 	for _, name := range []string{"appendonly", "appendfsync"} {
 		m.Durability[name] = "unknown" // a managed server may keep CONFIG to itself
 		if v, err := nodes[0].ConfigGet(ctx, name).Result(); err == nil {
@@ -172,9 +196,9 @@ func inMemory(dir string) bool {
 // usage is the resources used up to a moment: processor time in seconds, of this process, the servers, and the whole
 // machine, and bytes of WAL. Unlike a rate it hardly depends on other load of the machine.
 type usage struct {
-	own, postgres, redis float64
-	busy, idle           float64
-	wal                  float64
+	own, postgres, redis, nats float64
+	busy, idle                 float64
+	wal                        float64
 }
 
 func (b *session) usage(ctx context.Context) usage {
@@ -205,6 +229,9 @@ func (b *session) usage(ctx context.Context) usage {
 	}
 	if b.servers != nil {
 		u.postgres = b.servers.Postgres.CPU()
+		if b.servers.Nats != nil {
+			u.nats = b.servers.Nats.CPU()
+		}
 	}
 	return u
 }
@@ -253,6 +280,7 @@ func (u usage) noteCPU(w *row, now usage, events int) {
 	for name, seconds := range map[string]float64{
 		"postgres_cpu_us": now.postgres - u.postgres,
 		"redis_cpu_us":    now.redis - u.redis,
+		"nats_cpu_us":     now.nats - u.nats,
 	} {
 		if us := seconds * 1e6 / float64(events); us >= 0.05 { // a smaller value is of an idle server
 			w.is(name, us)

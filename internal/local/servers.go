@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Servers are a Postgres and a Redis, with their data in one folder.
+// Servers are a Postgres, a Redis and possibly a NATS, with their data in one folder.
 type Servers struct {
 	// Dir is the folder. RedisBin is the program of Redis.
 	Dir, RedisBin string
@@ -18,6 +18,8 @@ type Servers struct {
 	// Redis is nil if there is a Cluster instead.
 	Redis   *Redis
 	Cluster *Cluster
+	// Nats is nil without ServersOptions.Nats.
+	Nats *Nats
 }
 
 // ServersOptions are those of Open.
@@ -26,6 +28,9 @@ type ServersOptions struct {
 	Name, Dir string
 	// PGBin is the folder of the Postgres programs, RedisBin the program redis-server; if empty, they are searched for.
 	PGBin, RedisBin string
+	// Nats starts a nats-server, too: the program NatsBin, or that in PATH.
+	Nats    bool
+	NatsBin string
 	// Cluster starts a Redis Cluster of three masters with a replica each.
 	Cluster bool
 	// Settings are those of Postgres, Config are lines of redis.conf.
@@ -46,6 +51,11 @@ func Open(ctx context.Context, o ServersOptions) (s *Servers, err error) {
 	s = &Servers{}
 	if s.RedisBin, err = RedisBin(o.RedisBin); err != nil {
 		return nil, err
+	}
+	if o.Nats {
+		if o.NatsBin, err = NatsBin(o.NatsBin); err != nil {
+			return nil, err
+		}
 	}
 	if s.Dir, err = os.MkdirTemp(o.Dir, "posthaste-"+o.Name+"-"); err != nil {
 		return nil, fmt.Errorf("make a folder: %w", err)
@@ -75,6 +85,16 @@ func Open(ctx context.Context, o ServersOptions) (s *Servers, err error) {
 		s.Cluster, err = StartCluster(ctx, s.RedisBin, rd, ClusterOptions{Masters: 3, Replicas: 1})
 	} else if s.Redis, err = StartRedis(ctx, s.RedisBin, rd, o.Config...); err != nil {
 		s.Redis = nil
+	}
+	if err != nil || !o.Nats {
+		return s, err
+	}
+	dir, err := s.Folder("nats")
+	if err != nil {
+		return nil, err
+	}
+	if s.Nats, err = StartNats(ctx, o.NatsBin, dir); err != nil {
+		s.Nats = nil
 	}
 	return s, err
 }
@@ -106,6 +126,9 @@ func (s *Servers) Close() {
 	}
 	if s.Redis != nil {
 		_ = s.Redis.Kill()
+	}
+	if s.Nats != nil {
+		_ = s.Nats.Kill()
 	}
 	if s.Postgres != nil {
 		_ = s.Postgres.Stop("immediate")

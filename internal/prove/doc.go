@@ -3,7 +3,8 @@
 //
 // The parts, each in a file of its name:
 //
-//   - stage: Postgres, two Redis servers, the database, and a link in front of each server for each process;
+//   - stage: Postgres, two Redis servers, NATS with --sink=nats, the database, and a link in front of each server for
+//     each process;
 //   - process: relays, APIs and consumers, which are child processes of the same binary, so that SIGKILL and SIGSTOP
 //     are real;
 //   - truth: the events that the writers committed or rolled back, and those whose outcome is unknown. It is kept

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -12,6 +14,8 @@ import (
 	"posthaste/consumer"
 	"posthaste/consumer/inbox"
 	"posthaste/internal/app"
+	"posthaste/internal/natslog"
+	"posthaste/internal/pause"
 	"posthaste/sql"
 )
 
@@ -32,12 +36,6 @@ CREATE TABLE IF NOT EXISTS prove_delivery (event uuid NOT NULL);`
 
 // Consume runs in each consumer process of a campaign: it is a member of both groups until ctx ends.
 func Consume(ctx context.Context, c app.Config) error {
-	log := c.Logger()
-	client, err := c.ReaderClient(ctx)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
 	config, err := sql.PoolConfig(c.PostgresURL, c.Schema, "prove consumer")
 	if err != nil {
 		return err
@@ -64,11 +62,19 @@ func Consume(ctx context.Context, c app.Config) error {
 			return unavailable(err)
 		},
 	}
+	if c.SinkURL != "" {
+		return consumeNats(ctx, c, handlers)
+	}
+	client, err := c.ReaderClient(ctx)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
 	g, gctx := errgroup.WithContext(ctx)
 	for group, handler := range handlers {
 		cons, err := consumer.New(consumer.Options{
 			Client: client, Group: group, Streams: []string{c.StreamPrefix + "order"}, Handler: handler,
-			DrainTimeout: c.DrainTimeout, Logger: log,
+			DrainTimeout: c.DrainTimeout, Logger: c.Logger(),
 		})
 		if err != nil {
 			return err
@@ -78,6 +84,29 @@ func Consume(ctx context.Context, c app.Config) error {
 	if err := g.Wait(); err != nil && !errors.Is(err, net.ErrClosed) {
 		return err
 	}
+	return nil
+}
+
+// consumeNats is a member of groups of the stream of orders in JetStream.
+func consumeNats(ctx context.Context, c app.Config, handlers map[string]consumer.Handler) error {
+	log, err := natslog.Open(c.SinkURL)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	var members sync.WaitGroup
+	for group, handler := range handlers {
+		members.Go(func() {
+			for ctx.Err() == nil { // a stream or a group that was deleted is there again later
+				err := log.Consume(ctx, c.StreamPrefix+"order", group, func(ctx context.Context, id string) error {
+					return handler(ctx, consumer.Event{ID: id})
+				})
+				c.Logger().Error("consuming ended", "group", group, "err", err)
+				pause.For(ctx, 200*time.Millisecond)
+			}
+		})
+	}
+	members.Wait()
 	return nil
 }
 

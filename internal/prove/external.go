@@ -13,12 +13,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/natslog"
 	"posthaste/internal/pause"
 	"posthaste/internal/secretfile"
+	"posthaste/sink/jetstream"
 )
 
 // warning describes the effects of a campaign on servers that it did not start.
@@ -27,11 +30,15 @@ func (c *campaign) warning(faults []*fault) string {
 	for i, f := range faults {
 		names[i] = f.name
 	}
+	streams := ""
+	if c.options.Sink == sinkNats {
+		streams = "makes the streams of its events in the NATS of --sink-url and deletes them at the end, "
+	}
 	return fmt.Sprintf("This makes a database posthaste_prove_… with a slot on the Postgres of --postgres-url, fills "+
-		"the empty database of --redis-url, and writes %d events/s for %v. It kills, freezes and cuts off processes "+
+		"the empty database of --redis-url, %sand writes %d events/s for %v. It kills, freezes and cuts off processes "+
 		"of its own, ends sessions in its own database, drops its own slot, and keeps transactions open (%s). "+
-		"Database, slot and everything in that database of Redis are removed at the end. Begin?", c.options.Rate,
-		c.options.Duration, strings.Join(names, ", "))
+		"Database, slot and everything in that database of Redis are removed at the end. Begin?", streams,
+		c.options.Rate, c.options.Duration, strings.Join(names, ", "))
 }
 
 const oneRedis = "--external needs a --redis-url of one server, with a host and a port"
@@ -41,7 +48,7 @@ var errLeft = errors.New("left behind, remove it by hand")
 
 // borrow makes a stage of the configured servers: a database with a new name in Postgres, and an empty database of
 // Redis.
-func (s *stage) borrow(ctx context.Context, c *app.Config) error {
+func (s *stage) borrow(ctx context.Context, c *app.Config, options Options) error {
 	u, err := url.Parse(c.PostgresURL)
 	if err != nil || u.Host == "" || strings.Contains(u.Host, ",") {
 		return cli.Usage("--external needs a --postgres-url of the form postgres://user@host:port/database")
@@ -57,6 +64,9 @@ func (s *stage) borrow(ctx context.Context, c *app.Config) error {
 	s.server = u.Host
 	if u.Port() == "" {
 		s.server = net.JoinHostPort(u.Hostname(), "5432")
+	}
+	if err := s.borrowNats(ctx, c, options); err != nil {
+		return err
 	}
 	client, err := c.ReaderClient(ctx)
 	if err != nil {
@@ -91,6 +101,41 @@ func (s *stage) borrow(ctx context.Context, c *app.Config) error {
 			"redis://host:port/9")
 	}
 	return s.createDatabase(ctx, c, *u)
+}
+
+// borrowNats takes the servers of --sink-url. They must not have the streams that the campaign makes.
+func (s *stage) borrowNats(ctx context.Context, c *app.Config, o Options) (err error) {
+	if o.Sink != sinkNats {
+		return nil
+	}
+	address := c.SinkURL
+	c.SinkURL = "" // the campaign's own client of Redis is not of streams
+	s.nats, err = url.Parse(address)
+	if err != nil || s.nats.Scheme != "nats" || s.nats.Port() == "" {
+		return cli.Usage("--external --sink=nats needs a --sink-url of one server, nats://host:port: links on loopback, " +
+			"which have no certificate for its name, lead there")
+	}
+	log, err := natslog.Open(address)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	if _, err = log.JS.AccountInfo(nats.Context(ctx)); err != nil {
+		return fmt.Errorf("ask nats: %w", err)
+	}
+	return eachStream(ctx, log, c, func(name string) error {
+		return fmt.Errorf("nats has a stream %s: --external needs one without streams of that prefix", name)
+	})
+}
+
+// eachStream calls do with every stream of JetStream that has the prefix.
+func eachStream(ctx context.Context, log *natslog.Log, c *app.Config, do func(name string) error) (err error) {
+	for name := range log.JS.StreamNames(nats.Context(ctx)) {
+		if strings.HasPrefix(name, jetstream.StreamName(c.StreamPrefix)) {
+			err = errors.Join(err, do(name))
+		}
+	}
+	return err
 }
 
 // withSecret replaces the file of the password that an address of Postgres names, if it does, by the password: a
@@ -142,8 +187,13 @@ func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) er
 		if s.client != nil {
 			err = errors.Join(err, s.client.FlushDB(ctx).Err())
 		}
+		if log, is := s.streams.(*natslog.Log); is {
+			err = errors.Join(err, eachStream(ctx, log, c, func(name string) error {
+				return log.JS.DeleteStream(name, nats.Context(ctx))
+			}))
+		}
 		if err != nil {
-			return fmt.Errorf("database and slot %s, database %s of Redis: %w: %w", database,
+			return fmt.Errorf("database and slot %s, database %s of Redis, streams of NATS: %w: %w", database,
 				strconv.Itoa(s.redis.DB), errLeft, err)
 		}
 		return nil

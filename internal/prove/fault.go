@@ -41,7 +41,7 @@ const (
 	anywhere class = iota
 	// own is for servers that the campaign has started.
 	own
-	// forgets is own, and Redis may lose acknowledged writes.
+	// forgets is own, and the server may lose acknowledged writes.
 	forgets
 	// sabotage breaks a promise from outside the product, to show that a campaign detects it. It must be chosen by
 	// name: all does not include it.
@@ -65,6 +65,7 @@ const (
 	touchesPostgres  = "postgres"
 	touchesSessions  = "sessions"
 	touchesRedis     = "redis"
+	touchesNats      = "nats"
 	touchesLoad      = "load"
 	// touchesAll is for a fault that is not paired.
 	touchesAll = "all"
@@ -72,9 +73,10 @@ const (
 
 // chooseFaults returns the faults in a list of names; a name may end in *. If external is true, it allows only faults
 // that are safe on servers which other users share.
-func chooseFaults(names string, external bool) ([]*fault, error) {
+func chooseFaults(names string, external bool, sink string) ([]*fault, error) {
 	all := slices.DeleteFunc(slices.Clone(faults), func(f *fault) bool {
-		return external && f.class != anywhere || f.class == sabotage && (names == "all" || names == "")
+		return external && f.class != anywhere || f.class == sabotage && (names == "all" || names == "") ||
+			!f.suits(sink)
 	})
 	if names == "all" || names == "" {
 		return all, nil
@@ -98,6 +100,15 @@ func chooseFaults(names string, external bool) ([]*fault, error) {
 		}
 	}
 	return list, nil
+}
+
+// suits reports whether a campaign that publishes to that sink has the fault. With NATS, Redis has no streams, and its
+// losses concern the credits only; posthaste adopt, which a move to another server needs, does not know JetStream.
+func (f *fault) suits(sink string) bool {
+	if sink != sinkNats {
+		return f.touches != touchesNats
+	}
+	return (f.touches != touchesRedis || f.class != forgets) && f.name != "sabotage-group" && f.name != "database-moved"
 }
 
 // shot is one planned fault.
@@ -191,7 +202,7 @@ func (r round) names() string {
 	return strings.Join(list, " + ")
 }
 
-// forgets reports whether a fault of the round may make Redis lose data.
+// forgets reports whether a fault of the round may make the sink lose data.
 func (r round) forgets() bool {
 	return slices.ContainsFunc(r.shots, func(s shot) bool { return s.fault.class == forgets })
 }

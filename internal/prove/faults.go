@@ -1,6 +1,8 @@
 package prove
 
 import (
+	"github.com/nats-io/nats.go"
+
 	"posthaste/internal/link"
 )
 
@@ -98,6 +100,17 @@ var faults = []*fault{
 		touchesRedis, 1, 4, redisFailover),
 	kind("redis-strange", "a proxy refuses commands or changes identities, and limits scripts", own, touchesRedis, 3,
 		10, redisStrange),
+
+	// NATS, which writes to disk before it answers.
+	kind("nats-kill", "SIGKILL to nats-server, which restarts with its data", own, touchesNats, 0, 3, natsKilled),
+	kind("nats-freeze", "SIGSTOP and SIGCONT to nats-server", own, touchesNats, 1, 10, natsFrozen),
+	kind("nats-stream-deleted", "a stream of JetStream is deleted", forgets, touchesNats, 0, 0,
+		onNats(func(js nats.JetStreamManager, name string, o nats.JSOpt) error { return js.DeleteStream(name, o) })),
+	kind("nats-stream-purged", "all messages of a stream of JetStream are removed", forgets, touchesNats, 0, 0,
+		onNats(func(js nats.JetStreamManager, name string, o nats.JSOpt) error { return js.PurgeStream(name, o) })),
+	kind("nats-consumer-deleted", "the durable consumer of a group is deleted", own, touchesNats, 0, 0,
+		natsConsumerDeleted),
+	kind("nats-refuses", "a stream of JetStream is full, and refuses messages", own, touchesNats, 1, 8, natsRefuses),
 
 	kind("sabotage-lose", "an entry is deleted from a stream", sabotage, touchesRedis, 0, 0, spoiled(loseEntry)),
 	kind("sabotage-duplicate", "an entry is added to a stream again", sabotage, touchesRedis, 0, 0,

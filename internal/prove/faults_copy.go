@@ -168,7 +168,7 @@ func (m *move) begin(ctx context.Context, higher bool) error {
 // disconnect cuts the processes off Postgres, and waits until their sessions have ended.
 func (m *move) disconnect(ctx context.Context) error {
 	for _, name := range m.stage.linkNames() {
-		if !isRedis(name) {
+		if isPostgres(name) {
 			m.stage.links[name].Set(link.Trouble{Refuse: true})
 		}
 	}
@@ -188,7 +188,7 @@ func (m *move) disconnect(ctx context.Context) error {
 func (m *move) connect(pg *local.Postgres) {
 	m.stage.ownPostgres.To(address(pg))
 	for _, name := range m.stage.linkNames() {
-		if !isRedis(name) {
+		if isPostgres(name) {
 			m.stage.links[name].To(address(pg))
 			m.stage.links[name].Set(link.Trouble{})
 		}

@@ -35,6 +35,8 @@ type Options struct {
 	Dir      string        // see help.txt
 	PGBin    string        `name:"pg-bin" help:"Folder of the Postgres server's programs." env:"POSTHASTE_PG_BIN"`
 	RedisBin string        `help:"The redis-server program." env:"POSTHASTE_REDIS_BIN"`
+	Sink     string        `enum:"redis,nats" default:"redis"`
+	NatsBin  string        `help:"The nats-server program." env:"POSTHASTE_NATS_BIN"`
 }
 
 const (
@@ -90,7 +92,7 @@ type campaign struct {
 
 // Run runs a campaign and reports the result. It fails if a promise was broken.
 func (options Options) Run(ctx context.Context, config app.Config, o cli.IO) (err error) {
-	faults, err := chooseFaults(options.Faults, options.External)
+	faults, err := chooseFaults(options.Faults, options.External, options.Sink)
 	switch {
 	case err != nil:
 		return err
@@ -282,7 +284,7 @@ func (c *campaign) all() []*process {
 func (c *campaign) readers() []*reader {
 	of := func(stream string, b book) *reader {
 		return &reader{
-			stream: c.config.StreamPrefix + stream, book: b, client: c.stage.client, broken: c.broke,
+			stream: c.config.StreamPrefix + stream, book: b, streams: c.stage.streams, broken: c.broke,
 			forgot: c.report.forgot, mayForget: c.mayForget,
 		}
 	}

@@ -228,7 +228,7 @@ func TestAReaderGoesBack(t *testing.T) {
 	var broken *breach
 	forgot, may := 0, true
 	r := &reader{
-		stream: "outbox.cart", book: typed{w.pass, "cart"}, client: rd.Client,
+		stream: "outbox.cart", book: typed{w.pass, "cart"}, streams: redisStreams{rd.Client},
 		broken: func(b *breach) { broken = b }, forgot: func() { forgot++ },
 		mayForget: func() bool { return may },
 	}
@@ -286,7 +286,7 @@ func TestAReaderGoesBack(t *testing.T) {
 // inAll returns the faults of a campaign that selects none.
 func inAll(t *testing.T) []*fault {
 	t.Helper()
-	list, err := chooseFaults("all", false)
+	list, err := chooseFaults("all", false, "redis")
 	testenv.Must(t, err)
 	return list
 }
@@ -326,8 +326,8 @@ func TestThePlanIsTheSeeds(t *testing.T) {
 
 func TestFaultsAreChosen(t *testing.T) {
 	t.Parallel()
-	for names, want := range map[string]int{"all": len(faults) - 7, "relay-kill": 1, "relay-kill,link-*": 6} {
-		if list, err := chooseFaults(names, false); err != nil || len(list) != want {
+	for names, want := range map[string]int{"all": len(faults) - 13, "relay-kill": 1, "relay-kill,link-*": 6} {
+		if list, err := chooseFaults(names, false, "redis"); err != nil || len(list) != want {
 			t.Errorf("%s: %d faults, %v", names, len(list), err)
 		}
 	}
@@ -337,7 +337,12 @@ func TestFaultsAreChosen(t *testing.T) {
 			t.Errorf("fault %q", f.name)
 		}
 	}
-	if _, err := chooseFaults("relay-kill,relay-kill", false); err == nil {
+	for fault, sink := range map[string]string{"nats-kill": "redis", "redis-flushall": "nats", "database-moved": "nats"} {
+		if _, err := chooseFaults(fault, false, sink); err == nil {
+			t.Errorf("%s is a fault of campaigns that publish to %s", fault, sink)
+		}
+	}
+	if _, err := chooseFaults("relay-kill,relay-kill", false, "redis"); err == nil {
 		t.Error("a fault was chosen twice")
 	}
 }

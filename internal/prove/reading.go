@@ -65,6 +65,40 @@ func parseEntry(stream string, m redis.XMessage) (entry, error) {
 	return e, err
 }
 
+// streams reads and changes the streams of the sink.
+type streams interface {
+	// Range returns up to n entries from an id on; "-" is the first one.
+	Range(ctx context.Context, stream, from string, n int64) ([]redis.XMessage, error)
+	// Newest returns up to n entries before an id, the newest first; "+" is the last one.
+	Newest(ctx context.Context, stream, to string, n int64) ([]redis.XMessage, error)
+	// Remove deletes an entry, Add adds a copy of one.
+	Remove(ctx context.Context, stream, id string) error
+	Add(ctx context.Context, stream string, m redis.XMessage) error
+}
+
+// redisStreams are those of Redis.
+type redisStreams struct{ client *redis.Client }
+
+// Range implements streams.
+func (r redisStreams) Range(ctx context.Context, stream, from string, n int64) ([]redis.XMessage, error) {
+	return r.client.XRangeN(ctx, stream, from, "+", n).Result()
+}
+
+// Newest implements streams.
+func (r redisStreams) Newest(ctx context.Context, stream, to string, n int64) ([]redis.XMessage, error) {
+	return r.client.XRevRangeN(ctx, stream, to, "-", n).Result()
+}
+
+// Remove implements streams.
+func (r redisStreams) Remove(ctx context.Context, stream, id string) error {
+	return r.client.XDel(ctx, stream, id).Err()
+}
+
+// Add implements streams.
+func (r redisStreams) Add(ctx context.Context, stream string, m redis.XMessage) error {
+	return r.client.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: m.Values}).Err()
+}
+
 // book records the entries read from a stream.
 type book interface {
 	// see records the next entry, and returns the promise that it breaks.
@@ -86,10 +120,10 @@ const sightsMost = 200_000
 
 // reader reads a stream continuously. It always reads its last entry again, and so detects that Redis has lost entries.
 type reader struct {
-	stream string
-	book   book
-	client *redis.Client
-	broken func(*breach)
+	stream  string
+	book    book
+	streams streams
+	broken  func(*breach)
 	// forgot is called when Redis has lost entries.
 	forgot func()
 	// mayForget reports whether a fault may have made Redis lose data.
@@ -123,7 +157,7 @@ func (r *reader) read(ctx context.Context) (int, error) {
 	if n := len(r.recent); n > 0 {
 		from = r.recent[n-1].at.String()
 	}
-	list, err := r.client.XRangeN(ctx, r.stream, from, "+", page).Result()
+	list, err := r.streams.Range(ctx, r.stream, from, page)
 	if err != nil {
 		return 0, err
 	}
@@ -173,7 +207,7 @@ func (r *reader) goBack(ctx context.Context) error {
 	low, high := 0, n // the first low entries exist; those from high on do not
 	for low < high {
 		mid := (low + high) / 2
-		list, err := r.client.XRangeN(ctx, r.stream, r.recent[mid].at.String(), r.recent[mid].at.String(), 1).Result()
+		list, err := r.streams.Range(ctx, r.stream, r.recent[mid].at.String(), 1)
 		if err != nil {
 			return err
 		}
@@ -187,7 +221,7 @@ func (r *reader) goBack(ctx context.Context) error {
 		gone := r.recent[low]
 		r.broken(&breach{
 			Promise: "lost", Event: gone.id.String(), Stream: r.stream, Entry: gone.at.String(), At: time.Now(),
-			What: fmt.Sprintf("%d entries have left the stream, and nothing was done to Redis that explains it", n-low),
+			What: fmt.Sprintf("%d entries have left the stream, and nothing was done to the server that explains it", n-low),
 		})
 		return nil
 	}

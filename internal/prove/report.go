@@ -20,6 +20,7 @@ import (
 
 	"posthaste/internal/cli"
 	"posthaste/internal/local"
+	"posthaste/internal/natslog"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -70,7 +71,7 @@ type Counts struct {
 	// RolledBack events were written and rolled back. Unclear events were written, and the commit got no answer.
 	RolledBack int `json:"events_rolled_back"`
 	Unclear    int `json:"commits_unanswered"`
-	// Forgot is how often Redis lost data; Expired is how many of the lost events were too old to be restored.
+	// Forgot is how often the sink lost data; Expired is how many of the lost events were too old to be restored.
 	Forgot   int `json:"times_redis_forgot"`
 	Expired  int `json:"events_forgotten_beyond_restore"`
 	Keys     int `json:"order_keys"`
@@ -145,21 +146,24 @@ func newReport(c *campaign, began time.Time) *Report {
 	return &Report{
 		At: began.UTC().Truncate(time.Second), Seed: o.Seed, began: began, Growth: map[string]Growth{},
 		Command: fmt.Sprintf("posthaste prove --seed=%d --duration=%v --faults=%s --relays=%d --rate=%d%s", o.Seed,
-			o.Duration, o.Faults, o.Relays, o.Rate, durability(c)),
+			o.Duration, o.Faults, o.Relays, o.Rate, flags(c)),
 		Settings: map[string]string{
 			"redis_durability": c.config.Durability.String(), "restore": restoreSpan.String(),
 			"relays": strconv.Itoa(o.Relays),
-			"rate":   strconv.Itoa(o.Rate), "pubsub": fmt.Sprint(c.config.PubSub),
+			"rate":   strconv.Itoa(o.Rate), "pubsub": fmt.Sprint(c.config.PubSub), "sink": o.Sink,
 		},
 	}
 }
 
-// durability returns the flag that sets the durability, or "" for the default.
-func durability(c *campaign) string {
-	if d := c.config.Durability.String(); d != "none" {
-		return " --redis-durability=" + d
+// flags returns those of the sink and of the durability that are not the default.
+func flags(c *campaign) (text string) {
+	if c.options.Sink == sinkNats {
+		text = " --sink=nats"
 	}
-	return ""
+	if d := c.config.Durability.String(); d != "none" {
+		text += " --redis-durability=" + d
+	}
+	return text
 }
 
 // machine records the machine and the servers.
@@ -172,11 +176,14 @@ func (r *Report) machine(ctx context.Context, c *campaign) error {
 	}
 	var err error
 	v := r.Machine.Versions
+	if l, is := c.stage.streams.(*natslog.Log); is {
+		v["nats"] = l.ConnectedServerVersion()
+	}
 	v["postgres"], v["redis"], err = local.Versions(ctx, c.stage.pool, c.stage.client)
 	return err
 }
 
-// forgot counts a loss of data by Redis.
+// forgot counts a loss of data by the sink.
 func (r *Report) forgot() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -398,8 +405,8 @@ func (r *Report) sentences() []string {
 			time.Duration(r.Seconds)*time.Second),
 		fmt.Sprintf("%s orders for %s keys, %s answers repeated; %s effects with the inbox, %s redeliveries without",
 			comma(n.Orders), comma(n.Keys), comma(n.Repeated), comma(n.Effects), comma(n.Redelivered)),
-		fmt.Sprintf("Redis forgot something %d times; %s events of it were older than --restore", n.Forgot,
-			comma(n.Expired)),
+		fmt.Sprintf("%s forgot something %d times; %s events of it were older than --restore",
+			map[bool]string{false: "Redis", true: "NATS"}[r.Settings["sink"] == sinkNats], n.Forgot, comma(n.Expired)),
 		fmt.Sprintf("beyond what is documented, readiness was green for %.0f s while nothing flowed, and red for "+
 			"%.0f s while everything did; the verdict was wrong for %.0f s", r.Lies.Green, r.Lies.Red, r.Lies.Verdict),
 		fmt.Sprintf("WAL held back at most: %.0f MiB", float64(r.WALMost)/(1<<20)),

@@ -15,11 +15,11 @@ import (
 
 // Each sabotage breaks a promise from outside the product.
 func loseEntry(ctx context.Context, c *campaign, stream string, m redis.XMessage) error {
-	return c.stage.client.XDel(ctx, stream, m.ID).Err()
+	return c.stage.streams.Remove(ctx, stream, m.ID)
 }
 
 func repeatEntry(ctx context.Context, c *campaign, stream string, m redis.XMessage) error {
-	return c.stage.client.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: m.Values}).Err()
+	return c.stage.streams.Add(ctx, stream, m)
 }
 
 func inventEntry(ctx context.Context, c *campaign, stream string, m redis.XMessage) error {
@@ -44,7 +44,7 @@ func spoiled(do func(ctx context.Context, c *campaign, stream string, m redis.XM
 	return func(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 		stream := c.config.StreamPrefix + types[r.IntN(len(types))]
 		for {
-			list, err := c.stage.client.XRevRangeN(ctx, stream, "+", "-", 30).Result()
+			list, err := c.stage.streams.Newest(ctx, stream, "+", 30)
 			if err == nil && len(list) == 30 {
 				m := list[len(list)-1]
 				return fmt.Sprintf("%s %s", stream, m.ID), nil, do(ctx, c, stream, m)

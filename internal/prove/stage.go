@@ -18,6 +18,7 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/link"
 	"posthaste/internal/local"
+	"posthaste/internal/natslog"
 	"posthaste/sql"
 )
 
@@ -25,7 +26,11 @@ import (
 const (
 	serverPostgres = "postgres"
 	serverRedis    = "redis"
+	serverNats     = "nats"
 )
+
+// sinkNats is the value of --sink that makes relays publish to JetStream.
+const sinkNats = "nats"
 
 // stage is the environment of a campaign: the servers, with a link between each server and each process that faults
 // disturb. The campaign itself connects without these links.
@@ -37,6 +42,8 @@ type stage struct {
 	postgres, server string
 	// redis has the address of Redis.
 	redis *redis.Options
+	// nats is the URL of NATS; nil if events are published to Redis.
+	nats *url.URL
 	// remove removes everything that the campaign created on external servers; nil if it started its own servers.
 	remove func(ctx context.Context) error
 
@@ -54,6 +61,8 @@ type stage struct {
 
 	pool   *pgxpool.Pool
 	client *redis.Client
+	// streams has the events. With NATS, Redis is that of the guard and of the credits only.
+	streams streams
 }
 
 // openStage starts new servers for a stage, or makes one of the configured servers.
@@ -61,7 +70,7 @@ func openStage(ctx context.Context, c *app.Config, o Options, log *slog.Logger) 
 	s = &stage{log: log, links: map[string]*link.Link{}}
 	if o.External {
 		if s.dir, err = os.MkdirTemp(o.Dir, "posthaste-prove-"); err == nil {
-			err = s.borrow(ctx, c)
+			err = s.borrow(ctx, c, o)
 		}
 	} else {
 		err = s.start(ctx, o)
@@ -75,7 +84,8 @@ func openStage(ctx context.Context, c *app.Config, o Options, log *slog.Logger) 
 // start starts the servers.
 func (s *stage) start(ctx context.Context, o Options) (err error) {
 	s.servers, err = local.Open(ctx, local.ServersOptions{
-		Name: "prove", Dir: o.Dir, PGBin: o.PGBin, RedisBin: o.RedisBin,
+		Name: "prove", Dir: o.Dir, PGBin: o.PGBin, RedisBin: o.RedisBin, Nats: o.Sink == sinkNats,
+		NatsBin: o.NatsBin,
 		Settings: []string{
 			"max_prepared_transactions=10", "max_wal_size=2GB", "max_slot_wal_keep_size=1GB", "shared_buffers=128MB",
 		},
@@ -100,7 +110,10 @@ func (s *stage) start(ctx context.Context, o Options) (err error) {
 	}
 	s.postgres = s.postgresURL(s.ownPostgres)
 	s.redis = &redis.Options{Addr: s.rd[0].Addr()}
-	return nil
+	if s.servers.Nats != nil {
+		s.nats, err = url.Parse(s.servers.Nats.URL())
+	}
+	return err
 }
 
 // connect migrates the database and opens the campaign's own connections.
@@ -123,7 +136,11 @@ func (s *stage) connect(ctx context.Context) (err error) {
 	o := *s.redis
 	o.Addr, o.Protocol = s.own.Addr(), 2
 	s.client = redis.NewClient(&o)
-	return nil
+	s.streams = redisStreams{s.client}
+	if s.nats != nil {
+		s.streams, err = natslog.Open(s.nats.String())
+	}
+	return err
 }
 
 // address returns the address of a server.
@@ -144,8 +161,11 @@ func (s *stage) link(ctx context.Context, who, server string) (*link.Link, error
 		return l, nil
 	}
 	upstream := s.redis.Addr
-	if server == serverPostgres {
+	switch server {
+	case serverPostgres:
 		upstream = s.server
+	case serverNats:
+		upstream = s.nats.Host
 	}
 	l, err := link.New(ctx, upstream)
 	if err == nil {
@@ -197,8 +217,9 @@ func (s *stage) failOver(ctx context.Context) error {
 	return nil
 }
 
-// isRedis reports whether the link of that name leads to Redis.
-func isRedis(name string) bool { return strings.HasSuffix(name, serverRedis) }
+// isRedis and isPostgres report whether the link of that name leads there.
+func isRedis(name string) bool    { return strings.HasSuffix(name, serverRedis) }
+func isPostgres(name string) bool { return strings.HasSuffix(name, serverPostgres) }
 
 // follow starts the previous leading server as a replica of the other one.
 func (s *stage) follow(ctx context.Context) error { return s.rd[1-s.at].Start(ctx, s.replicaOf()) }
@@ -221,6 +242,15 @@ func (s *stage) config(ctx context.Context, who string, c app.Config) ([]string,
 		"POSTHASTE_POSTGRES_URL=" + s.postgresURL(pg), "POSTHASTE_REDIS_URL=" + s.redisURL(rd),
 		"POSTHASTE_RELAY_NAME=" + c.RelayName, "POSTHASTE_LOG_FORMAT=json",
 	}
+	if s.nats != nil && !strings.HasPrefix(who, "serve") {
+		l, err := s.link(ctx, who, serverNats)
+		if err != nil {
+			return nil, err
+		}
+		u := *s.nats
+		u.Host = l.Addr()
+		env = append(env, "POSTHASTE_SINK_URL="+u.String())
+	}
 	if s.remove != nil {
 		// Channels are shared by all databases of Redis: clients of another database may subscribe to them.
 		env = append(env, "POSTHASTE_PUBSUB=off")
@@ -242,6 +272,9 @@ func (s *stage) close(ctx context.Context) (err error) {
 	}
 	if s.client != nil {
 		_ = s.client.Close()
+	}
+	if l, is := s.streams.(*natslog.Log); is && l != nil {
+		l.Close()
 	}
 	for _, l := range s.links {
 		l.Close()

@@ -109,12 +109,14 @@ func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
 	if err != nil {
 		s.say("Postgres does not tell: %v", err)
 	}
-	steps, err := ops.Trace(ctx, c.stage.pool, c.stage.client, b.Event)
-	for _, step := range steps {
-		s.say("trace: %s %s %s", clock(step.At), step.Place, step.Detail)
-	}
-	if err != nil {
-		s.say("trace: %v", err)
+	if c.options.Sink != sinkNats {
+		steps, err := ops.Trace(ctx, c.stage.pool, c.stage.client, b.Event)
+		for _, step := range steps {
+			s.say("trace: %s %s %s", clock(step.At), step.Place, step.Detail)
+		}
+		if err != nil {
+			s.say("trace: %v", err)
+		}
 	}
 	c.storyOfStream(ctx, s, b, subject)
 }
@@ -130,9 +132,9 @@ func (c *campaign) storyOfStream(ctx context.Context, s *teller, b *breach, subj
 		e.ms += 2000
 		to = e.String()
 	}
-	list, err := c.stage.client.XRevRangeN(ctx, b.Stream, to, "-", 5000).Result()
+	list, err := c.stage.streams.Newest(ctx, b.Stream, to, 5000)
 	if err != nil {
-		s.say("Redis does not tell: %v", err)
+		s.say("the sink does not tell: %v", err)
 	}
 	told := 0
 	for _, m := range list {

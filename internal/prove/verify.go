@@ -99,7 +99,7 @@ func (c *campaign) verifyStreams(ctx context.Context) error {
 	again.late = true
 	for _, typ := range types {
 		r := &reader{
-			stream: c.config.StreamPrefix + typ, book: typed{again, typ}, client: c.stage.client, broken: c.broke,
+			stream: c.config.StreamPrefix + typ, book: typed{again, typ}, streams: c.stage.streams, broken: c.broke,
 			forgot: func() {}, mayForget: func() bool { return false },
 		}
 		for {

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"posthaste/internal/local"
 )
 
 // programs are the builds for all tests of this process, by tag, in a folder that Main removes.
@@ -18,22 +20,43 @@ var programs struct {
 // Program returns the path of posthaste built with a tag, or "" for none. It is built once.
 func Program(tb testing.TB, tag string) string {
 	tb.Helper()
+	return build(tb, "posthaste"+tag, "-tags", tag, "./cmd/posthaste")
+}
+
+// NatsBin returns the path of nats-server, built from the module that go.mod requires. It is built once.
+func NatsBin(tb testing.TB) string {
+	tb.Helper()
+	return build(tb, "nats-server", "github.com/nats-io/nats-server/v2")
+}
+
+// Nats starts a nats-server, which is killed when the test ends.
+func Nats(tb testing.TB) *local.Nats {
+	tb.Helper()
+	n, err := local.StartNats(tb.Context(), NatsBin(tb), folder(tb, "nats"))
+	Must(tb, err)
+	tb.Cleanup(func() { _ = n.Kill() })
+	return n
+}
+
+// build returns the path of a program. args are those of go build, without -o.
+func build(tb testing.TB, name string, args ...string) string {
+	tb.Helper()
 	programs.Lock()
 	defer programs.Unlock()
-	if path := programs.paths[tag]; path != "" {
-		return path
-	}
 	if programs.dir == "" {
 		dir, err := os.MkdirTemp("", "posthaste-programs-")
 		Must(tb, err)
 		programs.dir, programs.paths = dir, map[string]string{}
 	}
-	path := filepath.Join(programs.dir, "posthaste"+tag)
-	cmd := exec.CommandContext(tb.Context(), "go", "build", "-tags", tag, "-o", path, "./cmd/posthaste")
+	if path := programs.paths[name]; path != "" {
+		return path
+	}
+	path := filepath.Join(programs.dir, name)
+	cmd := exec.CommandContext(tb.Context(), "go", append([]string{"build", "-o", path}, args...)...)
 	cmd.Dir = Root(tb)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		tb.Fatalf("go build: %v: %s", err, out)
 	}
-	programs.paths[tag] = path
+	programs.paths[name] = path
 	return path
 }

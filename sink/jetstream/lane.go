@@ -211,15 +211,17 @@ func (l *lane) loadInherited(ctx context.Context, c *conn) error {
 		return nil
 	}
 	ids := map[uuid.UUID]string{}
+	var spans []span
 	for _, batch := range l.post.Inherited {
-		err := c.ids(ctx, l.name, l.root, []span{batch.span}, func(id uuid.UUID, entry string) {
-			if _, used := l.used[id]; !used {
-				ids[id] = later(ids[id], entry)
-			}
-		})
-		if err != nil {
-			return err
+		spans = append(spans, batch.span)
+	}
+	err := c.ids(ctx, l.name, l.root, join(spans), func(id uuid.UUID, entry string) {
+		if _, used := l.used[id]; !used {
+			ids[id] = later(ids[id], entry)
 		}
+	})
+	if err != nil {
+		return err
 	}
 	l.inherited, l.loaded = ids, l.post.Inherited
 	return nil

@@ -108,10 +108,14 @@ const (
 	pageBytes    = 4 << 20
 )
 
-// scan passes the messages from a sequence, or from the time in req, to visit, until visit returns errStop. Any replica
-// may answer. A stream that does not exist is empty.
+// scan passes the messages from a sequence, or from the time in req, to visit, until visit returns errStop. It requests
+// at most req.Batch messages at once if that is set: the server sends a page even if visit stops. Any replica may
+// answer. A stream that does not exist is empty.
 func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func(m *message) error) error {
-	req.Batch, req.MaxBytes = pageMessages, pageBytes
+	if req.Batch == 0 || req.Batch > pageMessages {
+		req.Batch = pageMessages
+	}
+	req.MaxBytes = pageBytes
 	for unanswered := 0; ; {
 		last, more, err := c.page(ctx, name, req, visit)
 		if unanswered++; errors.Is(err, nats.ErrNoResponders) && unanswered < elections {

@@ -1,0 +1,117 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"posthaste/internal/pause"
+)
+
+// Nats is a running nats-server with JetStream that this process owns. It writes to disk before it answers.
+type Nats struct {
+	// Dir holds the data.
+	Dir string
+	// Port is the TCP port on 127.0.0.1. It does not change when the server is started again.
+	Port int
+
+	hold *os.File // of the port
+	bin  string
+	proc *Process
+	out  *tail
+}
+
+// errNoNats means that no nats-server was found.
+var errNoNats = errors.New("no nats-server found; install it (go install github.com/nats-io/nats-server/v2@latest) " +
+	"or name the binary in POSTHASTE_NATS_BIN")
+
+// NatsBin returns the path of nats-server: path if not empty, else from PATH.
+func NatsBin(path string) (string, error) {
+	found, err := exec.LookPath(path)
+	switch {
+	case path == "":
+		if found, err = exec.LookPath("nats-server"); err != nil {
+			return "", errNoNats
+		}
+	case err != nil:
+		return "", fmt.Errorf("nats server %s: %w", path, err)
+	}
+	return found, nil
+}
+
+// natsConfig is the configuration. An event of 1 MB has headers besides its payload.
+const natsConfig = `listen: "127.0.0.1:%d"
+max_payload: 8MB
+jetstream { store_dir: %s, sync_interval: always }
+`
+
+// StartNats starts a server with its data in dir.
+func StartNats(ctx context.Context, bin, dir string) (n *Nats, err error) {
+	n = &Nats{Dir: dir, bin: bin}
+	if n.Port, n.hold, err = ReservePort(); err != nil {
+		return nil, err
+	}
+	return n, n.Start(ctx)
+}
+
+// Start restarts a killed server with the same port and data.
+func (n *Nats) Start(ctx context.Context) error {
+	file := filepath.Join(n.Dir, "posthaste-nats.conf")
+	config := fmt.Sprintf(natsConfig, n.Port, strconv.Quote(n.Dir))
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		return fmt.Errorf("write the nats configuration: %w", err)
+	}
+	n.out = &tail{}
+	cmd := exec.Command(n.bin, "-c", file) //nolint:noctx // lives until Kill, not until ctx ends
+	cmd.Dir, cmd.Stdout, cmd.Stderr = n.Dir, n.out, n.out
+	var err error
+	if n.proc, err = start(cmd, syscall.SIGKILL, nil); err != nil {
+		return fmt.Errorf("start nats: %w", err)
+	}
+	for deadline := time.Now().Add(60 * time.Second); ; {
+		if err = n.answers(); err == nil {
+			return nil
+		}
+		if !n.proc.Running() {
+			return fmt.Errorf("nats ended while starting: %s", n.out)
+		}
+		if time.Now().After(deadline) || pause.For(ctx, 5*time.Millisecond) != nil {
+			_ = n.Kill()
+			return fmt.Errorf("nats does not answer: %w: %s", err, n.out)
+		}
+	}
+}
+
+// answers returns an error unless JetStream answers.
+func (n *Nats) answers() error {
+	nc, err := nats.Connect(n.URL())
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := nc.JetStream(nats.MaxWait(time.Second))
+	if err == nil {
+		_, err = js.AccountInfo()
+	}
+	return err
+}
+
+// URL returns the URL of the server.
+func (n *Nats) URL() string { return fmt.Sprintf("nats://127.0.0.1:%d", n.Port) }
+
+// Kill ends the server with SIGKILL and waits for it.
+func (n *Nats) Kill() error { return n.proc.Stop(syscall.SIGKILL, 5*time.Second) }
+
+// CPU is the processor time of the server since it was started, in seconds.
+func (n *Nats) CPU() float64 { return n.proc.CPU() }
+
+// Signal sends sig, for example SIGSTOP or SIGCONT.
+func (n *Nats) Signal(sig os.Signal) error { return n.proc.Signal(sig) }
