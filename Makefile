@@ -38,7 +38,7 @@ demo: ## see it work on its own servers; with ARGS=--once it exits when done
 # detector would have more than a tenth of their time. What could race in a program is in packages whose own tests run
 # under it. Those of internal/bench and internal/demo have whole relays in their own process, at full rate and with the
 # mode switched under load; and RACED are tests of the program that run under it.
-PLAIN := posthaste/cmd/posthaste posthaste/docs posthaste/internal/model
+PLAIN := $(addprefix posthaste/,cmd/posthaste docs internal/model internal/exemplar internal/gendocs internal/mutations internal/traceparent)
 RACED := ^Test(TogglesUnderLoad|TwoRelaysSweepTogether|RedisKilledAndRestarted|SlotDropped|CreditsEndToEnd)$$
 
 test: ## install what tests need, run every test against real servers

@@ -78,7 +78,11 @@ func newMetrics(reg prometheus.Registerer, inflight func() float64) *metrics {
 		Name: "outbox_inflight_events", Help: "Events routed and not yet settled, bounded by the window.",
 	}, inflight)
 	m.leaders = r.leaders
-	m.zero()
+	m.setMode(outbox.ModeStandby)
+	m.setDesired("")
+	if reg != nil { // otherwise nothing reads the series
+		m.zero()
+	}
 	return m
 }
 
@@ -182,8 +186,6 @@ func (m *metrics) zero() {
 			}
 		}
 	}
-	m.setMode(outbox.ModeStandby)
-	m.setDesired("")
 	for _, c := range []string{
 		"backlog", "slot", "dead", "losses", "streams", conditionTable, conditionHistory,
 		conditionTrim,

@@ -56,16 +56,6 @@ func TestFullLargeEvents(t *testing.T) {
 	}
 }
 
-func TestFullWALBudgetWithRedisDown(t *testing.T) {
-	walBudget(t, 32<<20, 150_000_000)
-}
-
-func TestFullIdleOutboxBesideABusyTable(t *testing.T) {
-	for _, mode := range []string{"cdc", "poll"} {
-		t.Run(mode, func(t *testing.T) { idleBeside(t, mode, 2<<20, 45*time.Second, 32<<20) })
-	}
-}
-
 // Redis is emptied under a relay that has settled a million events. The relay restores them to their stream, with
 // limited memory.
 func TestFullAMillionEventsAreRestored(t *testing.T) {

@@ -32,14 +32,15 @@ type successor struct {
 // without reports whether a safeguard is removed.
 func (m *machine) without(safeguard string) bool { return m.broken == safeguard }
 
-func (m *machine) emit(s state, format string, args ...any) {
-	m.normalize(&s)
-	m.compare(&s)
+func (m *machine) emit(s *state, format string, args ...any) {
 	var label string
 	if m.labels {
 		label = fmt.Sprintf(format, args...)
 	}
-	m.out = append(m.out, successor{s, label})
+	m.out = append(m.out, successor{*s, label})
+	next := &m.out[len(m.out)-1].state
+	m.normalize(next)
+	m.compare(next)
 }
 
 // normalize maps states with the same future to one state.
@@ -128,8 +129,8 @@ func (m *machine) explore(b budget, most int) (states int, wrong string, trace [
 	first := m.start(b)
 	known := map[uint64]bool{maphash.Comparable(seed, first): true}
 	frontier, origins := []waiting{{first, 0}}, []origin{{-1, 0}}
+	var following []waiting
 	for len(frontier) > 0 && len(known) < most {
-		var following []waiting
 		for i := range frontier {
 			w := &frontier[i]
 			next := m.steps(&w.state)
@@ -140,15 +141,16 @@ func (m *machine) explore(b budget, most int) (states int, wrong string, trace [
 				}
 				return len(known), wrong, m.retrace(first, path)
 			}
-			for which, n := range next {
-				if h := maphash.Comparable(seed, n.state); !known[h] {
+			for which := range next {
+				n := &next[which].state
+				if h := maphash.Comparable(seed, *n); !known[h] {
 					known[h] = true
-					following = append(following, waiting{n.state, int32(len(origins))})
+					following = append(following, waiting{*n, int32(len(origins))})
 					origins = append(origins, origin{w.at, int32(which)})
 				}
 			}
 		}
-		frontier = following
+		frontier, following = following, frontier[:0]
 	}
 	return len(known), "", nil
 }

@@ -10,7 +10,7 @@ func (m *machine) relay(s *state) {
 			m.arrive(&n, s.late)
 		}
 		n.late = call{}
-		m.emit(n, "a call of a dead relay arrives: event %d", s.late.event)
+		m.emit(&n, "a call of a dead relay arrives: event %d", s.late.event)
 	}
 	if s.hung.part > 0 {
 		n := *s
@@ -18,7 +18,7 @@ func (m *machine) relay(s *state) {
 		if m.owner(s, s.hung.epoch, s.hung.nonce) {
 			m.put(&n, s.hung.part, s.hung.to)
 		}
-		m.emit(n, "a statement that nobody waits for any more arrives")
+		m.emit(&n, "a statement that nobody waits for any more arrives")
 	}
 	for i := range s.procs {
 		p := &s.procs[i]
@@ -31,13 +31,13 @@ func (m *machine) relay(s *state) {
 			n := *s
 			n.budget.crash--
 			m.die(&n, i)
-			m.emit(n, "relay %d is killed", i+1)
+			m.emit(&n, "relay %d is killed", i+1)
 		}
 		if s.budget.lock > 0 && int(s.leader) == i+1 {
 			n := *s
 			n.budget.lock--
 			n.leader = 0
-			m.emit(n, "relay %d loses its lock and does not know", i+1)
+			m.emit(&n, "relay %d loses its lock and does not know", i+1)
 		}
 		if p.flying != (call{}) {
 			m.publish(s, i)
@@ -46,7 +46,7 @@ func (m *machine) relay(s *state) {
 		if p.server != s.server || p.adrift {
 			n := *s
 			m.die(&n, i)
-			m.emit(n, "relay %d has lost its sessions", i+1)
+			m.emit(&n, "relay %d has lost its sessions", i+1)
 		}
 		if p.server != s.server {
 			m.drift(s, i)
@@ -108,7 +108,7 @@ func (m *machine) drift(s *state, i int) {
 	if !m.without("a pass ends in the session that began it") {
 		p.part, p.claim, p.mark = 0, 0, mark{}
 	}
-	m.emit(n, "relay %d goes on with new sessions", i+1)
+	m.emit(&n, "relay %d goes on with new sessions", i+1)
 }
 
 // lead emits that an instance becomes the leader.
@@ -131,7 +131,7 @@ func (m *machine) adopt(s *state, i int, why string) {
 		n.pg.nonce, n.pg.adopted, n.pg.pass = s.server, s.timeline, bound{}
 		n.pg.sync()
 		n.procs[i] = proc{pc: raising, poll: poll, epoch: n.pg.epoch, nonce: s.server, server: s.server}
-		m.emit(n, "relay %d %s: epoch %d, polling %v", i+1, why, n.pg.epoch, poll)
+		m.emit(&n, "relay %d %s: epoch %d, polling %v", i+1, why, n.pg.epoch, poll)
 	}
 }
 
@@ -144,7 +144,7 @@ func (m *machine) again(s *state, i int, why string) {
 	}
 	n := *s
 	m.die(&n, i)
-	m.emit(n, "relay %d %s: stands down", i+1, why)
+	m.emit(&n, "relay %d %s: stands down", i+1, why)
 }
 
 // owns reports whether a statement that requires the owner succeeds.
@@ -190,7 +190,7 @@ func (m *machine) hang(s *state, i int, part int8, to mark) {
 		m.again(&n, i, "does not know that its mark is written")
 		return
 	}
-	m.emit(n, "relay %d does not wait for its mark any more", i+1)
+	m.emit(&n, "relay %d does not wait for its mark any more", i+1)
 }
 
 func (m *machine) raise(s *state, i int) {
@@ -206,7 +206,7 @@ func (m *machine) raise(s *state, i int) {
 		n.pg.nonce = p.nonce
 		n.pg.sync()
 		n.procs[i].epoch = n.pg.epoch
-		m.emit(n, "relay %d overtakes the gate: epoch %d", i+1, n.pg.epoch)
+		m.emit(&n, "relay %d overtakes the gate: epoch %d", i+1, n.pg.epoch)
 		return
 	}
 	q := &n.procs[i]
@@ -229,7 +229,7 @@ func (m *machine) raise(s *state, i int) {
 	q.pc = looking
 	q.doubtUntil = n.pg.next
 	q.last, q.n = [lanes]int8{}, g.n
-	m.emit(n, "relay %d raises the gate", i+1)
+	m.emit(&n, "relay %d raises the gate", i+1)
 }
 
 // look emits the comparison of the stream with the settled events, if either side may have lost data.
@@ -260,7 +260,7 @@ func (m *machine) look(s *state, i int) {
 			}
 		}
 	}
-	m.emit(n, "relay %d looks: missing %s, in doubt %s", i+1, m.names(p.missing), m.names(n.rd.gate.doubt))
+	m.emit(&n, "relay %d looks: missing %s, in doubt %s", i+1, m.names(p.missing), m.names(n.rd.gate.doubt))
 }
 
 func (m *machine) restore(s *state, i int) {
@@ -287,14 +287,14 @@ func (m *machine) restore(s *state, i int) {
 	n.pg.sync()
 	n.rd.gate.whole = true
 	n.procs[i].pc = sweeping
-	m.emit(n, "relay %d has made the stream whole", i+1)
+	m.emit(&n, "relay %d has made the stream whole", i+1)
 }
 
 // send emits that an event is sent.
 func (m *machine) send(n *state, i int, e, lane, claim int8) {
 	p := &n.procs[i]
 	p.flying = call{e + 1, lane, p.epoch, claim, p.last[lane] + 1, p.n, p.nonce}
-	m.emit(*n, "relay %d sends event %d in lane %d", i+1, e+1, lane)
+	m.emit(n, "relay %d sends event %d in lane %d", i+1, e+1, lane)
 }
 
 // publish emits that the call arrives and is answered.
@@ -312,12 +312,12 @@ func (m *machine) publish(s *state, i int) {
 		lost.budget.reply--
 		lost.procs[i].flying = c
 		m.arrive(&lost, c)
-		m.emit(lost, "event %d arrives, and the answer does not: the stream is %s", c.event, m.stream(&lost.rd))
+		m.emit(&lost, "event %d arrives, and the answer does not: the stream is %s", c.event, m.stream(&lost.rd))
 	}
 	if !m.arrive(&n, c) {
 		if p.assistant && s.rd.gate.epoch == p.epoch {
 			p.part = 0 // another sweeper has claimed it
-			m.emit(n, "relay %d is refused: the part is another's", i+1)
+			m.emit(&n, "relay %d is refused: the part is another's", i+1)
 			return
 		}
 		m.again(&n, i, "is refused")
@@ -326,7 +326,7 @@ func (m *machine) publish(s *state, i int) {
 	p.last[c.lane]++
 	p.n = n.rd.gate.n
 	m.passed(s, p, c.event-1)
-	m.emit(n, "event %d arrives: the stream is %s", c.event, m.stream(&n.rd))
+	m.emit(&n, "event %d arrives: the stream is %s", c.event, m.stream(&n.rd))
 }
 
 // raise fences the earlier claims of a lane. The events that they have published are in doubt.
@@ -366,7 +366,7 @@ func (m *machine) park(s *state, i int, c call) {
 		if !m.without("a refusal raises the claim") {
 			n.rd.gate.raise(c.lane, c.claim)
 		}
-		m.emit(n, "event %d is refused", c.event)
+		m.emit(&n, "event %d is refused", c.event)
 		return
 	}
 	p.refused, p.flying = false, call{}
@@ -387,7 +387,7 @@ func (m *machine) park(s *state, i int, c call) {
 	}
 	n.pg.sync()
 	m.passed(s, p, c.event-1)
-	m.emit(n, "relay %d parks event %d", i+1, c.event)
+	m.emit(&n, "relay %d parks event %d", i+1, c.event)
 }
 
 // arrive is the publishing script. It reports whether the call was let through.
@@ -464,5 +464,5 @@ func (m *machine) forget(s *state, i int) {
 	}
 	n := *s
 	n.rd.gate.doubt = 0
-	m.emit(n, "relay %d forgets the doubt", i+1)
+	m.emit(&n, "relay %d forgets the doubt", i+1)
 }

@@ -16,7 +16,7 @@ func (m *machine) write(s *state) {
 			if m.free(s, k) {
 				n := *s
 				n.pg.begin(k)
-				m.emit(n, "transaction %d has its id", k+1)
+				m.emit(&n, "transaction %d has its id", k+1)
 			}
 		case numbered:
 			n := *s
@@ -24,11 +24,11 @@ func (m *machine) write(s *state) {
 			if p.prepared {
 				n.pg.sync()
 			}
-			m.emit(n, "transaction %d writes its rows", k+1)
+			m.emit(&n, "transaction %d writes its rows", k+1)
 			if s.budget.silent > 0 {
 				n.budget.silent--
 				n.pg.tx[k].silent = true
-				m.emit(n, "transaction %d writes its rows, and is not published", k+1)
+				m.emit(&n, "transaction %d writes its rows, and is not published", k+1)
 			}
 		case written:
 			n := *s
@@ -37,25 +37,25 @@ func (m *machine) write(s *state) {
 			if !p.async {
 				n.pg.sync()
 			}
-			m.emit(n, "transaction %d has its commit record", k+1)
+			m.emit(&n, "transaction %d has its commit record", k+1)
 			if p.mayAbort {
 				n = *s
 				n.pg.append(record{k, true, false})
 				n.pg.tx[k].phase = aborted
 				n.pg.end(t.xid)
-				m.emit(n, "transaction %d rolls back", k+1)
+				m.emit(&n, "transaction %d rolls back", k+1)
 			}
 		case committed:
 			n := *s
 			n.pg.tx[k].phase = visible
 			n.pg.end(t.xid)
-			m.emit(n, "transaction %d is visible", k+1)
+			m.emit(&n, "transaction %d is visible", k+1)
 		}
 	}
 	if s.pg.synced < s.pg.len {
 		n := *s
 		n.pg.sync()
-		m.emit(n, "the WAL is on disk")
+		m.emit(&n, "the WAL is on disk")
 	}
 }
 
@@ -154,12 +154,12 @@ func (m *machine) fail(s *state) {
 		n.server++
 		n.leader = 0
 		m.recover(&n.pg)
-		m.emit(n, "Postgres crashes")
+		m.emit(&n, "Postgres crashes")
 	}
 	if b.pgBack > 0 && !s.copied && s.pg.synced == s.pg.len {
 		n := *s
 		n.copied, n.standby = true, s.pg
-		m.emit(n, "the standby has this")
+		m.emit(&n, "the standby has this")
 	}
 	if b.pgBack > 0 && s.copied {
 		n := *s
@@ -176,7 +176,7 @@ func (m *machine) fail(s *state) {
 		}
 		m.recover(&n.pg)
 		n.held = 0
-		m.emit(n, "the standby is promoted")
+		m.emit(&n, "the standby is promoted")
 	}
 	if b.copy > 0 {
 		n := *s
@@ -192,7 +192,7 @@ func (m *machine) fail(s *state) {
 			}
 		}
 		n.pg.wal, n.pg.len, n.pg.synced, n.pg.slot = [2 * maxTx]record{}, 0, 0, -1
-		m.emit(n, "the database is restored on another server")
+		m.emit(&n, "the database is restored on another server")
 	}
 	if s.pg.foreign && !m.writing(s) {
 		m.naturalize(s)
@@ -201,7 +201,7 @@ func (m *machine) fail(s *state) {
 		n := *s
 		n.budget.cure--
 		n.cured = true
-		m.emit(n, "Redis takes what it refused")
+		m.emit(&n, "Redis takes what it refused")
 	}
 	if b.update > 0 && m.without("rows stay in their part") {
 		for e := range int8(len(m.plan.events)) {
@@ -209,32 +209,32 @@ func (m *machine) fail(s *state) {
 				n := *s
 				n.budget.update--
 				n.pg.moved = n.pg.moved.with(e)
-				m.emit(n, "event %d gets another aggregate id", e+1)
+				m.emit(&n, "event %d gets another aggregate id", e+1)
 			}
 		}
 	}
 	if b.rdBack > 0 && !s.saved {
 		n := *s
 		n.saved, n.dump = true, s.rd
-		m.emit(n, "Redis is saved")
+		m.emit(&n, "Redis is saved")
 	}
 	if b.rdBack > 0 && s.saved {
 		n := *s
 		n.budget.rdBack--
 		n.rd, n.dump = s.dump, redis{}
-		m.emit(n, "Redis goes back to %s", m.stream(&n.rd))
+		m.emit(&n, "Redis goes back to %s", m.stream(&n.rd))
 	}
 	if b.flush > 0 && s.rd.gate.epoch > 0 {
 		n := *s
 		n.budget.flush--
 		n.rd = redis{}
-		m.emit(n, "Redis is emptied")
+		m.emit(&n, "Redis is emptied")
 	}
 	if b.slot > 0 && s.pg.slot >= 0 {
 		n := *s
 		n.budget.slot--
 		n.pg.slot = -1
-		m.emit(n, "the slot is dropped")
+		m.emit(&n, "the slot is dropped")
 	}
 	if b.drop > 0 {
 		for e := range int8(len(m.plan.events)) {
@@ -248,7 +248,7 @@ func (m *machine) fail(s *state) {
 				n := *s
 				n.budget.drop--
 				n.pg.dropped = n.pg.dropped.with(e)
-				m.emit(n, "the row of event %d is dropped by age", e+1)
+				m.emit(&n, "the row of event %d is dropped by age", e+1)
 			}
 		}
 	}
@@ -298,5 +298,5 @@ func (m *machine) naturalize(s *state) {
 	}
 	pg.sync()
 	n.held, pg.nonce = 0, -1 // the owner belongs to another server
-	m.emit(n, "the operator adopts the copy")
+	m.emit(&n, "the operator adopts the copy")
 }

@@ -16,11 +16,18 @@ const (
 	lanes       = maxPart + 2
 )
 
-// set is a set of small numbers: events, or transaction ids.
-type set uint16
+// set is a set of numbers below 8: events, or transaction ids. It is a byte, as every field of a state is, because a
+// state without padding is hashed at once, three times as fast.
+type set uint8
 
 func (s set) has(n int8) bool { return s>>n&1 == 1 }
-func (s set) with(n int8) set { return s | 1<<n }
+
+func (s set) with(n int8) set {
+	if n > 7 {
+		panic("a set has numbers below 8")
+	}
+	return s | 1<<n
+}
 
 // phase is the progress of a transaction.
 type phase int8

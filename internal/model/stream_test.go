@@ -27,16 +27,16 @@ func (m *machine) follow(s *state, i int) {
 		e := m.plan.txs[s.pg.wal[q.pos].tx].first + q.next
 		if m.holds(s, &p.settled, e) && !m.without("the stream checks the mark") {
 			m.step(q, s)
-			m.emit(n, "relay %d passes event %d: it is settled", i+1, e+1)
+			m.emit(&n, "relay %d passes event %d: it is settled", i+1, e+1)
 		} else if m.stuck(s, e) {
 			if q.pos != p.pos {
-				m.emit(n, "relay %d comes to event %d", i+1, e+1)
+				m.emit(&n, "relay %d comes to event %d", i+1, e+1)
 			}
 		} else {
 			m.send(&n, i, e, streamLane, 1)
 		}
 	case q.pos != p.pos:
-		m.emit(n, "relay %d passes what is not for it", i+1)
+		m.emit(&n, "relay %d passes what is not for it", i+1)
 	}
 	if s.pg.slot < 0 {
 		m.again(s, i, "has no slot")
@@ -67,14 +67,14 @@ func (m *machine) lookUp(s *state, i int) {
 	}
 	n := *s
 	n.procs[i].look = look
-	m.emit(n, "relay %d looks: owed is %s", i+1, m.names(look.owed))
+	m.emit(&n, "relay %d looks: owed is %s", i+1, m.names(look.owed))
 	below := highest + 1
 	if !m.without("a scan goes as far as the mark") {
 		below = max(below, p.settled.xmax)
 	}
 	if below < look.xmax && p.pos < s.pg.len {
 		n.procs[i].look = m.take(s, p, below)
-		m.emit(n, "relay %d looks: owed is %s before id %d", i+1, m.names(n.procs[i].look.owed), below)
+		m.emit(&n, "relay %d looks: owed is %s before id %d", i+1, m.names(n.procs[i].look.owed), below)
 	}
 }
 
@@ -184,7 +184,7 @@ func (m *machine) judgeLook(s *state, i int) {
 	case !releases && (missing == 0 || p.adrift || p.pos >= p.look.end-1 || m.stale(s, p)):
 		n := *s
 		n.procs[i].look = look{}
-		m.emit(n, "relay %d has nothing to move", i+1)
+		m.emit(&n, "relay %d has nothing to move", i+1)
 	}
 }
 
@@ -219,7 +219,7 @@ func (m *machine) move(s *state, i int, to bound) {
 	}
 	n.pg.n = max(n.pg.n, p.n)
 	m.settle(&n, i, streamLane)
-	m.emit(n, "relay %d moves the mark: it sees %b before id %d", i+1, to.ended, to.xmax)
+	m.emit(&n, "relay %d moves the mark: it sees %b before id %d", i+1, to.ended, to.xmax)
 }
 
 // confirm emits that the slot moves past the transactions that the mark holds.
@@ -236,7 +236,7 @@ func (m *machine) confirm(s *state, i int) {
 	if to > s.pg.slot {
 		n := *s
 		n.pg.slot = to
-		m.emit(n, "relay %d confirms %d", i+1, to)
+		m.emit(&n, "relay %d confirms %d", i+1, to)
 	}
 }
 

@@ -21,7 +21,7 @@ func (m *machine) assist(s *state, i int) {
 		pc: sweeping, assistant: true, poll: true, epoch: l.epoch, nonce: l.nonce,
 		server: s.server,
 	}
-	m.emit(n, "relay %d sweeps along", i+1)
+	m.emit(&n, "relay %d sweeps along", i+1)
 }
 
 // due returns the unsettled events of a part by number: those that b holds, if b is not nil, and the mark does not.
@@ -56,7 +56,7 @@ func (m *machine) sweep(s *state, i int) {
 		n.budget.give--
 		q := &n.procs[i]
 		q.part, q.claim, q.mark = 0, 0, mark{}
-		m.emit(n, "relay %d gives part %d back, whatever it has published", i+1, p.part-1)
+		m.emit(&n, "relay %d gives part %d back, whatever it has published", i+1, p.part-1)
 	}
 	part := p.part - 1
 	mine := m.owns(s, p) && (s.pg.claim[part] == p.claim || m.without("a mark's write checks the claim"))
@@ -73,7 +73,7 @@ func (m *machine) sweep(s *state, i int) {
 		n := *s
 		q := &n.procs[i]
 		if q.part, q.claim, q.mark = 0, 0, (mark{}); s.pg.mark[part].cursor == p.mark.cursor {
-			m.emit(n, "relay %d gives part %d back: event %d is stuck", i+1, part, rows[0]+1)
+			m.emit(&n, "relay %d gives part %d back: event %d is stuck", i+1, part, rows[0]+1)
 		}
 		return
 	}
@@ -108,11 +108,11 @@ func (m *machine) settlePart(s *state, i int, mine bool, to mark) {
 	q := &n.procs[i]
 	q.part, q.mark, q.claim = 0, mark{}, 0
 	if to.open { // each page has a claim
-		m.emit(n, "relay %d writes cursor %d of part %d", i+1, to.cursor, p.part-1)
+		m.emit(&n, "relay %d writes cursor %d of part %d", i+1, to.cursor, p.part-1)
 		return
 	}
 	q.swept = q.swept.with(p.part - 1)
-	m.emit(n, "relay %d has swept part %d", i+1, p.part-1)
+	m.emit(&n, "relay %d has swept part %d", i+1, p.part-1)
 }
 
 // settle removes the settled events of a lane from the gate.
@@ -190,7 +190,7 @@ func (m *machine) claim(s *state, i int) {
 		}
 		q.part, q.claim, q.mark = part+1, n.pg.claim[part], mk
 		q.last[part] = 0
-		m.emit(n, "relay %d claims part %d, with a pass before id %d", i+1, part, mk.t.xmax)
+		m.emit(&n, "relay %d claims part %d, with a pass before id %d", i+1, part, mk.t.xmax)
 	}
 	if !p.assistant && !p.adrift || p.pass != (bound{}) {
 		m.handOver(s, i, all)
@@ -213,7 +213,7 @@ func (m *machine) handOver(s *state, i int, drained bool) {
 		switch {
 		case p.pass != (bound{}) && drained:
 			q.pass, q.cleared = bound{}, true
-			m.emit(n, "relay %d has drained its pass", i+1)
+			m.emit(&n, "relay %d has drained its pass", i+1)
 		case p.pass == (bound{}) && !p.cleared:
 			m.writePass(s, i)
 		}
@@ -234,7 +234,7 @@ func (m *machine) handOver(s *state, i int, drained bool) {
 				n.pg.barrier = 0
 			}
 			n.pg.sync()
-			m.emit(n, "relay %d makes a slot at %d", i+1, n.pg.slot)
+			m.emit(&n, "relay %d makes a slot at %d", i+1, n.pg.slot)
 			return
 		}
 	}
@@ -269,7 +269,7 @@ func (m *machine) handOver(s *state, i int, drained bool) {
 		q.pos = s.pg.len
 	}
 	m.advance(&n, q)
-	m.emit(n, "relay %d makes one mark of the pass, and streams from %d", i+1, s.pg.slot)
+	m.emit(&n, "relay %d makes one mark of the pass, and streams from %d", i+1, s.pg.slot)
 }
 
 func (m *machine) writePass(s *state, i int) {
@@ -284,5 +284,5 @@ func (m *machine) writePass(s *state, i int) {
 		n.pg.pass = q.pass
 		n.pg.sync()
 	}
-	m.emit(n, "relay %d writes a pass before id %d", i+1, q.pass.xmax)
+	m.emit(&n, "relay %d writes a pass before id %d", i+1, q.pass.xmax)
 }
