@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"posthaste/internal/failpoint"
 )
 
 // callTimeout bounds one request, because a caller's context may have no deadline.
@@ -134,7 +136,9 @@ func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, refus
 		case i == len(messages)-1:
 			m.Header[headerCommit] = []string{"1"}
 		case refused == nil:
+			failpoint.Before("stage")
 			err = c.nc.PublishMsg(m)
+			failpoint.After("stage")
 		default:
 			var reply *nats.Msg
 			if reply, err = c.request(ctx, m); err == nil && len(reply.Data) > 0 {

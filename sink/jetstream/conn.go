@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"posthaste/internal/failpoint"
 	"posthaste/outbox"
 )
 
@@ -60,7 +61,9 @@ func (c *conn) within(ctx context.Context) (context.Context, context.CancelFunc)
 func (c *conn) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	bounded, cancel := c.within(ctx)
 	defer cancel()
+	failpoint.Before(m.Subject)
 	reply, err := c.nc.RequestMsgWithContext(bounded, m)
+	failpoint.After(m.Subject)
 	if err != nil && c.ended.Err() != nil && ctx.Err() == nil {
 		err = nats.ErrConnectionClosed
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"posthaste/internal/failpoint"
 	"posthaste/internal/pause"
 )
 
@@ -144,6 +145,8 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 		return 0, false, err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
+	failpoint.Before(apiRoot + "DIRECT.GET")
+	defer failpoint.After(apiRoot + "DIRECT.GET")
 	if err = c.nc.PublishRequest(apiRoot+"DIRECT.GET."+name, inbox, data); err != nil {
 		return 0, false, err
 	}
