@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-
 	"posthaste/internal/testenv"
 	"posthaste/sink/jetstream"
 )
@@ -31,6 +30,7 @@ type shop struct {
 	load  *testenv.Load
 	exe   string
 	flags []string
+	trims bool
 }
 
 func newShop(t *testing.T, tag string, s *server, flags ...string) *shop {
@@ -70,7 +70,7 @@ func (w *shop) relay(env ...string) *process {
 	w.Cleanup(func() {
 		p.kill()
 		if text, err := os.ReadFile(p.log); err == nil && w.Failed() {
-			w.Logf("relay %d: %s", p.Process.Pid, text[max(0, len(text)-6000):])
+			w.Logf("relay %d: %s", p.Process.Pid, text[max(0, len(text)-1500):])
 		}
 	})
 	return p
@@ -126,8 +126,15 @@ func (w *shop) line(n int) {
 func (w *shop) crosses(action, step string, env ...string) *process {
 	w.Helper()
 	p := w.relay(append(env, "POSTHASTE_FAILPOINT="+action+" "+step)...)
+	first := 0
+	switch {
+	case strings.Contains(step, ".Recall "):
+		first = 1
+	case strings.Contains(step, " comparison."): // it restores what a deleted stream had
+		first = 3
+	}
 	for n := range 3 * lines {
-		w.line(n)
+		w.line(first + n)
 		for began := time.Now(); time.Since(began) < 4*time.Second; <-time.After(10 * time.Millisecond) {
 			if p.reached() {
 				return p
@@ -155,7 +162,7 @@ func (w *shop) check() {
 	w.relay()
 	w.load.Stop()
 	w.works()
-	testenv.Must(w, w.s.holds(w.T, w.db))
+	testenv.Must(w, w.s.holds(w.T, w.db, w.trims))
 }
 
 // chosen returns few of the steps, or all of them for the full test. POSTHASTE_TEST_STEP is a regular expression.
@@ -183,12 +190,24 @@ const perShop = 20
 
 func inShops(t *testing.T, steps []string, do func(w *shop, step string)) {
 	t.Helper()
-	for some := range slices.Chunk(steps, perShop) {
+	var trims, others []string
+	for _, step := range steps {
+		if strings.Contains(step, ".Trim ") {
+			trims = append(trims, step)
+		} else {
+			others = append(others, step)
+		}
+	}
+	groups := slices.Collect(slices.Chunk(others, perShop))
+	for _, some := range slices.AppendSeq(groups, slices.Chunk(trims, perShop)) {
 		t.Run(some[0], func(t *testing.T) {
 			t.Parallel()
 			s := startServer(t, 1)
 			s.start()
 			w := newShop(t, "failpoints", s)
+			if len(trims) > 0 && some[0] == trims[0] {
+				w.flags, w.trims = append(w.flags, "--stream-maxlen=50"), true
+			}
 			for _, step := range some {
 				began := time.Now()
 				do(w, step)
@@ -203,7 +222,16 @@ func inShops(t *testing.T, steps []string, do func(w *shop, step string)) {
 // there once, in order.
 func TestKills(t *testing.T) {
 	t.Parallel()
-	inShops(t, chosen(t), func(w *shop, step string) {
+	few := []string{
+		"after attempt sink/jetstream.delivery.Publish stage",
+		"after attempt sink/jetstream.delivery.Publish posthaste-gate",
+		"before gates.adopt sink/jetstream.Sink.Adopt posthaste-gate",
+		"after gates.adopt sink/jetstream.Sink.Adopt posthaste-gate",
+		"after sink sink/jetstream.Sink.Settled posthaste-gate",
+		"after comparison.unsettled sink/jetstream.Sink.Recall posthaste-gate",
+		"after comparison.publish sink/jetstream.delivery.Publish posthaste-gate",
+	}
+	inShops(t, chosen(t, few...), func(w *shop, step string) {
 		w.crosses("kill", step)
 		next := w.relay()
 		w.works()
@@ -215,7 +243,11 @@ func TestKills(t *testing.T) {
 // server refuses the batch that it then sends.
 func TestFreezes(t *testing.T) {
 	t.Parallel()
-	inShops(t, chosen(t), func(w *shop, step string) {
+	few := []string{
+		"before attempt sink/jetstream.delivery.Publish posthaste-gate",
+		"before gates.adopt sink/jetstream.Sink.Adopt posthaste-gate",
+	}
+	inShops(t, chosen(t, few...), func(w *shop, step string) {
 		trace := filepath.Join(w.TempDir(), "trace")
 		frozen := w.crosses("stop", step, "POSTHASTE_FAILPOINT_TRACE="+trace)
 		// As Postgres does when it finds the connections dead: the lock of the leader is free.
@@ -258,7 +290,7 @@ func TestWriteSteps(t *testing.T) {
 	}
 	s := startServer(t, 1)
 	s.start()
-	w := newShop(t, "failpoints", s)
+	w := newShop(t, "failpoints", s, "--stream-maxlen=50")
 	dir := t.TempDir()
 	var files []string
 	for n := range 2 {
@@ -273,4 +305,3 @@ func TestWriteSteps(t *testing.T) {
 	testenv.Must(t, os.MkdirAll(filepath.Dir(stepsFile), 0o755))
 	testenv.Must(t, os.WriteFile(stepsFile, []byte(strings.Join(steps, "\n")+"\n"), 0o600))
 }
-
