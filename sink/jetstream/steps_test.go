@@ -125,14 +125,20 @@ func (w *shop) line(n int) {
 // crosses starts a relay that takes a step, and waits until it is killed or frozen there.
 func (w *shop) crosses(action, step string, env ...string) *process {
 	w.Helper()
-	p := w.relay(append(env, "POSTHASTE_FAILPOINT="+action+" "+step)...)
 	first := 0
 	switch {
+	case strings.Contains(step, " follower."): // another one leads
+		leader := w.relay()
+		defer leader.kill()
+		w.works()
+	case strings.Contains(step, ".Alive STREAM.CREATE"):
+		testenv.Must(w, w.s.js().DeleteStream("POSTHASTE--ALIVE"))
 	case strings.Contains(step, ".Recall "):
 		first = 1
 	case strings.Contains(step, " comparison."): // it restores what a deleted stream had
 		first = 3
 	}
+	p := w.relay(append(env, "POSTHASTE_FAILPOINT="+action+" "+step)...)
 	for n := range 3 * lines {
 		w.line(first + n)
 		for began := time.Now(); time.Since(began) < 4*time.Second; <-time.After(10 * time.Millisecond) {
