@@ -28,15 +28,18 @@ func (e *APIError) Error() string { return fmt.Sprintf("jetstream: %s (%d)", e.D
 
 // The codes of refusals that have a meaning here.
 const (
-	codeNoMessage   = 10037
-	codeTooLarge    = 10054
-	codeNoStream    = 10059
-	codeNameInUse   = 10058
-	codeWrongLast   = 10071
-	codeHeaderLarge = 10097
-	codeInFlight    = 10164
-	codeNoBatches   = 10174
-	codeIncomplete  = 10176
+	codeInsufficient = 10023
+	codeNoMessage    = 10037
+	codeNoStorage    = 10047
+	codeStoreFailed  = 10077
+	codeTooLarge     = 10054
+	codeNoStream     = 10059
+	codeNameInUse    = 10058
+	codeWrongLast    = 10071
+	codeHeaderLarge  = 10097
+	codeInFlight     = 10164
+	codeNoBatches    = 10174
+	codeIncomplete   = 10176
 )
 
 func hasCode(err error, codes ...int) bool {

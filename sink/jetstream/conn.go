@@ -142,7 +142,7 @@ func (c *conn) ready(ctx context.Context) error {
 	err := c.call(ctx, "INFO", struct{}{}, &account)
 	if errors.Is(err, nats.ErrNoResponders) {
 		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, and enable "+
-			"JetStream for the account", err, outbox.RemedyMark)
+			"JetStream for the account; if its disk was full, free space and restart it", err, outbox.RemedyMark)
 	}
 	if err != nil {
 		return fmt.Errorf("ask for JetStream: %w", err)

@@ -32,7 +32,7 @@ func TestDiskFull(t *testing.T) {
 	}
 	testenv.Eventually(t, time.Minute, func() error {
 		status, body := p.readyz(t)
-		return testenv.FailIf(status != http.StatusServiceUnavailable || !strings.Contains(body, "diskx"),
+		return testenv.FailIf(status != http.StatusServiceUnavailable || !strings.Contains(body, "disk"),
 			"readyz is %d: %s", status, body)
 	})
 	testenv.Must(t, os.Remove(filler))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/url"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -22,11 +21,7 @@ import (
 // the mode, relays and servers that are killed, and a deleted stream.
 func TestRelay(t *testing.T) {
 	t.Parallel()
-	exe := filepath.Join(t.TempDir(), "posthaste")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", exe, "posthaste/cmd/posthaste")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	exe := testenv.Program(t, "")
 	db, s := testenv.Postgres(t), startServer(t, 1)
 	s.start()
 	args := []string{
