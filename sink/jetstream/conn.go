@@ -70,6 +70,15 @@ func (c *conn) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	return reply, err
 }
 
+// unanswered adds the remedy to the error of a request that had no answer in time.
+func unanswered(err error) error {
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%w%sif nats-server is a cluster, start its nodes that are down: it needs more than half of them, "+
+		"and of the replicas of each stream", err, outbox.RemedyMark)
+}
+
 // open returns the connection, and makes another one if it has ended. ErrMoved if that is of another process than the
 // bound one.
 func (s *Sink) open(ctx context.Context) (*conn, error) {
@@ -145,7 +154,7 @@ func (c *conn) ready(ctx context.Context) error {
 			"JetStream for the account; if its disk was full, free space and restart it", err, outbox.RemedyMark)
 	}
 	if err != nil {
-		return fmt.Errorf("ask for JetStream: %w", err)
+		return unanswered(fmt.Errorf("ask for JetStream: %w", err))
 	}
 	if account.API.Level < apiLevel {
 		return fmt.Errorf("nats-server %s has no atomic batches%srun nats-server 2.12 or later",

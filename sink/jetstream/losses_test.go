@@ -1,8 +1,10 @@
 package jetstream_test
 
 import (
+	"context"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"posthaste/internal/testenv"
+	"posthaste/sink/jetstream"
 )
 
 // TestDiskFull fills the disk of the server, which disables JetStream until it is restarted. The relay is not ready,
@@ -62,4 +65,76 @@ func (p *process) readyz(t *testing.T) (int, string) {
 	body, err := io.ReadAll(resp.Body)
 	testenv.Must(t, err)
 	return resp.StatusCode, string(body)
+}
+
+// cycles is how many faults a cluster has in a test.
+func cycles() int32 {
+	if os.Getenv("POSTHASTE_TEST_FULL") != "" {
+		return 8
+	}
+	return 1
+}
+
+// TestQuorumLost kills two of three nodes while a lane publishes. Calls fail until the nodes are back.
+func TestQuorumLost(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	other := f.open(jetstream.Options{})
+	n := 0
+	f.survives(cycles(), func(publishes func(n int)) {
+		n++
+		publishes(rand.IntN(300))
+		f.server.killNode(n % 3)
+		f.server.killNode((n + 1) % 3)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err := other.Look(ctx, source, []string{order}, nil)
+		if err == nil || !strings.Contains(err.Error(), "start its nodes") {
+			t.Errorf("got %v, want that nodes are down", err)
+		}
+		f.server.startNode(n % 3)
+		f.server.startNode((n + 1) % 3)
+		f.led(order)
+	})
+}
+
+// TestNodeGoesBack starts one of three nodes with what it had stored earlier, and kills another one at once, so that
+// the older node is needed.
+func TestNodeGoesBack(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	n := 0
+	f.survives(cycles(), func(publishes func(n int)) {
+		n++
+		i, other := n%3, (n+1)%3
+		publishes(rand.IntN(300))
+		f.server.killNode(i)
+		restore := f.server.saveNode(i)
+		f.server.startNode(i)
+		publishes(300)
+		f.server.killNode(i)
+		publishes(1) // the others continue
+		restore()
+		f.server.startNode(i)
+		f.server.killNode(other)
+		publishes(100)
+		f.server.startNode(other)
+		f.led(order)
+	})
+}
+
+// TestScanOfNothing reads a stream that does not exist, and one that no direct request can read.
+func TestScanOfNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	s := f.open(jetstream.Options{})
+	if tail, err := s.Tail(t.Context(), order, ""); err != nil || len(tail) > 0 {
+		t.Errorf("a stream that does not exist has %v, %v", tail, err)
+	}
+	f.call("STREAM.CREATE."+jetstream.StreamName(order), map[string]any{
+		"name": jetstream.StreamName(order), "subjects": []string{jetstream.EventsFilter(order)},
+	}, nil)
+	if tail, err := s.Tail(t.Context(), order, ""); err == nil {
+		t.Errorf("a stream without allow_direct has %v", tail)
+	}
 }

@@ -113,9 +113,14 @@ const (
 // may answer. A stream that does not exist is empty.
 func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func(m *message) error) error {
 	req.Batch, req.MaxBytes = pageMessages, pageBytes
-	for unanswered := 0; ; {
+	for missed := 0; ; {
 		last, more, err := c.page(ctx, name, req, visit)
-		if unanswered++; errors.Is(err, nats.ErrNoResponders) && unanswered < elections {
+		if errors.Is(err, nats.ErrNoResponders) && missed < elections {
+			if missed++; missed == 1 {
+				if _, err := c.info(ctx, name); hasCode(err, codeNoStream) {
+					return nil
+				}
+			}
 			_ = pause.For(ctx, electionPause)
 			continue
 		}
@@ -160,11 +165,6 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 		case "204":
 			return last, last > 0 && reply.Header.Get("Nats-Num-Pending") != "0" && len(req.MultiLast) == 0, nil
 		case "404":
-			return last, false, nil
-		case "503": // nothing answers for the name
-			if _, err := c.info(ctx, name); !hasCode(err, codeNoStream) {
-				return 0, false, errors.Join(nats.ErrNoResponders, err)
-			}
 			return last, false, nil
 		default:
 			return 0, false, fmt.Errorf("read stream %s: status %s %s", name, status, reply.Header.Get("Description"))
