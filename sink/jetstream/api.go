@@ -121,11 +121,12 @@ type batchAck struct {
 
 // Names of headers that JetStream evaluates.
 const (
-	headerBatch    = "Nats-Batch-Id"
-	headerSequence = "Nats-Batch-Sequence"
-	headerCommit   = "Nats-Batch-Commit"
-	headerExpected = "Nats-Expected-Last-Subject-Sequence"
-	headerTTL      = "Nats-TTL"
+	headerBatch      = "Nats-Batch-Id"
+	headerSequence   = "Nats-Batch-Sequence"
+	headerCommit     = "Nats-Batch-Commit"
+	headerExpected   = "Nats-Expected-Last-Subject-Sequence"
+	headerExpectedOf = "Nats-Expected-Last-Subject-Sequence-Subject"
+	headerTTL        = "Nats-TTL"
 )
 
 // stage sends all messages of a batch except for the last one. The server stores none of them before the last one. It

@@ -130,7 +130,10 @@ func (w *shop) crosses(action, step string, env ...string) *process {
 	case strings.Contains(step, " follower."): // another one leads
 		leader := w.relay()
 		defer leader.kill()
-		w.works()
+		testenv.Eventually(w, time.Minute, func() error {
+			log, err := os.ReadFile(leader.log)
+			return testenv.FailIf(err != nil || !bytes.Contains(log, []byte(`"leading"`)), "it does not lead, %w", err)
+		})
 	case strings.Contains(step, ".Alive STREAM.CREATE"):
 		testenv.Must(w, w.s.js().DeleteStream("POSTHASTE--ALIVE"))
 	case strings.Contains(step, ".Recall "):
