@@ -94,7 +94,7 @@ func (p *process) reached() bool {
 }
 
 // lines is the number of changes that line can make.
-const lines = 5
+const lines = 6
 
 // line changes something, so that a relay takes steps that it otherwise does not.
 func (w *shop) line(n int) {
@@ -119,6 +119,8 @@ func (w *shop) line(n int) {
 			`"durable_name":"group","ack_policy":"explicit","deliver_policy":"all"}}`, name))
 	case 4:
 		ask("STREAM.DELETE."+name, "")
+	case 5:
+		ask("STREAM.PURGE."+name, "")
 	}
 }
 
