@@ -107,8 +107,13 @@ func goroutine() (n int) {
 	return n
 }
 
-// name is the name of the caller's step; empty if the caller is not in relay, relay/sweep or the stream reader.
+// subject is a subject of NATS, of which a step's name has what precedes the names of streams and lanes.
+var subject = regexp.MustCompile(`^(?:\$JS\.API\.([A-Z]+(?:\.[A-Z]+)*)|(posthaste-\w+|outbox))(?:\..*)?$`)
+
+// name is the name of the caller's step; empty if the caller is not in relay, relay/sweep, the stream reader or the
+// sink of NATS, which makes some requests in goroutines of its own.
 func name(what string) string {
+	what = subject.ReplaceAllString(what, "$1$2")
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
 	method := ""
@@ -124,12 +129,18 @@ func name(what string) string {
 				return fn + " " + method + " " + what
 			case "posthaste/internal/failpoint", "posthaste/internal/app", "posthaste/relay/stream":
 			default:
+				if fn == "Sink.each" { // it calls a method of the sink in goroutines
+					break
+				}
 				method = strings.TrimPrefix(pkg, "posthaste/") + "." + fn
 			}
 		}
 		if !more {
 			if strings.HasPrefix(method, "cdc.") {
 				return "reader " + method + " " + what
+			}
+			if strings.HasPrefix(method, "sink/jetstream.") {
+				return "sink " + method + " " + what
 			}
 			return ""
 		}

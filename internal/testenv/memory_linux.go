@@ -41,9 +41,9 @@ func inMemory(root string) string {
 	return dir
 }
 
-// SmallDisk moves the WAL of s to a disk of so many bytes, and returns its path. It skips the test if mounting is not
-// allowed: without root, or in a restricted container. s is restarted.
-func (s *Server) SmallDisk(tb testing.TB, bytes int) string {
+// Disk returns the path of a disk of so many bytes. It skips the test if mounting is not allowed: without root, or in a
+// restricted container.
+func Disk(tb testing.TB, bytes int) string {
 	tb.Helper()
 	disk, err := os.MkdirTemp("", "posthaste-disk-")
 	Must(tb, err)
@@ -52,18 +52,25 @@ func (s *Server) SmallDisk(tb testing.TB, bytes int) string {
 		tb.Skipf("a disk cannot be mounted here: %v", err)
 	}
 	tb.Cleanup(func() {
-		_ = s.Stop("immediate") // it may be using the disk
 		if err := syscall.Unmount(disk, syscall.MNT_DETACH); err != nil {
 			tb.Errorf("unmount %s: %v", disk, err)
 		}
 		_ = os.Remove(disk)
 	})
+	return disk
+}
+
+// SmallDisk moves the WAL of s to a Disk, and returns its path. s is restarted.
+func (s *Server) SmallDisk(tb testing.TB, bytes int) string {
+	tb.Helper()
+	disk := Disk(tb, bytes)
+	tb.Cleanup(func() { _ = s.Stop("immediate") }) // it may be using the disk
 	Must(tb, s.Stop("fast"))
 	wal := filepath.Join(s.Dir, "data", "pg_wal")
 	if out, err := exec.CommandContext(tb.Context(), "cp", "-a", wal, disk).CombinedOutput(); err != nil {
 		tb.Fatalf("copy the WAL: %v: %s", err, out)
 	}
-	err = errors.Join(os.RemoveAll(wal), os.Symlink(filepath.Join(disk, "pg_wal"), wal))
+	err := errors.Join(os.RemoveAll(wal), os.Symlink(filepath.Join(disk, "pg_wal"), wal))
 	if err = errors.Join(err, s.Start(tb.Context())); err != nil {
 		tb.Fatal(err)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"posthaste/internal/failpoint"
 )
 
 // callTimeout bounds one request, because a caller's context may have no deadline.
@@ -26,15 +28,18 @@ func (e *APIError) Error() string { return fmt.Sprintf("jetstream: %s (%d)", e.D
 
 // The codes of refusals that have a meaning here.
 const (
-	codeNoMessage   = 10037
-	codeTooLarge    = 10054
-	codeNoStream    = 10059
-	codeNameInUse   = 10058
-	codeWrongLast   = 10071
-	codeHeaderLarge = 10097
-	codeInFlight    = 10164
-	codeNoBatches   = 10174
-	codeIncomplete  = 10176
+	codeInsufficient = 10023
+	codeNoMessage    = 10037
+	codeNoStorage    = 10047
+	codeStoreFailed  = 10077
+	codeTooLarge     = 10054
+	codeNoStream     = 10059
+	codeNameInUse    = 10058
+	codeWrongLast    = 10071
+	codeHeaderLarge  = 10097
+	codeInFlight     = 10164
+	codeNoBatches    = 10174
+	codeIncomplete   = 10176
 )
 
 func hasCode(err error, codes ...int) bool {
@@ -116,11 +121,12 @@ type batchAck struct {
 
 // Names of headers that JetStream evaluates.
 const (
-	headerBatch    = "Nats-Batch-Id"
-	headerSequence = "Nats-Batch-Sequence"
-	headerCommit   = "Nats-Batch-Commit"
-	headerExpected = "Nats-Expected-Last-Subject-Sequence"
-	headerTTL      = "Nats-TTL"
+	headerBatch      = "Nats-Batch-Id"
+	headerSequence   = "Nats-Batch-Sequence"
+	headerCommit     = "Nats-Batch-Commit"
+	headerExpected   = "Nats-Expected-Last-Subject-Sequence"
+	headerExpectedOf = "Nats-Expected-Last-Subject-Sequence-Subject"
+	headerTTL        = "Nats-TTL"
 )
 
 // stage sends all messages of a batch except for the last one. The server stores none of them before the last one. It
@@ -134,7 +140,9 @@ func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, refus
 		case i == len(messages)-1:
 			m.Header[headerCommit] = []string{"1"}
 		case refused == nil:
+			failpoint.Before("stage")
 			err = c.nc.PublishMsg(m)
+			failpoint.After("stage")
 		default:
 			var reply *nats.Msg
 			if reply, err = c.request(ctx, m); err == nil && len(reply.Data) > 0 {

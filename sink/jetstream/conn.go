@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"posthaste/internal/failpoint"
 	"posthaste/outbox"
 )
 
@@ -60,11 +61,22 @@ func (c *conn) within(ctx context.Context) (context.Context, context.CancelFunc)
 func (c *conn) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	bounded, cancel := c.within(ctx)
 	defer cancel()
+	failpoint.Before(m.Subject)
 	reply, err := c.nc.RequestMsgWithContext(bounded, m)
+	failpoint.After(m.Subject)
 	if err != nil && c.ended.Err() != nil && ctx.Err() == nil {
 		err = nats.ErrConnectionClosed
 	}
 	return reply, err
+}
+
+// unanswered adds the remedy to the error of a request that had no answer in time.
+func unanswered(err error) error {
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%w%sif nats-server is a cluster, start its nodes that are down: it needs more than half of them, "+
+		"and of the replicas of each stream", err, outbox.RemedyMark)
 }
 
 // open returns the connection, and makes another one if it has ended. ErrMoved if that is of another process than the
@@ -139,10 +151,10 @@ func (c *conn) ready(ctx context.Context) error {
 	err := c.call(ctx, "INFO", struct{}{}, &account)
 	if errors.Is(err, nats.ErrNoResponders) {
 		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, and enable "+
-			"JetStream for the account", err, outbox.RemedyMark)
+			"JetStream for the account; if its disk was full, free space and restart it", err, outbox.RemedyMark)
 	}
 	if err != nil {
-		return fmt.Errorf("ask for JetStream: %w", err)
+		return unanswered(fmt.Errorf("ask for JetStream: %w", err))
 	}
 	if account.API.Level < apiLevel {
 		return fmt.Errorf("nats-server %s has no atomic batches%srun nats-server 2.12 or later",

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/nats-io/nats.go"
 
@@ -168,7 +169,7 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 	}
 	d.tries[b.id] = b.end
 	seq := l.seq
-	l.seq = 0 // unknown until the server has answered
+	l.seq, l.tail = 0, "" // unknown until the server has answered
 	ack, err := d.commit(ctx, c, b)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
@@ -183,6 +184,9 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 	if err != nil || ack.Seq <= seq {
 		return false, errors.Join(err, errors.New("jetstream gave no sequence"))
 	}
+	if n := len(b.messages); n > 1 {
+		l.tail, l.tailSeq = b.messages[n-2].Subject, done.Last
+	}
 	return true, d.complete(ctx, c, done, ack.Seq, b.last)
 }
 
@@ -193,6 +197,10 @@ func (d *delivery) stage(ctx context.Context, c *conn) (*batch, error) {
 		return nil, err
 	}
 	b.messages = append(b.messages, d.lane.next(b))
+	if l := d.lane; l.tail != "" && len(b.messages) > 1 {
+		b.messages[0].Header[headerExpected] = []string{strconv.FormatUint(l.tailSeq, 10)}
+		b.messages[0].Header[headerExpectedOf] = []string{l.tail}
+	}
 	if !d.careful {
 		return b, c.stage(ctx, b.id, b.messages, nil)
 	}

@@ -35,6 +35,10 @@ type lane struct {
 	// post is what the gate has of the lane, at seq; seq is 0 if that is unknown.
 	post lanePost
 	seq  uint64
+	// tail and tailSeq are the subject and the sequence of the last event of the batch at seq, if this process has
+	// stored one. The next batch expects it, so the server refuses a batch that a purge of the events overtakes.
+	tail    string
+	tailSeq uint64
 	// gates are the messages of the batches that are not settled.
 	gates []numbered
 	// inherited are the events in doubt of the lane's earlier claims, used those that were suppressed.
@@ -71,8 +75,8 @@ func (l *lane) Follows(claim, number int64) { l.earlier, l.known = claim, number
 
 func (l *lane) subject() string { return l.root + "." + l.lane }
 
-// check compares the gate with what this process knows, before a publish, and returns the owner's message. A publish
-// that a purge of the events overtakes is noticed by the next check, or by Confirm.
+// check compares the gate with what this process knows, before a publish, and returns the owner's message. If a purge
+// of the events overtakes the first publish of a claim, the next check notices it, or Confirm.
 func (l *lane) check(ctx context.Context, c *conn) (p *ownerPost, at uint64, err error) {
 	if l.root == "" {
 		info, err := c.info(ctx, l.name)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"posthaste/internal/failpoint"
 	"posthaste/internal/pause"
 )
 
@@ -116,9 +117,14 @@ func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func
 		req.Batch = pageMessages
 	}
 	req.MaxBytes = pageBytes
-	for unanswered := 0; ; {
+	for missed := 0; ; {
 		last, more, err := c.page(ctx, name, req, visit)
-		if unanswered++; errors.Is(err, nats.ErrNoResponders) && unanswered < elections {
+		if errors.Is(err, nats.ErrNoResponders) && missed < elections {
+			if missed++; missed == 1 {
+				if _, err := c.info(ctx, name); hasCode(err, codeNoStream) {
+					return nil
+				}
+			}
 			_ = pause.For(ctx, electionPause)
 			continue
 		}
@@ -148,6 +154,8 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 		return 0, false, err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
+	failpoint.Before(apiRoot + "DIRECT.GET")
+	defer failpoint.After(apiRoot + "DIRECT.GET")
 	if err = c.nc.PublishRequest(apiRoot+"DIRECT.GET."+name, inbox, data); err != nil {
 		return 0, false, err
 	}
@@ -161,11 +169,6 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 		case "204":
 			return last, last > 0 && reply.Header.Get("Nats-Num-Pending") != "0" && len(req.MultiLast) == 0, nil
 		case "404":
-			return last, false, nil
-		case "503": // nothing answers for the name
-			if _, err := c.info(ctx, name); !hasCode(err, codeNoStream) {
-				return 0, false, errors.Join(nats.ErrNoResponders, err)
-			}
 			return last, false, nil
 		default:
 			return 0, false, fmt.Errorf("read stream %s: status %s %s", name, status, reply.Header.Get("Description"))

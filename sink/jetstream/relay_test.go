@@ -78,7 +78,7 @@ func TestRelay(t *testing.T) {
 		if n > 0 {
 			return fmt.Errorf("%d events wait", n)
 		}
-		return s.holds(t, db)
+		return s.holds(t, db, false)
 	})
 	if out, err := run("status", "--check"); err != nil {
 		t.Errorf("status: %v: %s", err, out)
@@ -99,11 +99,13 @@ func (s *server) js() nats.JetStreamContext {
 	return js
 }
 
-// holds compares the stream with the table: the same events, once each, in the table's order for each aggregate.
-func (s *server) holds(t *testing.T, db *testenv.Database) error {
+// holds compares the stream with the table: the same events, once each, in the table's order for each aggregate. A
+// trimmed stream has only the end of that.
+func (s *server) holds(t *testing.T, db *testenv.Database, trimmed bool) error {
 	t.Helper()
 	want, got := map[string][]string{}, map[string][]string{}
-	rows, err := db.Pool.Query(t.Context(), "SELECT id, aggregate_id FROM outbox ORDER BY seq")
+	rows, err := db.Pool.Query(t.Context(),
+		"SELECT id, aggregate_id FROM outbox WHERE aggregate_type = 'order' ORDER BY seq")
 	testenv.Must(t, err)
 	for rows.Next() {
 		var id uuid.UUID
@@ -125,6 +127,9 @@ func (s *server) holds(t *testing.T, db *testenv.Database) error {
 		got[subject] = append(got[subject], m.Header.Get("ce-id"))
 	}
 	for aggregate, ids := range want {
+		if trimmed {
+			ids = ids[max(0, len(ids)-len(got[aggregate])):]
+		}
 		if !slices.Equal(ids, got[aggregate]) {
 			return fmt.Errorf("aggregate %q has %d events in the stream, %d in the table", aggregate,
 				len(got[aggregate]), len(ids))

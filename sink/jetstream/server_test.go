@@ -173,13 +173,24 @@ func (s *server) restart() {
 // save copies what the server has stored, and returns what restarts it with the copy.
 func (s *server) save() (restore func()) {
 	s.tb.Helper()
-	data, kept := filepath.Join(s.folder, "data"), filepath.Join(s.folder, "kept")
-	testenv.Must(s.tb, os.CopyFS(kept, os.DirFS(data)))
+	back := s.saveFolder(filepath.Join(s.folder, "data"))
 	return func() {
 		s.kill()
+		back()
+		s.start()
+	}
+}
+
+// saveNode copies what a node that is down has stored, and returns what puts the copy in its place.
+func (s *server) saveNode(i int) (restore func()) { return s.saveFolder(s.nodes[i].Folder) }
+
+func (s *server) saveFolder(data string) (restore func()) {
+	s.tb.Helper()
+	kept := data + "-kept"
+	testenv.Must(s.tb, os.CopyFS(kept, os.DirFS(data)))
+	return func() {
 		testenv.Must(s.tb, os.RemoveAll(data))
 		testenv.Must(s.tb, os.Rename(kept, data))
-		s.start()
 	}
 }
 

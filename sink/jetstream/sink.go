@@ -88,6 +88,13 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("%w%srun nats-server 2.12 or later, and set "+
 			"allow_atomic of the JetStream stream %s", wrapped, outbox.RemedyMark, StreamName(stream))}
 	}
+	if hasCode(err, codeIncomplete, codeInsufficient, codeNoStorage, codeStoreFailed) {
+		wrapped = fmt.Errorf("%w%sif this persists, the disk of nats-server is full: free space, and restart it",
+			wrapped, outbox.RemedyMark)
+	}
+	if !answered {
+		wrapped = unanswered(wrapped)
+	}
 	// The leader of one stream may be down while the others answer.
 	if answered || c != nil && c.nc.IsConnected() {
 		return &outbox.StreamError{Stream: stream, Lost: !answered, Err: wrapped}
