@@ -76,9 +76,10 @@ PAIRS    ?= 4
 
 steps: ## write down every step that others can see, kill and freeze a relay at each, and at pairs of them
 	@./scripts/ensure.sh postgres redis
-	POSTHASTE_TEST_STEPS=write $(GO) test -run '^TestWriteSteps$$' -count=1 -timeout 10m ./cmd/posthaste
+	POSTHASTE_TEST_STEPS=write $(GO) test -run '^TestWriteSteps$$' -count=1 -timeout 10m ./cmd/posthaste ./sink/jetstream
 	POSTHASTE_TEST_STEPS=all POSTHASTE_TEST_PAIRS=$(PAIRS) $(GO) test -count=1 -timeout 0 -v \
 		-run '^Test(EveryStepHasAFailpoint|AKillAtEachStep|AFreezeAtEachStep|PairsOfKills)$$' ./cmd/posthaste
+	POSTHASTE_TEST_STEPS=all $(GO) test -count=1 -timeout 0 -v -run '^Test(Kills|Freezes)$$' ./sink/jetstream
 
 # The pages run in Debian's chromium, against processes that a Go test starts; node only drives it.
 BROWSER := api/admin/console/browser

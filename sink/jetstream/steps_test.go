@@ -176,24 +176,28 @@ func (w *shop) check() {
 	testenv.Must(w, w.s.holds(w.T, w.db, w.trims))
 }
 
-// chosen returns few of the steps, or all of them for the full test. POSTHASTE_TEST_STEP is a regular expression.
-func chosen(t *testing.T, few ...string) []string {
+// chosen returns few of the steps, at random more of them for the full test, and all for make steps.
+// POSTHASTE_TEST_STEP is a regular expression that restricts the latter.
+func chosen(t *testing.T, more int, few ...string) []string {
 	t.Helper()
 	text, err := os.ReadFile(stepsFile)
 	testenv.Must(t, err)
 	all := strings.Split(strings.TrimSpace(string(text)), "\n")
 	for _, step := range few {
 		if !slices.Contains(all, step) {
-			t.Errorf("no relay takes the step %q: write the steps again", step)
+			t.Errorf("no relay takes the step %q: make steps", step)
 		}
-	}
-	if os.Getenv("POSTHASTE_TEST_FULL") == "" && os.Getenv("POSTHASTE_TEST_STEP") == "" {
-		return few
 	}
 	only := regexp.MustCompile(os.Getenv("POSTHASTE_TEST_STEP"))
 	all = slices.DeleteFunc(all, func(step string) bool { return !only.MatchString(step) })
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	return all
+	switch {
+	case os.Getenv("POSTHASTE_TEST_STEPS") == "all":
+		return all
+	case os.Getenv("POSTHASTE_TEST_FULL") != "":
+		return all[:min(more, len(all))]
+	}
+	return few
 }
 
 // perShop is how many steps are tested with one outbox.
@@ -242,7 +246,7 @@ func TestKills(t *testing.T) {
 		"after comparison.unsettled sink/jetstream.Sink.Recall posthaste-gate",
 		"after comparison.publish sink/jetstream.delivery.Publish posthaste-gate",
 	}
-	inShops(t, chosen(t, few...), func(w *shop, step string) {
+	inShops(t, chosen(t, 30, few...), func(w *shop, step string) {
 		w.crosses("kill", step)
 		next := w.relay()
 		w.works()
@@ -258,7 +262,7 @@ func TestFreezes(t *testing.T) {
 		"before attempt sink/jetstream.delivery.Publish posthaste-gate",
 		"before gates.adopt sink/jetstream.Sink.Adopt posthaste-gate",
 	}
-	inShops(t, chosen(t, few...), func(w *shop, step string) {
+	inShops(t, chosen(t, 15, few...), func(w *shop, step string) {
 		trace := filepath.Join(w.TempDir(), "trace")
 		frozen := w.crosses("stop", step, "POSTHASTE_FAILPOINT_TRACE="+trace)
 		// As Postgres does when it finds the connections dead: the lock of the leader is free.
