@@ -19,6 +19,7 @@ type conn struct {
 	server string
 	// ended ends with the connection, so that requests do not wait for a process that has gone.
 	ended context.Context //nolint:containedctx // its end is that of the connection
+	denials
 }
 
 // apiRoot is what subjects of the JetStream API begin with.
@@ -31,15 +32,18 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 	if d, ok := ctx.Deadline(); ok {
 		timeout = min(timeout, max(time.Until(d), time.Millisecond))
 	}
+	c := &conn{ended: ended, denials: denials{
+		api: apiRoot, waiting: map[*wait]struct{}{}, unheard: map[string]*DeniedError{},
+	}}
 	opts := append([]nats.Option{nats.Name("posthaste")}, o.Connection...)
 	opts = append(opts, nats.NoReconnect(), nats.ReconnectBufSize(-1), nats.Timeout(timeout),
-		nats.ClosedHandler(func(*nats.Conn) { cancel() }))
+		nats.ClosedHandler(func(*nats.Conn) { cancel() }), nats.ErrorHandler(c.heard))
 	nc, err := nats.Connect(o.URL, opts...)
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("connect to nats: %w", err)
 	}
-	c := &conn{nc: nc, server: nc.ConnectedServerId(), ended: ended}
+	c.nc, c.server = nc, nc.ConnectedServerId()
 	// The processes of a cluster share the streams, and a client may be connected to any of them.
 	if name := nc.ConnectedClusterName(); name != "" {
 		c.server = "cluster " + name
@@ -47,24 +51,36 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 	return c, nil
 }
 
-// within bounds ctx by the connection and by callTimeout.
-func (c *conn) within(ctx context.Context) (context.Context, context.CancelFunc) {
+// within bounds ctx by the connection, by callTimeout, and by a denial of subject.
+func (c *conn) within(ctx context.Context, subject string) (context.Context, func()) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	stop := context.AfterFunc(c.ended, cancel)
+	ctx, end := c.waits(ctx, subject)
 	return ctx, func() {
+		end()
 		stop()
 		cancel()
 	}
 }
 
-func (c *conn) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	bounded, cancel := c.within(ctx)
-	defer cancel()
-	reply, err := c.nc.RequestMsgWithContext(bounded, m)
-	if err != nil && c.ended.Err() != nil && ctx.Err() == nil {
-		err = nats.ErrConnectionClosed
+// why returns the reason of an error of a call that was bounded by within.
+func (c *conn) why(ctx, bounded context.Context, err error) error {
+	var denied *DeniedError
+	switch {
+	case err == nil:
+	case errors.As(context.Cause(bounded), &denied):
+		return denied
+	case c.ended.Err() != nil && ctx.Err() == nil:
+		return nats.ErrConnectionClosed
 	}
-	return reply, err
+	return err
+}
+
+func (c *conn) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	bounded, end := c.within(ctx, m.Subject)
+	defer end()
+	reply, err := c.nc.RequestMsgWithContext(bounded, m)
+	return reply, c.why(ctx, bounded, err)
 }
 
 // open returns the connection, and makes another one if it has ended. ErrMoved if that is of another process than the

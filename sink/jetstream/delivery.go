@@ -179,6 +179,9 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 	case conflict(err):
 		return false, nil
 	case err != nil:
+		if denied := c.take(l.events); denied != nil {
+			return false, denied
+		}
 		return false, d.broken(b, err)
 	}
 	done, err := parseLane(&message{Seq: ack.Seq, Data: b.post().Data})

@@ -132,8 +132,9 @@ func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func
 func (c *conn) page(ctx context.Context, name string, req getRequest, visit func(m *message) error) (
 	last uint64, more bool, err error,
 ) {
-	ctx, cancel := c.within(ctx)
-	defer cancel()
+	subject := apiRoot + "DIRECT.GET." + name
+	bounded, end := c.within(ctx, subject)
+	defer end()
 	data, err := json.Marshal(req)
 	if err != nil {
 		return 0, false, err
@@ -144,13 +145,13 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 		return 0, false, err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err = c.nc.PublishRequest(apiRoot+"DIRECT.GET."+name, inbox, data); err != nil {
+	if err = c.nc.PublishRequest(subject, inbox, data); err != nil {
 		return 0, false, err
 	}
 	for {
-		reply, err := sub.NextMsgWithContext(ctx)
+		reply, err := sub.NextMsgWithContext(bounded)
 		if err != nil {
-			return 0, false, err
+			return 0, false, c.why(ctx, bounded, err)
 		}
 		switch status := reply.Header.Get("Status"); status {
 		case "":

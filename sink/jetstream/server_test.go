@@ -37,6 +37,9 @@ type node struct {
 	// Cluster is the port for the other nodes, and Routes are those of all nodes; 0 without a cluster.
 	Cluster int
 	Routes  []int
+	// Deny are subjects to which the user "relay" may not publish, and Deaf those to which it may not subscribe. The
+	// tests have another user.
+	Deny, Deaf []string
 }
 
 // runServer is a server until its process is killed, or its standard input ends with the test's process.
@@ -46,6 +49,15 @@ func runServer(settings string) {
 	o := &natsserver.Options{
 		ServerName: n.Name, Host: "127.0.0.1", Port: n.Port, JetStream: true, StoreDir: n.Folder, SyncAlways: true,
 		NoSigs: true, NoLog: true,
+	}
+	if n.Deny != nil || n.Deaf != nil {
+		o.NoAuthUser = "test"
+		o.Users = []*natsserver.User{{Username: "test", Password: "test"}, {
+			Username: "relay", Password: "relay", Permissions: &natsserver.Permissions{
+				Publish:   &natsserver.SubjectPermission{Deny: n.Deny},
+				Subscribe: &natsserver.SubjectPermission{Deny: n.Deaf},
+			},
+		}}
 	}
 	if n.Cluster > 0 {
 		o.Cluster = natsserver.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: n.Cluster}

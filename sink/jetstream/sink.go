@@ -72,7 +72,7 @@ func (s *Sink) Missed(streams int) { s.m.Errors.WithLabelValues("gap").Add(float
 // classes are all classes of errors. The sink for Redis has the same, and others.
 var classes = []string{
 	"timeout", "connection", "tls", "canceled", "durability", "restarted", "gap", "fenced", "foreign", metrics.Other,
-	"masterdown", "noauth", classTooLarge,
+	"masterdown", "noauth", "noperm", classTooLarge,
 }
 
 // classTooLarge is the class of poison.
@@ -85,6 +85,8 @@ func class(err error) string {
 		return "durability"
 	case errors.Is(err, nats.ErrNoResponders): // the stream has no leader
 		return "masterdown"
+	case errors.Is(err, nats.ErrPermissionViolation):
+		return "noperm"
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
 		return "noauth"
 	case errors.Is(err, nats.ErrTimeout):
@@ -101,7 +103,6 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 		return nil
 	}
 	s.m.Errors.WithLabelValues(class(err)).Inc()
-	var api *APIError
 	switch {
 	case metrics.Permanent(err) || outbox.Alone(err) || errors.As(err, new(*DurabilityError)):
 		return err
@@ -110,8 +111,8 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return wrapped
 	}
-	answered := errors.As(err, &api)
-	if answered && api.ErrCode == codeNoBatches {
+	answered := errors.As(err, new(*APIError)) || errors.As(err, new(*DeniedError))
+	if hasCode(err, codeNoBatches) {
 		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("%w%srun nats-server 2.12 or later, and set "+
 			"allow_atomic of the JetStream stream %s", wrapped, outbox.RemedyMark, StreamName(stream))}
 	}
