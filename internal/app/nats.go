@@ -28,14 +28,13 @@ type sinks struct {
 
 // natsSink returns the sink of --sink-url, which connects at its first use. reg may be nil.
 func (c Config) natsSink(reg prometheus.Registerer) (sinks, error) {
-	servers, options, err := jetstream.ParseURL(c.SinkURL)
+	o, err := jetstream.ParseURL(c.SinkURL)
 	if err != nil {
 		return sinks{}, err
 	}
-	js := jetstream.New(jetstream.Options{
-		URL: servers, Connection: options, Source: c.EntrySource(), Fsync: c.SinkFsync, MaxLen: c.StreamMaxlen,
-		TrimForce: c.TrimForce, Registerer: reg,
-	})
+	o.Source, o.Fsync, o.Replicas = c.EntrySource(), c.SinkFsync, c.SinkReplicas
+	o.MaxLen, o.TrimForce, o.Registerer = c.StreamMaxlen, c.TrimForce, reg
+	js := jetstream.New(o)
 	return sinks{
 		Sink: js, ready: js.Ready, observe: js.Observe, unobserve: js.Unobserve, close: js.Close,
 	}, nil

@@ -22,7 +22,7 @@ type conn struct {
 	denials
 }
 
-// apiRoot is what subjects of the JetStream API begin with.
+// apiRoot is what subjects of the JetStream API begin with, without a domain.
 const apiRoot = "$JS.API."
 
 // dial connects. The caller's options come first, so they cannot turn reconnecting on.
@@ -35,6 +35,9 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 	c := &conn{ended: ended, denials: denials{
 		api: apiRoot, waiting: map[*wait]struct{}{}, unheard: map[string]*DeniedError{},
 	}}
+	if o.Domain != "" {
+		c.api = "$JS." + o.Domain + ".API."
+	}
 	opts := append([]nats.Option{nats.Name("posthaste")}, o.Connection...)
 	opts = append(opts, nats.NoReconnect(), nats.ReconnectBufSize(-1), nats.Timeout(timeout),
 		nats.ClosedHandler(func(*nats.Conn) { cancel() }), nats.ErrorHandler(c.heard))
@@ -47,6 +50,9 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 	// The processes of a cluster share the streams, and a client may be connected to any of them.
 	if name := nc.ConnectedClusterName(); name != "" {
 		c.server = "cluster " + name
+	}
+	if o.Domain != "" {
+		c.server = "domain " + o.Domain
 	}
 	return c, nil
 }
@@ -127,7 +133,7 @@ func (s *Sink) Ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.ready(ctx)
+	return s.ready(ctx, c)
 }
 
 // Bind implements stream.Sink. It refuses servers that have no atomic batches.
@@ -135,7 +141,7 @@ func (s *Sink) Bind(ctx context.Context) (string, error) {
 	s.Release()
 	c, err := s.open(ctx)
 	if err == nil {
-		err = c.ready(ctx)
+		err = s.ready(ctx, c)
 	}
 	if err != nil {
 		return "", err
@@ -146,7 +152,7 @@ func (s *Sink) Bind(ctx context.Context) (string, error) {
 	return s.bound, nil
 }
 
-func (c *conn) ready(ctx context.Context) error {
+func (s *Sink) ready(ctx context.Context, c *conn) error {
 	var account struct {
 		API struct {
 			Level int `json:"level"`
@@ -154,8 +160,8 @@ func (c *conn) ready(ctx context.Context) error {
 	}
 	err := c.call(ctx, "INFO", struct{}{}, &account)
 	if errors.Is(err, nats.ErrNoResponders) {
-		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, and enable "+
-			"JetStream for the account", err, outbox.RemedyMark)
+		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, enable "+
+			"JetStream for the account, and check the domain of --sink-url", err, outbox.RemedyMark)
 	}
 	if err != nil {
 		return fmt.Errorf("ask for JetStream: %w", err)
@@ -164,7 +170,16 @@ func (c *conn) ready(ctx context.Context) error {
 		return fmt.Errorf("nats-server %s has no atomic batches%srun nats-server 2.12 or later",
 			c.nc.ConnectedServerVersion(), outbox.RemedyMark)
 	}
+	if s.o.Replicas > 1 && s.o.Domain == "" && c.nc.ConnectedClusterName() == "" {
+		return s.unplaced(errors.New("it is in no cluster"))
+	}
 	return nil
+}
+
+// unplaced returns why the servers keep fewer copies of a stream than configured.
+func (s *Sink) unplaced(err error) error {
+	return fmt.Errorf("nats-server cannot keep %d copies of a stream: %w%slower --sink-replicas, or run that many servers "+
+		"with JetStream in a cluster", s.o.Replicas, err, outbox.RemedyMark)
 }
 
 // Release implements stream.Sink.

@@ -32,7 +32,9 @@ var violation = regexp.MustCompile(`Violation for (Publish|Subscription) to "([^
 // denials passes what the server denies to the requests that wait for an answer. The server reports it on the connection
 // and does not answer the request.
 type denials struct {
-	api string // what subjects of the API begin with
+	// api is what subjects of the API begin with. A server that has the domain replaces it by apiRoot, and then checks
+	// the rights.
+	api string
 
 	mu      sync.Mutex
 	waiting map[*wait]struct{}
@@ -54,8 +56,9 @@ func (d *denials) heard(nc *nats.Conn, _ *nats.Subscription, err error) {
 	}
 	e := &DeniedError{Action: "publish", Subject: found[2]}
 	first, _, _ := strings.Cut(e.Subject, ".")
-	if e.Grant = first + ".>"; strings.HasPrefix(e.Subject, d.api) {
-		e.Grant = d.api + ">"
+	e.Grant = first + ".>"
+	if api, _, ok := strings.Cut(e.Subject, ".API."); ok && first == "$JS" {
+		e.Grant = api + ".API.>"
 	}
 	all := found[1] == "Subscription" // to the answers
 	if all {
@@ -66,7 +69,7 @@ func (d *denials) heard(nc *nats.Conn, _ *nats.Subscription, err error) {
 	defer d.mu.Unlock()
 	heard := false
 	for w := range d.waiting {
-		if all || w.subject == e.Subject {
+		if all || w.subject == e.Subject || strings.Replace(w.subject, d.api, apiRoot, 1) == e.Subject {
 			w.refuse(e)
 			heard = true
 		}

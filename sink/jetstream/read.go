@@ -75,7 +75,7 @@ func (c *conn) getAny(ctx context.Context, name string, req getRequest) (*messag
 	if err != nil {
 		return nil, err
 	}
-	reply, err := c.request(ctx, &nats.Msg{Subject: apiRoot + "DIRECT.GET." + name, Data: data})
+	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + "DIRECT.GET." + name, Data: data})
 	if errors.Is(err, nats.ErrNoResponders) || err == nil && reply.Header.Get("Status") != "" {
 		return c.get(ctx, name, req)
 	}
@@ -132,7 +132,7 @@ func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func
 func (c *conn) page(ctx context.Context, name string, req getRequest, visit func(m *message) error) (
 	last uint64, more bool, err error,
 ) {
-	subject := apiRoot + "DIRECT.GET." + name
+	subject := c.api + "DIRECT.GET." + name
 	bounded, end := c.within(ctx, subject)
 	defer end()
 	data, err := json.Marshal(req)

@@ -32,8 +32,8 @@ func TestMain(m *testing.M) {
 
 // node are the settings of one process.
 type node struct {
-	Name, Folder string
-	Port         int
+	Name, Folder, Domain string
+	Port                 int
 	// Cluster is the port for the other nodes, and Routes are those of all nodes; 0 without a cluster.
 	Cluster int
 	Routes  []int
@@ -48,7 +48,7 @@ func runServer(settings string) {
 	err := json.Unmarshal([]byte(settings), &n)
 	o := &natsserver.Options{
 		ServerName: n.Name, Host: "127.0.0.1", Port: n.Port, JetStream: true, StoreDir: n.Folder, SyncAlways: true,
-		NoSigs: true, NoLog: true,
+		JetStreamDomain: n.Domain, NoSigs: true, NoLog: true,
 	}
 	if n.Deny != nil || n.Deaf != nil {
 		o.NoAuthUser = "test"

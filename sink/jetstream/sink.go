@@ -21,6 +21,8 @@ type Options struct {
 	// connects when it is first used, and again when a connection has ended.
 	URL        string
 	Connection []nats.Option
+	// Domain is the domain of JetStream; "" is that of the servers.
+	Domain string
 	// Source is the source of every event, for example /posthaste/default.
 	Source string
 	// Replicas is how many copies a stream has that the sink makes. With Fsync, Confirm also demands that many of
