@@ -11,6 +11,7 @@ import (
 
 	"posthaste/internal/redisurl"
 	"posthaste/outbox"
+	"posthaste/sink/metrics"
 )
 
 // Bounds of one script call. Redis blocks all other clients while a script runs, and closes a connection that sends
@@ -155,7 +156,7 @@ func (d *delivery) step(ctx context.Context) error {
 	args := d.lane.call.encode(d.lane.last+1, claim, settled, d.lane.let.Load(), d.events[d.pos:end])
 	start := time.Now()
 	reply, err := process(ctx, s.client, publishScript, args)
-	s.m.seconds.Observe(time.Since(start).Seconds())
+	s.m.Seconds.Observe(time.Since(start).Seconds())
 	if err != nil {
 		return d.broken(ctx, args, err)
 	}
@@ -186,7 +187,7 @@ func (d *delivery) answer(reply []any, end int) error {
 		return d.final
 	}
 	done, suppressed := int(number(reply, 1)), int(number(reply, 2))
-	s.m.suppressed.WithLabelValues("doubt").Add(float64(suppressed))
+	s.m.Suppressed.Add(float64(suppressed))
 	d.suppressed += suppressed
 	s.m.pubsub.Add(float64(number(reply, 3)))
 	raise(d.lane.let, number(reply, 4))
@@ -226,7 +227,7 @@ func (d *delivery) refused(i int, err replyError) error {
 
 func (d *delivery) poisoned(i int, class string, err error) error {
 	d.poison = i + 1
-	d.lane.sink.m.errors.WithLabelValues(class).Inc()
+	d.lane.sink.m.Errors.WithLabelValues(class).Inc()
 	return &outbox.PoisonError{
 		Index: i, ID: d.events[i].ID, Class: class, All: class == classWrongType,
 		Guessed: class == classOther, Err: err,
@@ -242,7 +243,7 @@ func (d *delivery) broken(ctx context.Context, args []any, err error) error {
 	}
 	var reply redis.Error
 	switch {
-	case permanent(err) || d.closing:
+	case metrics.Permanent(err) || d.closing:
 		return err
 	case errors.As(err, &reply) && Class(err) == classOther:
 		return d.refusedAll(ctx, err)

@@ -1,8 +1,6 @@
 package sink
 
 import (
-	"context"
-	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -12,7 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/outbox"
+	"posthaste/sink/metrics"
 )
 
 // replies classifies error replies; the first matching prefix counts. A server refuses a poison event however often it
@@ -64,50 +62,29 @@ var classes = func() []string {
 
 // The classes of poison. Replies of an unknown kind are classOther, and poison only as delivery.refusedAll finds out.
 const (
-	classOther     = "other"
+	classOther     = metrics.Other
 	classWrongType = "wrongtype"
 	classTooLarge  = "too_large"
 )
 
 // Class returns the class of an error of this package for logs and metrics, one of a closed set; "" for nil.
 func Class(err error) string {
-	var poison *outbox.PoisonError
-	var fenced *outbox.FencedError
-	var foreign *outbox.ForeignError
 	var durability *DurabilityError
 	var reply redis.Error
-	var network net.Error
-	switch {
-	case err == nil:
-		return ""
-	case errors.As(err, &poison):
-		return poison.Class
-	case errors.Is(err, errOther), errors.Is(err, outbox.ErrMoved):
+	switch class := metrics.Class(err); {
+	case errors.Is(err, errOther):
 		return "restarted"
-	case errors.Is(err, outbox.ErrGap):
-		return "gap"
-	case errors.As(err, &fenced):
-		return "fenced"
-	case errors.As(err, &foreign):
-		return "foreign"
 	case errors.As(err, &durability):
 		return "durability"
-	case errors.Is(err, context.Canceled):
-		return "canceled"
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, redis.ErrPoolTimeout):
+	case class != classOther:
+		return class
+	case errors.Is(err, redis.ErrPoolTimeout):
 		return "timeout"
-	case refusedByTLS(err):
-		return "tls"
 	case lostConnection(err):
 		return "connection"
 	case errors.As(err, &reply):
-		class, _ := classify(reply.Error())
+		class, _ = classify(reply.Error())
 		return class
-	case errors.As(err, &network):
-		if network.Timeout() {
-			return "timeout"
-		}
-		return "connection"
 	}
 	return classOther
 }
@@ -130,14 +107,6 @@ func (e replyError) Error() string { return string(e) }
 // RedisError marks the type as an error reply, as go-redis does.
 func (replyError) RedisError() {}
 
-// refusedByTLS reports whether one side refused the other's certificate, or only one side uses TLS.
-func refusedByTLS(err error) bool {
-	var certificate *tls.CertificateVerificationError
-	var plain tls.RecordHeaderError
-	var op *net.OpError
-	return errors.As(err, &certificate) || errors.As(err, &plain) || errors.As(err, &op) && op.Op == "remote error"
-}
-
 // lostConnection reports whether an established connection ended during a call, so that its execution is unknown.
 func lostConnection(err error) bool {
 	for _, e := range []error{
@@ -149,10 +118,4 @@ func lostConnection(err error) bool {
 		}
 	}
 	return redis.HasErrorPrefix(err, "Protocol error") // go-redis removes ERR
-}
-
-// permanent reports whether the lane cannot be used any more.
-func permanent(err error) bool {
-	var p interface{ Permanent() bool }
-	return errors.Is(err, outbox.ErrGap) || errors.As(err, &p) && p.Permanent()
 }

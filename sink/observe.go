@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -9,15 +10,12 @@ import (
 	"sync"
 
 	"posthaste/outbox"
+	"posthaste/sink/metrics"
 )
 
-// maxGroups bounds the groups of a stream that have series of their own.
-const maxGroups = 50
-
-// observations record which series exist and how much each group is known to have missed.
+// observations record which servers were observed.
 type observations struct {
-	mu      sync.Mutex
-	streams map[string]map[string]loss
+	mu sync.Mutex
 	// servers are the run ids of the last observed Redis, or of the masters of the cluster.
 	servers []string
 }
@@ -53,29 +51,20 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	s.seen.servers = runs
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
-		calls[i] = streamCall{stream: stream, args: []any{1, stream, maxGroups, maxConsumers}}
+		calls[i] = streamCall{stream: stream, args: []any{1, stream, metrics.MaxGroups, maxConsumers}}
 	}
 	cmds := runAll(ctx, s.client, observeScript, calls)
-	before := s.seen.streams
-	s.seen.streams = make(map[string]map[string]loss, len(streams))
-	for i, stream := range streams {
+	err := s.m.Observe(streams, func(i int, before map[string]loss) (int64, map[string]loss, error) {
 		reply, err := cmds[i].Slice()
 		if notAStream(err) {
-			continue
+			return 0, nil, nil
 		}
 		if err != nil {
-			s.seen.streams[stream] = before[stream] // the state is unknown, so the series stay
-			if first == nil {
-				first = fmt.Errorf("observe stream %q: %w", stream, err)
-			}
-			continue
+			return 0, nil, fmt.Errorf("observe stream %q: %w", streams[i], err)
 		}
-		s.seen.streams[stream] = s.observeStream(stream, reply, before[stream], same)
-	}
-	for stream, groups := range before {
-		s.forget(stream, groups)
-	}
-	return first
+		return number(reply, 0), s.observeStream(streams[i], reply, before, same), nil
+	})
+	return cmp.Or(first, err)
 }
 
 // observeMemory exports the memory of the server with the least room, and whether a server may evict keys.
@@ -99,15 +88,9 @@ func (s *Sink) observeMemory(infos map[string]map[string]string) {
 // answer is from the server that was observed before.
 func (s *Sink) observeStream(stream string, reply []any, before map[string]loss, same bool) map[string]loss {
 	length, added := number(reply, 0), number(reply, 1)
-	s.m.length.WithLabelValues(stream).Set(float64(length))
 	lost := make(map[string]loss)
 	for _, g := range parseGroups(stream, reply) {
 		name := strings.ToValidUTF8(g.Name, "?")
-		labels := []string{stream, name}
-		s.m.pending.WithLabelValues(labels...).Set(float64(g.Pending))
-		s.m.lag.WithLabelValues(labels...).Set(float64(g.Lag))
-		s.m.oldest.WithLabelValues(labels...).Set(g.OldestPending.Seconds())
-		s.m.idle.WithLabelValues(labels...).Set(g.Idle.Seconds())
 		was, known := before[name]
 		now := was
 		if !known {
@@ -123,7 +106,10 @@ func (s *Sink) observeStream(stream string, reply []any, before map[string]loss,
 			now.excess = max(missed-was.missed, 0)
 		}
 		now.missed = max(missed-now.excess, was.missed)
-		s.m.trimLost.WithLabelValues(labels...).Add(float64(now.missed - was.missed))
+		s.m.Group(stream, name, metrics.Group{
+			Pending: g.Pending, Lag: g.Lag, Oldest: g.OldestPending, Idle: g.Idle,
+		})
+		s.m.Lost(stream, name, now.missed-was.missed)
 		lost[name] = now
 	}
 	return lost
@@ -132,35 +118,9 @@ func (s *Sink) observeStream(stream string, reply []any, before map[string]loss,
 // neverRead is the position of a group that begins at the first entry and has read nothing.
 const neverRead = "0-0"
 
-func (s *Sink) forget(stream string, groups map[string]loss) {
-	now, ok := s.seen.streams[stream]
-	if !ok {
-		s.m.length.DeleteLabelValues(stream)
-	}
-	for group := range groups {
-		if _, still := now[group]; still {
-			continue
-		}
-		for _, v := range s.m.gaugesOfGroups() {
-			v.DeleteLabelValues(stream, group)
-		}
-		s.m.trimLost.DeleteLabelValues(stream, group)
-	}
-}
-
-// Unobserve deletes the series of Observe, because another instance exports them from now on. The counters of missed
-// entries stay.
+// Unobserve deletes the series of Observe, because another instance exports them from now on.
 func (s *Sink) Unobserve() {
-	s.seen.mu.Lock()
-	defer s.seen.mu.Unlock()
-	for stream, groups := range s.seen.streams {
-		s.m.length.DeleteLabelValues(stream)
-		for group := range groups {
-			for _, v := range s.m.gaugesOfGroups() {
-				v.DeleteLabelValues(stream, group)
-			}
-		}
-	}
+	s.m.Unobserve()
 	s.m.memory.Set(0)
 	s.m.eviction.Set(0)
 }

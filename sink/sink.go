@@ -23,6 +23,7 @@ import (
 
 	"posthaste/internal/redisurl"
 	"posthaste/outbox"
+	"posthaste/sink/metrics"
 )
 
 // Options configure a Sink.
@@ -62,7 +63,7 @@ type Sink struct {
 	durable Durability
 	maxLen  int64
 	force   bool
-	m       *metrics
+	m       *redisMetrics
 	log     *slog.Logger
 	seen    observations
 
@@ -148,7 +149,7 @@ func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force s
 
 // Missed implements stream.Sink.
 func (s *Sink) Missed(streams int) {
-	s.m.errors.WithLabelValues(Class(outbox.ErrGap)).Add(float64(streams))
+	s.m.Errors.WithLabelValues(Class(outbox.ErrGap)).Add(float64(streams))
 }
 
 // tailEntries and tailBytes bound what Redis scans of a stream in one call of Tail. pageTimeout bounds the time of such
@@ -237,7 +238,7 @@ func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) erro
 // graver returns the first of two errors, or a permanent one: in a cluster, a node that does not answer must not hide
 // the errors of others.
 func graver(first, second error) error {
-	if first == nil || !permanent(first) && permanent(second) {
+	if first == nil || !metrics.Permanent(first) && metrics.Permanent(second) {
 		return second
 	}
 	return first
@@ -289,7 +290,7 @@ func (s *Sink) failed(step, stream string, err error) error {
 		return nil
 	}
 	class := Class(err)
-	s.m.errors.WithLabelValues(class).Inc()
+	s.m.Errors.WithLabelValues(class).Inc()
 	many, cluster := s.client.(*redis.ClusterClient)
 	if cluster && reload[class] {
 		many.ReloadState(context.Background()) // in the background; otherwise it happens once a minute
@@ -297,7 +298,7 @@ func (s *Sink) failed(step, stream string, err error) error {
 	if errors.Is(err, errOther) {
 		return outbox.ErrMoved
 	}
-	if permanent(err) {
+	if metrics.Permanent(err) {
 		return err // names the stream itself
 	}
 	if stream == "" {

@@ -3,6 +3,8 @@ package app
 import (
 	"context"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"posthaste/internal/cli"
 	"posthaste/relay/stream"
 	"posthaste/sink"
@@ -24,22 +26,23 @@ type sinks struct {
 	close     func()
 }
 
-// natsSink returns the sink of --sink-url, which connects at its first use.
-func (c Config) natsSink() (sinks, error) {
-	servers, options, err := jetstream.ParseURL(c.SinkURL)
+// natsSink returns the sink of --sink-url, which connects at its first use. reg may be nil.
+func (c Config) natsSink(reg prometheus.Registerer) (sinks, error) {
+	o, err := jetstream.ParseURL(c.SinkURL)
 	if err != nil {
 		return sinks{}, err
 	}
-	js := jetstream.New(jetstream.Options{
-		URL: servers, Connection: options, Source: c.EntrySource(), Fsync: c.SinkFsync, MaxLen: c.StreamMaxlen,
-		TrimForce: c.TrimForce,
-	})
-	return sinks{Sink: js, ready: js.Ready, close: js.Close}, nil
+	o.Source, o.Fsync, o.Replicas = c.EntrySource(), c.SinkFsync, c.SinkReplicas
+	o.MaxLen, o.TrimForce, o.Registerer = c.StreamMaxlen, c.TrimForce, reg
+	js := jetstream.New(o)
+	return sinks{
+		Sink: js, ready: js.Ready, observe: js.Observe, unobserve: js.Unobserve, close: js.Close,
+	}, nil
 }
 
 // natsReady returns why JetStream takes no events from this machine.
 func (c Config) natsReady(ctx context.Context) error {
-	s, err := c.natsSink()
+	s, err := c.natsSink(nil)
 	if err != nil {
 		return err
 	}

@@ -119,7 +119,7 @@ func (p *Relay) build(ctx context.Context) error {
 func (p *Relay) publishTo(ctx context.Context) (events sinks, err error) {
 	c := p.config
 	if c.SinkURL != "" {
-		p.events, err = c.natsSink()
+		p.events, err = c.natsSink(p.registry)
 		return p.events, err
 	}
 	options, err := c.redisOptions(ctx, c.RedisURL)

@@ -56,6 +56,7 @@ type ServerSettings struct {
 	RedisDurability string `default:"none"`
 	SinkURL         string `name:"sink-url" placeholder:"nats://localhost:4222"`
 	SinkDurability  string `default:"fsync"`
+	SinkReplicas    string `default:"1"`
 	RedisCA         string `name:"redis-ca"`
 	RedisCert       string `help:"PEM file with the certificate to show to Redis."`
 	RedisKey        string `help:"PEM file with its key."`
@@ -135,11 +136,12 @@ type Config struct {
 	// GuardRedisURL is empty if the guard uses RedisURL.
 	GuardRedisURL string
 	// SinkURL names servers of NATS; empty if events are published to Redis. SinkFsync is --sink-durability=fsync.
-	SinkURL    string
-	SinkFsync  bool
-	HTTPAddr   string
-	AdminAddr  string
-	AdminToken string
+	SinkURL      string
+	SinkFsync    bool
+	SinkReplicas int
+	HTTPAddr     string
+	AdminAddr    string
+	AdminToken   string
 	// AdminReadToken may only read. AdminHosts are further names of the admin listener. AdminOpen allows it beyond
 	// loopback without a token. AdminProfiles makes it serve profiles.
 	AdminReadToken string
@@ -330,6 +332,7 @@ func (s Settings) Parse() (Config, error) {
 		WALBudget:    p.size("wal-budget", s.WALBudget, 16<<20),
 		Window:       int(p.number("window", s.Window, 1, 10_000_000)),
 		WindowBytes:  int(p.size("window-bytes", s.WindowBytes, 1<<20)),
+		SinkReplicas: int(p.number("sink-replicas", s.SinkReplicas, 1, 5)),
 		SweepWorkers: int(p.number("sweep-workers", s.SweepWorkers, 1, outbox.Partitions)),
 		Poison: relay.Poison(p.choice("poison", s.Poison, string(relay.PoisonSkip),
 			string(relay.PoisonBlockKey))),
@@ -353,7 +356,7 @@ func (s Settings) Parse() (Config, error) {
 	}
 	if c.SinkFsync = p.choice("sink-durability", s.SinkDurability, "fsync", "none") == "fsync"; s.SinkURL != "" {
 		c.SinkURL = s.SinkURL
-		if _, _, err := jetstream.ParseURL(s.SinkURL); err != nil {
+		if _, err := jetstream.ParseURL(s.SinkURL); err != nil {
 			p.faults = append(p.faults, fmt.Errorf("--sink-url: %w", err))
 		}
 	}

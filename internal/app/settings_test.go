@@ -72,6 +72,7 @@ func TestParseNamesEveryFault(t *testing.T) {
 		"wal-budget=1KiB", "redis-durability=some", "window=0", "window-bytes=1", "sweep-workers=17", "poison=eat",
 		"trim=all", "stream-maxlen=-1", "rate-limit=NaN", "key-max-age=-1s", "drain-timeout=10", "log-level=loud",
 		"log-format=xml", "address-rate-limit=-1", "trusted-proxies=10.0.0.1,proxy", "max-connections=0",
+		"sink-replicas=0",
 	} {
 		name, _, _ := strings.Cut(bad, "=")
 		spoils[name] = "--" + bad

@@ -46,15 +46,10 @@ func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Memb
 ) {
 	last, err := c.get(ctx, signStream, getRequest{LastFor: subject})
 	if hasCode(err, codeNoStream) {
-		var made streamInfo
-		err = c.call(ctx, "STREAM.CREATE."+signStream, streamConfig{
-			Name: signStream, Subjects: []string{signSubject + "*"}, Storage: "file", Retention: "limits",
-			Replicas: max(s.o.Replicas, 1), PerSubject: 1, MaxAge: outbox.TwinLasts.Nanoseconds(), Direct: true,
-			TTL: true,
-		}, &made)
-		if hasCode(err, codeNameInUse) {
-			err = nil
-		}
+		err = s.make(ctx, c, streamConfig{
+			Name: signStream, Subjects: []string{signSubject + "*"}, PerSubject: 1, TTL: true,
+			MaxAge: outbox.TwinLasts.Nanoseconds(),
+		})
 	}
 	if err != nil {
 		return nil, err

@@ -28,14 +28,16 @@ func (e *APIError) Error() string { return fmt.Sprintf("jetstream: %s (%d)", e.D
 
 // The codes of refusals that have a meaning here.
 const (
+	codeNoPeers      = 10005
 	codeInsufficient = 10023
 	codeNoMessage    = 10037
 	codeNoStorage    = 10047
-	codeStoreFailed  = 10077
 	codeTooLarge     = 10054
-	codeNoStream     = 10059
 	codeNameInUse    = 10058
+	codeNoStream     = 10059
 	codeWrongLast    = 10071
+	codeNoCluster    = 10074
+	codeStoreFailed  = 10077
 	codeHeaderLarge  = 10097
 	codeInFlight     = 10164
 	codeNoBatches    = 10174
@@ -84,7 +86,7 @@ func (c *conn) call(ctx context.Context, subject string, body, out any) error {
 	if err != nil {
 		return err
 	}
-	reply, err := c.request(ctx, &nats.Msg{Subject: apiRoot + subject, Data: data})
+	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + subject, Data: data})
 	if err != nil {
 		return err
 	}
@@ -103,6 +105,20 @@ func decode(data []byte, out any) error {
 		return refused.Error
 	}
 	return json.Unmarshal(data, out)
+}
+
+// make makes a stream, unless another process has just made it.
+func (s *Sink) make(ctx context.Context, c *conn, cfg streamConfig) error {
+	var made streamInfo
+	cfg.Storage, cfg.Retention, cfg.Replicas, cfg.Direct = "file", "limits", max(s.o.Replicas, 1), true
+	err := c.call(ctx, "STREAM.CREATE."+cfg.Name, cfg, &made)
+	switch {
+	case hasCode(err, codeNameInUse):
+		return nil
+	case cfg.Replicas > 1 && hasCode(err, codeNoPeers, codeNoCluster):
+		return s.unplaced(err)
+	}
+	return err
 }
 
 // info returns the state of a stream.

@@ -81,10 +81,13 @@ type faults struct {
 
 func newFixture(t testing.TB) *fixture { return newCluster(t, 1) }
 
-// newCluster is a fixture with nodes.
-func newCluster(t testing.TB, nodes int) *fixture {
+// newCluster is a fixture with nodes, of which change changes the first one.
+func newCluster(t testing.TB, nodes int, change ...func(n *node)) *fixture {
 	t.Helper()
 	s := startServer(t, nodes)
+	for _, f := range change {
+		f(&s.nodes[0])
+	}
 	s.start()
 	return &fixture{TB: t, server: s, nc: s.client()}
 }

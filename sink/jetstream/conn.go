@@ -20,9 +20,10 @@ type conn struct {
 	server string
 	// ended ends with the connection, so that requests do not wait for a process that has gone.
 	ended context.Context //nolint:containedctx // its end is that of the connection
+	denials
 }
 
-// apiRoot is what subjects of the JetStream API begin with.
+// apiRoot is what subjects of the JetStream API begin with, without a domain.
 const apiRoot = "$JS.API."
 
 // dial connects. The caller's options come first, so they cannot turn reconnecting on.
@@ -32,42 +33,63 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 	if d, ok := ctx.Deadline(); ok {
 		timeout = min(timeout, max(time.Until(d), time.Millisecond))
 	}
+	c := &conn{ended: ended, denials: denials{
+		api: apiRoot, waiting: map[*wait]struct{}{}, unheard: map[string]*DeniedError{},
+	}}
+	if o.Domain != "" {
+		c.api = "$JS." + o.Domain + ".API."
+	}
 	opts := append([]nats.Option{nats.Name("posthaste")}, o.Connection...)
 	opts = append(opts, nats.NoReconnect(), nats.ReconnectBufSize(-1), nats.Timeout(timeout),
-		nats.ClosedHandler(func(*nats.Conn) { cancel() }))
+		nats.ClosedHandler(func(*nats.Conn) { cancel() }), nats.ErrorHandler(c.heard))
 	nc, err := nats.Connect(o.URL, opts...)
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("connect to nats: %w", err)
 	}
-	c := &conn{nc: nc, server: nc.ConnectedServerId(), ended: ended}
+	c.nc, c.server = nc, nc.ConnectedServerId()
 	// The processes of a cluster share the streams, and a client may be connected to any of them.
 	if name := nc.ConnectedClusterName(); name != "" {
 		c.server = "cluster " + name
 	}
+	if o.Domain != "" {
+		c.server = "domain " + o.Domain
+	}
 	return c, nil
 }
 
-// within bounds ctx by the connection and by callTimeout.
-func (c *conn) within(ctx context.Context) (context.Context, context.CancelFunc) {
+// within bounds ctx by the connection, by callTimeout, and by a denial of subject.
+func (c *conn) within(ctx context.Context, subject string) (context.Context, func()) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	stop := context.AfterFunc(c.ended, cancel)
+	ctx, end := c.waits(ctx, subject)
 	return ctx, func() {
+		end()
 		stop()
 		cancel()
 	}
 }
 
+// why returns the reason of an error of a call that was bounded by within.
+func (c *conn) why(ctx, bounded context.Context, err error) error {
+	var denied *DeniedError
+	switch {
+	case err == nil:
+	case errors.As(context.Cause(bounded), &denied):
+		return denied
+	case c.ended.Err() != nil && ctx.Err() == nil:
+		return nats.ErrConnectionClosed
+	}
+	return err
+}
+
 func (c *conn) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	bounded, cancel := c.within(ctx)
-	defer cancel()
+	bounded, end := c.within(ctx, m.Subject)
+	defer end()
 	failpoint.Before(m.Subject)
 	reply, err := c.nc.RequestMsgWithContext(bounded, m)
 	failpoint.After(m.Subject)
-	if err != nil && c.ended.Err() != nil && ctx.Err() == nil {
-		err = nats.ErrConnectionClosed
-	}
-	return reply, err
+	return reply, c.why(ctx, bounded, err)
 }
 
 // unanswered adds the remedy to the error of a request that had no answer in time.
@@ -123,7 +145,7 @@ func (s *Sink) Ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.ready(ctx)
+	return s.ready(ctx, c)
 }
 
 // Bind implements stream.Sink. It refuses servers that have no atomic batches.
@@ -131,7 +153,7 @@ func (s *Sink) Bind(ctx context.Context) (string, error) {
 	s.Release()
 	c, err := s.open(ctx)
 	if err == nil {
-		err = c.ready(ctx)
+		err = s.ready(ctx, c)
 	}
 	if err != nil {
 		return "", err
@@ -142,7 +164,7 @@ func (s *Sink) Bind(ctx context.Context) (string, error) {
 	return s.bound, nil
 }
 
-func (c *conn) ready(ctx context.Context) error {
+func (s *Sink) ready(ctx context.Context, c *conn) error {
 	var account struct {
 		API struct {
 			Level int `json:"level"`
@@ -150,8 +172,9 @@ func (c *conn) ready(ctx context.Context) error {
 	}
 	err := c.call(ctx, "INFO", struct{}{}, &account)
 	if errors.Is(err, nats.ErrNoResponders) {
-		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, and enable "+
-			"JetStream for the account; if its disk was full, free space and restart it", err, outbox.RemedyMark)
+		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, enable JetStream for "+
+			"the account, and check the domain of --sink-url; if its disk was full, free space and restart it", err,
+			outbox.RemedyMark)
 	}
 	if err != nil {
 		return unanswered(fmt.Errorf("ask for JetStream: %w", err))
@@ -160,7 +183,16 @@ func (c *conn) ready(ctx context.Context) error {
 		return fmt.Errorf("nats-server %s has no atomic batches%srun nats-server 2.12 or later",
 			c.nc.ConnectedServerVersion(), outbox.RemedyMark)
 	}
+	if s.o.Replicas > 1 && s.o.Domain == "" && c.nc.ConnectedClusterName() == "" {
+		return s.unplaced(errors.New("it is in no cluster"))
+	}
 	return nil
+}
+
+// unplaced returns why the servers keep fewer copies of a stream than configured.
+func (s *Sink) unplaced(err error) error {
+	return fmt.Errorf("nats-server cannot keep %d copies of a stream: %w%slower --sink-replicas, or run that many servers "+
+		"with JetStream in a cluster", s.o.Replicas, err, outbox.RemedyMark)
 }
 
 // Release implements stream.Sink.

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
+	"posthaste/sink/metrics"
 )
 
 // Bounds of one batch. A server accepts 1,000 messages, of which one is the gate's.
@@ -124,7 +126,7 @@ func (d *delivery) step(ctx context.Context) (progress bool, err error) {
 			return false, nil // the next batch ends before the refused event
 		}
 	}
-	if err != nil && permanent(err) {
+	if err != nil && metrics.Permanent(err) {
 		d.final = err
 	}
 	var poison *outbox.PoisonError
@@ -178,6 +180,9 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 	case conflict(err):
 		return false, nil
 	case err != nil:
+		if denied := c.take(l.events); denied != nil {
+			return false, denied
+		}
 		return false, d.broken(b, err)
 	}
 	done, err := parseLane(&message{Seq: ack.Seq, Data: b.post().Data})
@@ -215,6 +220,8 @@ func (d *delivery) stage(ctx context.Context, c *conn) (*batch, error) {
 // commit publishes a staged batch.
 func (d *delivery) commit(ctx context.Context, c *conn, b *batch) (batchAck, error) {
 	send := func() (batchAck, error) { return c.commit(ctx, b.post()) }
+	start := time.Now()
+	defer func() { d.lane.sink.m.Seconds.Observe(time.Since(start).Seconds()) }()
 	if fault := d.lane.sink.fault; fault != nil {
 		return fault(b.messages, send)
 	}
@@ -238,12 +245,9 @@ func (d *delivery) cut(c *conn) (*batch, error) {
 			continue
 		}
 		m := l.sink.encode(l.events, e)
-		class, err := refuses(m, c.nc.MaxPayload())
+		err := refuses(m, c.nc.MaxPayload())
 		if answer := d.refused[b.end]; answer != nil {
-			class, err = classRefused, answer
-			if hasCode(answer, codeTooLarge, codeHeaderLarge) {
-				class = classTooLarge
-			}
+			err = answer
 		}
 		if err != nil && b.end > b.begin {
 			break
@@ -251,7 +255,8 @@ func (d *delivery) cut(c *conn) (*batch, error) {
 		if err != nil {
 			d.poison = b.end + 1
 			delete(d.refused, b.end) // the next attempt asks the server again
-			return nil, &outbox.PoisonError{Index: b.end, ID: e.ID, Class: class, Err: err}
+			l.sink.m.Errors.WithLabelValues(classTooLarge).Inc()
+			return nil, &outbox.PoisonError{Index: b.end, ID: e.ID, Class: classTooLarge, Err: err}
 		}
 		if bytes += len(m.Data); bytes > maxBatchBytes && b.end > b.begin {
 			break
@@ -284,7 +289,9 @@ func (d *delivery) complete(ctx context.Context, c *conn, p lanePost, seq uint64
 	}
 	_, newest := l.mem.newest()
 	d.last = later(d.last, later(last, newest))
-	d.suppressed += len(p.Repeated) / 16
+	n := len(p.Repeated) / 16
+	l.sink.m.Suppressed.Add(float64(n))
+	d.suppressed += n
 	d.pos = d.tries[p.id()]
 	d.tries, d.careful = nil, len(d.refused) > 0
 	d.most = min(d.most*2, maxBatchEvents)

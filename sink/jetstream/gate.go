@@ -170,27 +170,24 @@ func (s *Sink) ensure(ctx context.Context, c *conn, stream string, g *gate) erro
 			"what the gate needs%sremove the setting: Trim shortens the stream",
 			name, g.info.cfg.limited(), outbox.RemedyMark)}
 	}
-	body, step := map[string]any{}, "STREAM.CREATE."
-	subjects := []string{}
+	subjects := []string{EventsFilter(stream)}
 	if g.info.Config != nil {
-		step, subjects = "STREAM.UPDATE.", g.info.cfg.Subjects
-		if err := json.Unmarshal(g.info.Config, &body); err != nil {
-			return err
-		}
-	} else {
-		body["storage"], body["retention"] = "file", "limits"
-		body["num_replicas"] = max(s.o.Replicas, 1)
-		body["max_msgs"], body["max_bytes"], body["max_age"] = -1, -1, 0
-		subjects = append(subjects, EventsFilter(stream))
+		subjects = g.info.cfg.Subjects
 	}
 	if g.root == "" {
 		subjects = append(subjects, newGate(stream)+".*")
 	}
-	body["name"], body["subjects"], body["allow_atomic"], body["allow_direct"] = name, subjects, true, true
-	var made streamInfo
-	err := c.call(ctx, step+name, body, &made)
-	if hasCode(err, codeNameInUse) { // another process has just made it
-		err = nil
+	var err error
+	if g.info.Config == nil {
+		err = s.make(ctx, c, streamConfig{Name: name, Subjects: subjects, Atomic: true})
+	} else {
+		body := map[string]any{}
+		if err = json.Unmarshal(g.info.Config, &body); err != nil {
+			return err
+		}
+		body["subjects"], body["allow_atomic"], body["allow_direct"] = subjects, true, true
+		var made streamInfo
+		err = c.call(ctx, "STREAM.UPDATE."+name, body, &made)
 	}
 	if err != nil {
 		return fmt.Errorf("configure the JetStream stream %s with allow_atomic, allow_direct and the subjects %s: %w",

@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -10,12 +9,14 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/outbox"
+	"posthaste/sink/metrics"
 )
 
 // consumerInfo has what this package reads of a consumer.
 type consumerInfo struct {
 	Name      string `json:"name"`
 	Delivered struct {
+		Consumer   int64      `json:"consumer_seq"`
 		Stream     uint64     `json:"stream_seq"`
 		LastActive *time.Time `json:"last_active"`
 	} `json:"delivered"`
@@ -57,7 +58,7 @@ func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (ma
 	all := map[string][]string{}
 	err := s.each(ctx, "list the groups of", streams, func(c *conn, stream string) error {
 		if err := s.check(ctx, c, o, stream); err != nil {
-			if permanent(err) { // Check reports it as well
+			if metrics.Permanent(err) { // Check reports it as well
 				err = nil
 			}
 			return err
@@ -146,47 +147,103 @@ func (*Sink) Sharded(context.Context, string) error { return nil }
 // foundWithin is the time in which a consumer finds a new stream.
 const foundWithin = 6 * time.Second
 
-// Unread implements stream.Sink.
-func (s *Sink) Unread(ctx context.Context, _ uuid.UUID, streams []string) ([]outbox.Unread, error) {
-	var mu sync.Mutex
-	var all []outbox.Unread
-	err := s.each(ctx, "look at the groups of", streams, func(c *conn, stream string) error {
-		name := StreamName(stream)
-		info, err := c.info(ctx, name)
-		if hasCode(err, codeNoStream) {
+// pending returns how many events wait for the group, and how long they have waited while it was inactive.
+func (i *consumerInfo) pending(info *streamInfo) (n int64, idle time.Duration) {
+	n = i.Unacknowledged + i.Pending
+	active := info.Created
+	for _, t := range []*time.Time{i.Delivered.LastActive, i.AckFloor.LastActive} {
+		if t != nil && t.After(active) {
+			active = *t
+		}
+	}
+	if n > 0 {
+		idle = max(info.Now.Sub(active), 0)
+	}
+	return n, idle
+}
+
+// observation is what a stream and its groups are at one time. exists is false if the stream does not exist.
+type observation struct {
+	exists bool
+	info   streamInfo
+	groups []consumerInfo
+	// oldest has, for each group, the age of the oldest event that is delivered and not acknowledged.
+	oldest []time.Duration
+	err    error
+}
+
+// observe reads streams and their groups. It returns the first error.
+func (s *Sink) observe(ctx context.Context, step string, streams []string, oldest bool) ([]observation, error) {
+	all := make([]observation, len(streams))
+	at := map[string]*observation{}
+	for i, stream := range streams {
+		at[stream] = &all[i]
+	}
+	err := s.each(ctx, step, streams, func(c *conn, stream string) error {
+		o, name := at[stream], StreamName(stream)
+		if o.info, o.err = c.info(ctx, name); hasCode(o.err, codeNoStream) {
+			o.err = nil
 			return nil
 		}
-		if err != nil {
-			return err
+		if o.exists = o.err == nil; o.exists {
+			o.groups, o.err = c.consumers(ctx, name)
 		}
-		list, err := c.consumers(ctx, name)
-		if err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if info.State.Messages > len(lanes)+1 && info.Now.Sub(info.Created) < foundWithin {
-			all = append(all, outbox.Unread{Stream: stream, Entries: int64(info.State.Messages)})
-		}
-		for _, i := range list {
-			n := i.Unacknowledged + i.Pending
-			if n == 0 {
-				continue
-			}
-			active := info.Created
-			for _, t := range []*time.Time{i.Delivered.LastActive, i.AckFloor.LastActive} {
-				if t != nil && t.After(active) {
-					active = *t
+		for _, g := range o.groups {
+			var age time.Duration
+			if oldest && g.Unacknowledged > 0 && o.err == nil {
+				var m *message
+				req := getRequest{Seq: g.AckFloor.Stream + 1, NextFor: EventsFilter(stream)}
+				if m, o.err = c.getAny(ctx, name, req); m != nil {
+					age = max(o.info.Now.Sub(m.Time), 0)
 				}
 			}
-			all = append(all, outbox.Unread{
-				Stream: stream, Group: GroupName(i.Name), Entries: n, Idle: max(info.Now.Sub(active), 0),
-			})
+			o.oldest = append(o.oldest, age)
 		}
-		return nil
-	})
-	slices.SortFunc(all, func(a, b outbox.Unread) int {
-		return cmp.Or(cmp.Compare(a.Stream, b.Stream), cmp.Compare(a.Group, b.Group))
+		return o.err
 	})
 	return all, err
+}
+
+// Observe reads the state of streams and their groups into the metrics.
+func (s *Sink) Observe(ctx context.Context, streams []string) error {
+	all, err := s.observe(ctx, "observe", streams, true)
+	if all == nil {
+		return err
+	}
+	_ = s.m.Observe(streams, func(i int, _ map[string]struct{}) (int64, map[string]struct{}, error) {
+		o := all[i]
+		if !o.exists || o.err != nil {
+			return 0, nil, o.err
+		}
+		groups := map[string]struct{}{}
+		for n, g := range o.groups[:min(len(o.groups), metrics.MaxGroups)] {
+			name := GroupName(g.Name)
+			groups[name] = struct{}{}
+			_, idle := g.pending(&o.info)
+			s.m.Group(streams[i], name, metrics.Group{
+				Pending: g.Unacknowledged, Lag: g.Pending, Oldest: o.oldest[n], Idle: idle,
+			})
+		}
+		return int64(o.info.State.Messages), groups, nil
+	})
+	return err
+}
+
+// Unobserve deletes the series of Observe, because another instance exports them from now on.
+func (s *Sink) Unobserve() { s.m.Unobserve() }
+
+// Unread implements stream.Sink.
+func (s *Sink) Unread(ctx context.Context, _ uuid.UUID, streams []string) (list []outbox.Unread, err error) {
+	all, err := s.observe(ctx, "look at the groups of", streams, false)
+	for i, o := range all {
+		if o.exists && o.info.State.Messages > len(lanes)+1 && o.info.Now.Sub(o.info.Created) < foundWithin {
+			list = append(list, outbox.Unread{Stream: streams[i], Entries: int64(o.info.State.Messages)})
+		}
+		for _, g := range o.groups {
+			if n, idle := g.pending(&o.info); n > 0 {
+				list = append(list, outbox.Unread{Stream: streams[i], Group: GroupName(g.Name), Entries: n, Idle: idle})
+			}
+		}
+	}
+	return list, err
 }

@@ -85,13 +85,13 @@ func size(m *nats.Msg) (headers, all int) {
 	return headers, headers + len(m.Data)
 }
 
-// refuses returns the class and the reason if the server would refuse an event for its size.
-func refuses(m *nats.Msg, limit int64) (class string, err error) {
+// refuses returns the reason if the server would refuse an event for its size.
+func refuses(m *nats.Msg, limit int64) error {
 	switch headers, all := size(m); {
 	case headers > maxHeaders:
-		return classTooLarge, fmt.Errorf("the headers have %d bytes, and JetStream accepts %d", headers, maxHeaders)
+		return fmt.Errorf("the headers have %d bytes, and JetStream accepts %d", headers, maxHeaders)
 	case int64(all) > limit:
-		return classTooLarge, fmt.Errorf("the message has %d bytes, and the server's max_payload is %d", all, limit)
+		return fmt.Errorf("the message has %d bytes, and the server's max_payload is %d", all, limit)
 	}
-	return "", nil
+	return nil
 }

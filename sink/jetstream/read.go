@@ -76,7 +76,7 @@ func (c *conn) getAny(ctx context.Context, name string, req getRequest) (*messag
 	if err != nil {
 		return nil, err
 	}
-	reply, err := c.request(ctx, &nats.Msg{Subject: apiRoot + "DIRECT.GET." + name, Data: data})
+	reply, err := c.request(ctx, &nats.Msg{Subject: c.api + "DIRECT.GET." + name, Data: data})
 	if errors.Is(err, nats.ErrNoResponders) || err == nil && reply.Header.Get("Status") != "" {
 		return c.get(ctx, name, req)
 	}
@@ -142,8 +142,9 @@ func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func
 func (c *conn) page(ctx context.Context, name string, req getRequest, visit func(m *message) error) (
 	last uint64, more bool, err error,
 ) {
-	ctx, cancel := c.within(ctx)
-	defer cancel()
+	subject := c.api + "DIRECT.GET." + name
+	bounded, end := c.within(ctx, subject)
+	defer end()
 	data, err := json.Marshal(req)
 	if err != nil {
 		return 0, false, err
@@ -154,15 +155,15 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 		return 0, false, err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	failpoint.Before(apiRoot + "DIRECT.GET")
-	defer failpoint.After(apiRoot + "DIRECT.GET")
-	if err = c.nc.PublishRequest(apiRoot+"DIRECT.GET."+name, inbox, data); err != nil {
+	failpoint.Before(subject)
+	defer failpoint.After(subject)
+	if err = c.nc.PublishRequest(subject, inbox, data); err != nil {
 		return 0, false, err
 	}
 	for {
-		reply, err := sub.NextMsgWithContext(ctx)
+		reply, err := sub.NextMsgWithContext(bounded)
 		if err != nil {
-			return 0, false, err
+			return 0, false, c.why(ctx, bounded, err)
 		}
 		switch status := reply.Header.Get("Status"); status {
 		case "":

@@ -32,11 +32,14 @@ func TestMain(m *testing.M) {
 
 // node are the settings of one process.
 type node struct {
-	Name, Folder string
-	Port         int
+	Name, Folder, Domain string
+	Port                 int
 	// Cluster is the port for the other nodes, and Routes are those of all nodes; 0 without a cluster.
 	Cluster int
 	Routes  []int
+	// Deny are subjects to which the user "relay" may not publish, and Deaf those to which it may not subscribe. The
+	// tests have another user.
+	Deny, Deaf []string
 }
 
 // runServer is a server until its process is killed, or its standard input ends with the test's process.
@@ -45,7 +48,16 @@ func runServer(settings string) {
 	err := json.Unmarshal([]byte(settings), &n)
 	o := &natsserver.Options{
 		ServerName: n.Name, Host: "127.0.0.1", Port: n.Port, JetStream: true, StoreDir: n.Folder, SyncAlways: true,
-		NoSigs: true, NoLog: true,
+		JetStreamDomain: n.Domain, NoSigs: true, NoLog: true,
+	}
+	if n.Deny != nil || n.Deaf != nil {
+		o.NoAuthUser = "test"
+		o.Users = []*natsserver.User{{Username: "test", Password: "test"}, {
+			Username: "relay", Password: "relay", Permissions: &natsserver.Permissions{
+				Publish:   &natsserver.SubjectPermission{Deny: n.Deny},
+				Subscribe: &natsserver.SubjectPermission{Deny: n.Deaf},
+			},
+		}}
 	}
 	if n.Cluster > 0 {
 		o.Cluster = natsserver.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: n.Cluster}

@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/outbox"
 	"posthaste/relay/stream"
+	"posthaste/sink/metrics"
 )
 
 // Options configure a Sink.
@@ -19,6 +21,8 @@ type Options struct {
 	// connects when it is first used, and again when a connection has ended.
 	URL        string
 	Connection []nats.Option
+	// Domain is the domain of JetStream; "" is that of the servers.
+	Domain string
 	// Source is the source of every event, for example /posthaste/default.
 	Source string
 	// Replicas is how many copies a stream has that the sink makes. With Fsync, Confirm also demands that many of
@@ -33,6 +37,8 @@ type Options struct {
 	MaxLen int64
 	// TrimForce lets Trim remove events that a consumer has not acknowledged.
 	TrimForce bool
+	// Registerer takes the metrics; nil for none.
+	Registerer prometheus.Registerer
 }
 
 // Sink publishes events to JetStream. It is safe for concurrent use.
@@ -43,6 +49,7 @@ type Sink struct {
 	conn  *conn
 	bound string
 	known sync.Map // of *memory, by stream
+	m     *metrics.Sink[struct{}]
 
 	// fault replaces the sending of a batch in tests.
 	fault func(messages []*nats.Msg, send func() (batchAck, error)) (batchAck, error)
@@ -52,7 +59,7 @@ var _ stream.Sink = (*Sink)(nil)
 
 // New returns a sink. It does no I/O.
 func New(o Options) *Sink {
-	return &Sink{o: o}
+	return &Sink{o: o, m: metrics.New[struct{}](o.Registerer, classes)}
 }
 
 // memory returns what is known of the gate of stream.
@@ -62,29 +69,52 @@ func (s *Sink) memory(stream string) *memory {
 }
 
 // Missed implements stream.Sink.
-func (*Sink) Missed(int) {}
+func (s *Sink) Missed(streams int) { s.m.Errors.WithLabelValues("gap").Add(float64(streams)) }
 
-// Classes of poison.
-const (
-	classTooLarge = "too_large"
-	classRefused  = "refused"
-)
+// classes are all classes of errors. The sink for Redis has the same, and others.
+var classes = []string{
+	"timeout", "connection", "tls", "canceled", "durability", "restarted", "gap", "fenced", "foreign", metrics.Other,
+	"masterdown", "noauth", "noperm", classTooLarge,
+}
 
-// failed adds the step and the stream to an error, and tells what concerns one stream.
-func (s *Sink) failed(c *conn, step, stream string, err error) error {
-	var api *APIError
+// classTooLarge is the class of poison.
+const classTooLarge = "too_large"
+
+// class returns the class of an error.
+func class(err error) string {
 	switch {
-	case err == nil:
+	case errors.As(err, new(*DurabilityError)):
+		return "durability"
+	case errors.Is(err, nats.ErrNoResponders): // the stream has no leader
+		return "masterdown"
+	case errors.Is(err, nats.ErrPermissionViolation):
+		return "noperm"
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
+		return "noauth"
+	case errors.Is(err, nats.ErrTimeout):
+		return "timeout"
+	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrNoServers):
+		return "connection"
+	}
+	return metrics.Class(err)
+}
+
+// failed counts an error, adds the step and the stream, and tells what concerns one stream.
+func (s *Sink) failed(c *conn, step, stream string, err error) error {
+	if err == nil {
 		return nil
-	case permanent(err) || outbox.Alone(err) || errors.As(err, new(*DurabilityError)):
+	}
+	s.m.Errors.WithLabelValues(class(err)).Inc()
+	switch {
+	case metrics.Permanent(err) || outbox.Alone(err) || errors.As(err, new(*DurabilityError)):
 		return err
 	}
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
 	if errors.Is(err, context.Canceled) {
 		return wrapped
 	}
-	answered := errors.As(err, &api)
-	if answered && api.ErrCode == codeNoBatches {
+	answered := errors.As(err, new(*APIError)) || errors.As(err, new(*DeniedError))
+	if hasCode(err, codeNoBatches) {
 		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("%w%srun nats-server 2.12 or later, and set "+
 			"allow_atomic of the JetStream stream %s", wrapped, outbox.RemedyMark, StreamName(stream))}
 	}
@@ -121,7 +151,7 @@ func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c
 	all.Wait()
 	var first error
 	for _, err := range errs {
-		if first == nil || permanent(err) && !permanent(first) {
+		if first == nil || metrics.Permanent(err) && !metrics.Permanent(first) {
 			first = err
 		}
 	}
@@ -130,11 +160,6 @@ func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c
 
 // parallel bounds how many streams are asked at once.
 const parallel = 16
-
-func permanent(err error) bool {
-	var p interface{ Permanent() bool }
-	return errors.Is(err, outbox.ErrGap) || errors.As(err, &p) && p.Permanent()
-}
 
 // backoff is how long a call waits before it repeats an expectation that was wrong.
 const backoff = 2 * time.Millisecond

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"crypto/rand"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -60,12 +61,12 @@ func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
 		return nil
 	}
 	upTo := min(g.info.State.Last-keep+1, g.last()) // the first message that stays
-	if !s.o.TrimForce {
-		list, err := c.consumers(ctx, g.name)
-		if err != nil {
-			return err
-		}
-		for _, i := range list {
+	groups, err := c.consumers(ctx, g.name)
+	if err != nil {
+		return err
+	}
+	for _, i := range groups {
+		if !s.o.TrimForce {
 			upTo = min(upTo, i.AckFloor.Stream+1)
 		}
 	}
@@ -104,5 +105,27 @@ func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
 		}
 	}
 	var purged struct{}
-	return c.call(ctx, "STREAM.PURGE."+g.name, map[string]uint64{"seq": upTo}, &purged)
+	if err := c.call(ctx, "STREAM.PURGE."+g.name, map[string]uint64{"seq": upTo}, &purged); err != nil {
+		return err
+	}
+	return s.countLost(ctx, c, g, upTo, groups)
+}
+
+// countLost counts the events before upTo that groups have not read, from their numbers before and after a purge.
+// Events that are published or delivered again between make the count smaller.
+func (s *Sink) countLost(ctx context.Context, c *conn, g *gate, upTo uint64, before []consumerInfo) error {
+	before = slices.DeleteFunc(before, func(i consumerInfo) bool { return i.Delivered.Stream+1 >= upTo || i.Pending == 0 })
+	if len(before) == 0 {
+		return nil
+	}
+	after, err := c.consumers(ctx, g.name)
+	for _, now := range after {
+		for _, was := range before {
+			if n := was.Pending - now.Pending - now.Delivered.Consumer + was.Delivered.Consumer; now.Name == was.Name &&
+				n > 0 {
+				s.m.Lost(g.stream, GroupName(now.Name), n)
+			}
+		}
+	}
+	return err
 }
