@@ -26,21 +26,29 @@ type Log struct {
 	*nats.Conn
 
 	JS nats.JetStreamContext
+	// API is what subjects of JetStream's API begin with.
+	API string
 }
 
 // Open connects to the servers of a --sink-url.
 func Open(address string) (*Log, error) {
-	servers, options, err := jetstream.ParseURL(address)
+	o, err := jetstream.ParseURL(address)
 	if err != nil {
 		return nil, err
 	}
-	options = append(options, nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
-	nc, err := nats.Connect(servers, options...)
+	o.Connection = append(o.Connection, nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(o.URL, o.Connection...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to nats: %w", err)
 	}
-	js, err := nc.JetStream()
-	return &Log{Conn: nc, JS: js}, err
+	l := &Log{Conn: nc, API: "$JS.API."}
+	var domain []nats.JSOpt
+	if o.Domain != "" {
+		l.API = "$JS." + o.Domain + ".API."
+		domain = append(domain, nats.Domain(o.Domain))
+	}
+	l.JS, err = nc.JetStream(domain...)
+	return l, err
 }
 
 // answerWithin bounds a request.
@@ -80,7 +88,7 @@ func (l *Log) get(ctx context.Context, stream string, from uint64, n int64, do f
 		return err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err := l.PublishRequest("$JS.API.DIRECT.GET."+name, inbox, body); err != nil {
+	if err := l.PublishRequest(l.API+"DIRECT.GET."+name, inbox, body); err != nil {
 		return err
 	}
 	for {
@@ -179,7 +187,7 @@ func (l *Log) Make(ctx context.Context, stream string) error {
 	if err != nil {
 		return err
 	}
-	return answer(l.RequestWithContext(ctx, "$JS.API.STREAM.CREATE."+name, body))
+	return answer(l.RequestWithContext(ctx, l.API+"STREAM.CREATE."+name, body))
 }
 
 // answer returns the error in an answer of JetStream.

@@ -50,7 +50,7 @@ func natsRefuses(ctx context.Context, c *campaign, r *rand.Rand) (string, healin
 	name := jetstream.StreamName(c.config.StreamPrefix + types[r.IntN(len(types))])
 	limit := func(ctx context.Context, most int64, discard string) error {
 		var info struct{ Config map[string]any }
-		reply, err := c.nats().RequestWithContext(ctx, "$JS.API.STREAM.INFO."+name, nil)
+		reply, err := c.nats().RequestWithContext(ctx, c.nats().API+"STREAM.INFO."+name, nil)
 		if err == nil {
 			err = json.Unmarshal(reply.Data, &info)
 		}
@@ -60,7 +60,7 @@ func natsRefuses(ctx context.Context, c *campaign, r *rand.Rand) (string, healin
 		info.Config["max_msgs"], info.Config["discard"] = most, discard
 		body, err := json.Marshal(info.Config)
 		if err == nil {
-			reply, err = c.nats().RequestWithContext(ctx, "$JS.API.STREAM.UPDATE."+name, body)
+			reply, err = c.nats().RequestWithContext(ctx, c.nats().API+"STREAM.UPDATE."+name, body)
 		}
 		var refused struct{ Error *nats.APIError }
 		if err == nil && json.Unmarshal(reply.Data, &refused) == nil && refused.Error != nil {
