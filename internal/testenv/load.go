@@ -325,12 +325,9 @@ func (o Oracle) read(tb testing.TB, read func() error) {
 // time depends on the machine.
 func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
 	tb.Helper()
-	var took time.Duration // it counts every unsettled row, which must not be what keeps Postgres busy
-	for n := math.MaxInt; n > 0; time.Sleep(max(50*time.Millisecond, min(5*took, 2*time.Second))) {
+	for n := math.MaxInt; n > 0; time.Sleep(50 * time.Millisecond) { // it counts every unsettled row
 		Eventually(tb, within, func() error {
 			var now int
-			began := time.Now()
-			defer func() { took = time.Since(began) }()
 			if err := o.DB.Pool.QueryRow(tb.Context(), "SELECT count(*) FROM outbox_backlog").Scan(&now); err != nil {
 				return err
 			}
