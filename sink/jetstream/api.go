@@ -31,6 +31,7 @@ const (
 	codeInsufficient = 10023
 	codeNoMessage    = 10037
 	codeNoStorage    = 10047
+	codeCreateFailed = 10049
 	codeStoreFailed  = 10077
 	codeTooLarge     = 10054
 	codeNoStream     = 10059

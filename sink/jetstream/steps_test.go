@@ -159,6 +159,9 @@ func (w *shop) crosses(action, step string, env ...string) *process {
 // works waits until everything that is committed now is published, and settled.
 func (w *shop) works() {
 	w.Helper()
+	testenv.Eventually(w, time.Minute, func() error {
+		return testenv.FailIf(w.load.Committed() == 0, "nothing is committed")
+	})
 	now := testenv.Value[time.Time](w, w.db, "SELECT clock_timestamp()")
 	testenv.Eventually(w, 2*time.Minute, func() error {
 		var n int
