@@ -1,5 +1,5 @@
 // Package failpoint lets tests end or freeze a process before and after each step that is visible outside: each
-// statement to Postgres, each command to Redis, each message of the replication connection.
+// statement to Postgres, each command to Redis, each request to NATS, each message of the replication connection.
 //
 // Only the build tag failpoints compiles it in; without the tag its functions are empty. These environment variables
 // control it:

@@ -32,6 +32,7 @@ const (
 	codeInsufficient = 10023
 	codeNoMessage    = 10037
 	codeNoStorage    = 10047
+	codeCreateFailed = 10049
 	codeTooLarge     = 10054
 	codeNameInUse    = 10058
 	codeNoStream     = 10059

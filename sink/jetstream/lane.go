@@ -75,8 +75,8 @@ func (l *lane) Follows(claim, number int64) { l.earlier, l.known = claim, number
 
 func (l *lane) subject() string { return l.root + "." + l.lane }
 
-// check compares the gate with what this process knows, before a publish, and returns the owner's message. If a purge
-// of the events overtakes the first publish of a claim, the next check notices it, or Confirm.
+// check compares the gate with what this process knows, before a publish, and returns the owner's message. The next
+// check, or Confirm, notices a purge of the events that overtakes the first publish of a claim.
 func (l *lane) check(ctx context.Context, c *conn) (p *ownerPost, at uint64, err error) {
 	if l.root == "" {
 		info, err := c.info(ctx, l.name)

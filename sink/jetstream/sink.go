@@ -118,8 +118,8 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("%w%srun nats-server 2.12 or later, and set "+
 			"allow_atomic of the JetStream stream %s", wrapped, outbox.RemedyMark, StreamName(stream))}
 	}
-	if hasCode(err, codeIncomplete, codeInsufficient, codeNoStorage, codeStoreFailed) {
-		wrapped = fmt.Errorf("%w%sif this persists, the disk of nats-server is full: free space, and restart it",
+	if hasCode(err, codeIncomplete, codeInsufficient, codeNoStorage, codeCreateFailed, codeStoreFailed) {
+		wrapped = fmt.Errorf("%w%sif this persists, the disk of nats-server is probably full: free space, and restart it",
 			wrapped, outbox.RemedyMark)
 	}
 	if !answered {

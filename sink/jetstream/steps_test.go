@@ -30,7 +30,7 @@ type shop struct {
 	load  *testenv.Load
 	exe   string
 	flags []string
-	trims bool
+	extent
 }
 
 func newShop(t *testing.T, tag string, s *server, flags ...string) *shop {
@@ -118,9 +118,19 @@ func (w *shop) line(n int) {
 		ask("CONSUMER.CREATE."+name+".group", fmt.Sprintf(`{"stream_name":%q,"action":"","config":{"name":"group",`+
 			`"durable_name":"group","ack_policy":"explicit","deliver_policy":"all"}}`, name))
 	case 4:
+		w.begins()
 		ask("STREAM.DELETE."+name, "")
 	case 5:
+		w.begins()
 		ask("STREAM.PURGE."+name, "")
+	}
+}
+
+// begins compares the stream with the table before all of it is lost, and with it every duplicate.
+func (w *shop) begins() {
+	w.Helper()
+	if _, err := w.s.js().StreamInfo(jetstream.StreamName(order)); err == nil && w.extent == all {
+		testenv.Must(w, w.s.holds(w.T, w.db, begins))
 	}
 }
 
@@ -159,6 +169,9 @@ func (w *shop) crosses(action, step string, env ...string) *process {
 // works waits until everything that is committed now is published, and settled.
 func (w *shop) works() {
 	w.Helper()
+	testenv.Eventually(w, time.Minute, func() error {
+		return testenv.FailIf(w.load.Committed() == 0, "nothing is committed")
+	})
 	now := testenv.Value[time.Time](w, w.db, "SELECT clock_timestamp()")
 	testenv.Eventually(w, 2*time.Minute, func() error {
 		var n int
@@ -173,7 +186,7 @@ func (w *shop) check() {
 	w.relay()
 	w.load.Stop()
 	w.works()
-	testenv.Must(w, w.s.holds(w.T, w.db, w.trims))
+	testenv.Must(w, w.s.holds(w.T, w.db, w.extent))
 }
 
 // chosen returns few of the steps, at random more of them for the full test, and all for make steps.
@@ -221,7 +234,7 @@ func inShops(t *testing.T, steps []string, do func(w *shop, step string)) {
 			s.start()
 			w := newShop(t, "failpoints", s)
 			if len(trims) > 0 && some[0] == trims[0] {
-				w.flags, w.trims = append(w.flags, "--stream-maxlen=50"), true
+				w.flags, w.extent = append(w.flags, "--stream-maxlen=50"), ends
 			}
 			for _, step := range some {
 				began := time.Now()
