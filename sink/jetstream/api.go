@@ -140,8 +140,8 @@ const (
 )
 
 // stage sends all messages of a batch except for the last one. The server stores none of them before the last one. It
-// answers for each only if refused is not nil, which gets the refusals of single messages; the first one ends the call.
-func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, refused func(i int, err error)) error {
+// answers for each only if answers is set.
+func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, answers bool) error {
 	for i, m := range messages {
 		m.Header[headerBatch] = []string{id}
 		m.Header[headerSequence] = []string{strconv.Itoa(i + 1)}
@@ -149,15 +149,12 @@ func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, refus
 		switch {
 		case i == len(messages)-1:
 			m.Header[headerCommit] = []string{"1"}
-		case refused == nil:
+		case !answers:
 			err = c.nc.PublishMsg(m)
 		default:
 			var reply *nats.Msg
 			if reply, err = c.request(ctx, m); err == nil && len(reply.Data) > 0 {
 				err = decode(reply.Data, &batchAck{})
-			}
-			if hasCode(err, codeTooLarge, codeHeaderLarge) {
-				refused(i, err)
 			}
 		}
 		if err != nil {
@@ -179,7 +176,7 @@ func (c *conn) commit(ctx context.Context, last *nats.Msg) (batchAck, error) {
 
 // write sends a whole batch.
 func (c *conn) write(ctx context.Context, id string, messages []*nats.Msg) (batchAck, error) {
-	if err := c.stage(ctx, id, messages, nil); err != nil {
+	if err := c.stage(ctx, id, messages, false); err != nil {
 		return batchAck{}, err
 	}
 	return c.commit(ctx, messages[len(messages)-1])

@@ -56,6 +56,7 @@ type fixture struct {
 // faults make batches fail.
 type faults struct {
 	before, after, hold atomic.Int32
+	batches             atomic.Int32
 	mu                  sync.Mutex
 	held                []*nats.Msg
 }
@@ -94,6 +95,7 @@ func (f *fixture) open(o jetstream.Options) *jetstream.Sink {
 }
 
 func (f *faults) fault(messages []*nats.Msg, send func() error) error {
+	f.batches.Add(1)
 	switch {
 	case take(&f.before):
 		return errLost
