@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
@@ -161,7 +162,7 @@ func (f *fixture) call(subject string, body, out any) {
 	reply, err := f.nc.Request("$JS.API."+subject, data, 5*time.Second)
 	f.must(err)
 	var refused struct {
-		Error *jetstream.APIError `json:"error"`
+		Error *js.APIError `json:"error"`
 	}
 	f.must(json.Unmarshal(reply.Data, &refused))
 	if refused.Error != nil {

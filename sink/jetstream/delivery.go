@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
@@ -177,11 +178,11 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 		}
 		return false, d.broken(b, err)
 	}
-	done, err := parseLane(&message{Seq: ack.Seq, Data: b.post().Data})
-	if err != nil || ack.Seq <= seq {
+	done, err := parseLane(&message{Seq: ack.Sequence, Data: b.post().Data})
+	if err != nil || ack.Sequence <= seq {
 		return false, errors.Join(err, errors.New("jetstream gave no sequence"))
 	}
-	return true, d.complete(ctx, c, done, ack.Seq, b.last)
+	return true, d.complete(ctx, c, done, ack.Sequence, b.last)
 }
 
 // stage makes the next batch, and sends it except for its last message.
@@ -192,7 +193,7 @@ func (d *delivery) stage(ctx context.Context, c *conn) (*batch, error) {
 	}
 	b.messages = append(b.messages, d.lane.next(b))
 	err = c.stage(ctx, b.id, b.messages, d.careful)
-	if d.careful && hasCode(err, codeTooLarge, codeHeaderLarge) {
+	if d.careful && hasCode(err, js.JSErrCodeStreamMessageExceedsMaximum, codeHeaderLarge) {
 		err = d.poisoned(b.end-1, err)
 	}
 	return b, err
@@ -205,8 +206,8 @@ func (d *delivery) poisoned(i int, err error) error {
 }
 
 // commit publishes a staged batch.
-func (d *delivery) commit(ctx context.Context, c *conn, b *batch) (batchAck, error) {
-	send := func() (batchAck, error) { return c.commit(ctx, b.post()) }
+func (d *delivery) commit(ctx context.Context, c *conn, b *batch) (js.PubAck, error) {
+	send := func() (js.PubAck, error) { return c.commit(ctx, b.post()) }
 	start := time.Now()
 	defer func() { d.lane.sink.m.Seconds.Observe(time.Since(start).Seconds()) }()
 	if fault := d.lane.sink.fault; fault != nil {
@@ -285,7 +286,7 @@ func (d *delivery) complete(ctx context.Context, c *conn, p lanePost, seq uint64
 // broken handles a refusal of a batch, or a lost reply. It returns nil if the next attempt finds out more about the
 // refusal: the server has not accepted one of the messages.
 func (d *delivery) broken(b *batch, err error) error {
-	if !errors.As(err, new(*APIError)) {
+	if !errors.As(err, new(*js.APIError)) {
 		return err
 	}
 	known := d.careful
@@ -294,7 +295,7 @@ func (d *delivery) broken(b *batch, err error) error {
 	} else {
 		d.careful = true
 	}
-	if !known && hasCode(err, codeIncomplete, codeTooLarge, codeHeaderLarge) {
+	if !known && hasCode(err, codeIncomplete, js.JSErrCodeStreamMessageExceedsMaximum, codeHeaderLarge) {
 		return nil
 	}
 	return err

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/internal/pause"
 )
@@ -55,7 +56,7 @@ func (c *conn) get(ctx context.Context, name string, req getRequest) (*message, 
 		} `json:"message"`
 	}
 	err := c.call(ctx, "STREAM.MSG.GET."+name, req, &reply)
-	if hasCode(err, codeNoMessage) {
+	if hasCode(err, js.JSErrCodeMessageNotFound) {
 		return nil, nil //nolint:nilnil // there is none
 	}
 	if err != nil {
@@ -160,7 +161,7 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 		case "404":
 			return last, false, nil
 		case "503": // nothing answers for the name
-			if _, err := c.info(ctx, name); !hasCode(err, codeNoStream) {
+			if _, err := c.info(ctx, name); !hasCode(err, js.JSErrCodeStreamNotFound) {
 				return 0, false, errors.Join(nats.ErrNoResponders, err)
 			}
 			return last, false, nil
