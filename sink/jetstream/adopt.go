@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
@@ -92,7 +93,7 @@ func (s *Sink) adopt(ctx context.Context, c *conn, stream string, o outbox.Owner
 	ack, err := c.write(ctx, rand.Text(), messages)
 	switch {
 	case err == nil:
-		mem.adopted(p, ack.Seq)
+		mem.adopted(p, ack.Sequence)
 		return true, nil
 	case conflict(err) && g.owner != nil && g.owner.Next == nil:
 		busy := *g.owner
@@ -134,13 +135,13 @@ func foreign(stream string, source uuid.UUID) error {
 func (c *conn) owned(ctx context.Context, stream string, o outbox.Owner) (g *gate, err error) {
 	g = &gate{stream: stream, name: StreamName(stream)}
 	g.info, err = c.info(ctx, g.name)
-	if hasCode(err, codeNoStream) {
+	if hasCode(err, js.JSErrCodeStreamNotFound) {
 		return nil, outbox.ErrGap
 	}
 	if err != nil {
 		return nil, err
 	}
-	if g.root = g.info.cfg.root(); g.root == "" {
+	if g.root = rootOf(g.info); g.root == "" {
 		return nil, outbox.ErrGap
 	}
 	if g.owner, g.at, err = ownerOf(ctx, c.get, g.name, g.root); err != nil {
@@ -198,7 +199,7 @@ func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []
 				post.Repeated = append(post.Repeated, id[:]...)
 			}
 			m := expecting(g.subject(recallLane), 0, post)
-			delete(m.Header, headerExpected)
+			delete(m.Header, js.ExpectedLastSubjSeqHeader)
 			before = append(before, m)
 		}
 		p.Recalls = uint64(len(before))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/outbox"
 )
@@ -45,10 +46,10 @@ func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Memb
 	*outbox.Sign, error,
 ) {
 	last, err := c.get(ctx, signStream, getRequest{LastFor: subject})
-	if hasCode(err, codeNoStream) {
-		err = s.make(ctx, c, streamConfig{
-			Name: signStream, Subjects: []string{signSubject + "*"}, PerSubject: 1, TTL: true,
-			MaxAge: outbox.TwinLasts.Nanoseconds(),
+	if hasCode(err, js.JSErrCodeStreamNotFound) {
+		err = s.make(ctx, c, js.StreamConfig{
+			Name: signStream, Subjects: []string{signSubject + "*"}, MaxMsgsPerSubject: 1, AllowMsgTTL: true,
+			MaxAge: outbox.TwinLasts,
 		})
 	}
 	if err != nil {
@@ -79,7 +80,7 @@ func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Memb
 // sign writes a sign that replaces the one at seq.
 func (c *conn) sign(ctx context.Context, subject string, seq uint64, body sign, lasts time.Duration) error {
 	m := expecting(subject, seq, body)
-	m.Header.Set(headerTTL, lasts.String())
+	m.Header.Set(js.MsgTTLHeader, lasts.String())
 	_, err := c.commit(ctx, m)
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/internal/failpoint"
 )
@@ -17,68 +18,22 @@ import (
 // callTimeout bounds one request, because a caller's context may have no deadline.
 const callTimeout = 5 * time.Second
 
-// APIError is a refusal by JetStream.
-type APIError struct {
-	Code        int    `json:"code"`
-	ErrCode     int    `json:"err_code"`
-	Description string `json:"description"`
-}
-
-func (e *APIError) Error() string { return fmt.Sprintf("jetstream: %s (%d)", e.Description, e.ErrCode) }
-
-// The codes of refusals that have a meaning here.
+// The codes of refusals that have a meaning here, and no name in the client.
 const (
-	codeNoPeers      = 10005
-	codeInsufficient = 10023
-	codeNoMessage    = 10037
-	codeNoStorage    = 10047
-	codeCreateFailed = 10049
-	codeTooLarge     = 10054
-	codeNameInUse    = 10058
-	codeNoStream     = 10059
-	codeWrongLast    = 10071
-	codeNoCluster    = 10074
-	codeStoreFailed  = 10077
-	codeHeaderLarge  = 10097
-	codeInFlight     = 10164
-	codeNoBatches    = 10174
-	codeIncomplete   = 10176
+	codeNoPeers      js.ErrorCode = 10005
+	codeInsufficient js.ErrorCode = 10023
+	codeNoStorage    js.ErrorCode = 10047
+	codeCreateFailed js.ErrorCode = 10049
+	codeNoCluster    js.ErrorCode = 10074
+	codeStoreFailed  js.ErrorCode = 10077
+	codeHeaderLarge  js.ErrorCode = 10097
+	codeNoBatches    js.ErrorCode = 10174
+	codeIncomplete   js.ErrorCode = 10176
 )
 
-func hasCode(err error, codes ...int) bool {
-	var api *APIError
-	return errors.As(err, &api) && slices.Contains(codes, api.ErrCode)
-}
-
-// streamConfig has what this package sets and reads of the configuration of a stream.
-type streamConfig struct {
-	Name        string   `json:"name"`
-	Subjects    []string `json:"subjects"`
-	Storage     string   `json:"storage"`
-	Retention   string   `json:"retention"`
-	Replicas    int      `json:"num_replicas"`
-	MaxAge      int64    `json:"max_age,omitempty"`
-	MaxMsgs     int64    `json:"max_msgs,omitempty"`
-	MaxBytes    int64    `json:"max_bytes,omitempty"`
-	Discard     string   `json:"discard,omitempty"`
-	PersistMode string   `json:"persist_mode,omitempty"`
-	PerSubject  int64    `json:"max_msgs_per_subject,omitempty"`
-	Atomic      bool     `json:"allow_atomic"`
-	Direct      bool     `json:"allow_direct"`
-	TTL         bool     `json:"allow_msg_ttl,omitempty"`
-}
-
-// streamInfo is the answer to a request for a stream.
-type streamInfo struct {
-	Config  json.RawMessage `json:"config"`
-	Created time.Time       `json:"created"`
-	Now     time.Time       `json:"ts"`
-	State   struct {
-		Messages int    `json:"messages"`
-		First    uint64 `json:"first_seq"`
-		Last     uint64 `json:"last_seq"`
-	} `json:"state"`
-	cfg streamConfig
+func hasCode(err error, codes ...js.ErrorCode) bool {
+	var api *js.APIError
+	return errors.As(err, &api) && slices.Contains(codes, api.ErrorCode)
 }
 
 // call requests body of the JetStream API and decodes the answer into out.
@@ -97,7 +52,7 @@ func (c *conn) call(ctx context.Context, subject string, body, out any) error {
 // decode decodes an answer that may be a refusal.
 func decode(data []byte, out any) error {
 	var refused struct {
-		Error *APIError `json:"error"`
+		Error *js.APIError `json:"error"`
 	}
 	if err := json.Unmarshal(data, &refused); err != nil {
 		return fmt.Errorf("decode the answer of jetstream: %w", err)
@@ -109,12 +64,11 @@ func decode(data []byte, out any) error {
 }
 
 // make makes a stream, unless another process has just made it.
-func (s *Sink) make(ctx context.Context, c *conn, cfg streamConfig) error {
-	var made streamInfo
-	cfg.Storage, cfg.Retention, cfg.Replicas, cfg.Direct = "file", "limits", max(s.o.Replicas, 1), true
-	err := c.call(ctx, "STREAM.CREATE."+cfg.Name, cfg, &made)
+func (s *Sink) make(ctx context.Context, c *conn, cfg js.StreamConfig) error {
+	cfg.Replicas, cfg.AllowDirect = max(s.o.Replicas, 1), true
+	err := c.call(ctx, "STREAM.CREATE."+cfg.Name, cfg, &js.StreamInfo{})
 	switch {
-	case hasCode(err, codeNameInUse):
+	case hasCode(err, js.JSErrCodeStreamNameInUse):
 		return nil
 	case cfg.Replicas > 1 && hasCode(err, codeNoPeers, codeNoCluster):
 		return s.unplaced(err)
@@ -123,32 +77,21 @@ func (s *Sink) make(ctx context.Context, c *conn, cfg streamConfig) error {
 }
 
 // info returns the state of a stream.
-func (c *conn) info(ctx context.Context, name string) (i streamInfo, err error) {
-	if err = c.call(ctx, "STREAM.INFO."+name, struct{}{}, &i); err == nil {
-		err = json.Unmarshal(i.Config, &i.cfg)
-	}
-	return i, err
+func (c *conn) info(ctx context.Context, name string) (*js.StreamInfo, error) {
+	i := new(js.StreamInfo)
+	return i, c.call(ctx, "STREAM.INFO."+name, struct{}{}, i)
 }
 
-// batchAck is the answer to the last message of a batch.
-type batchAck struct {
-	Seq   uint64 `json:"seq"`
-	Count int    `json:"count"`
-}
-
-// Names of headers that JetStream evaluates.
+// Names of headers that JetStream evaluates, and the client does not know.
 const (
-	headerBatch      = "Nats-Batch-Id"
-	headerSequence   = "Nats-Batch-Sequence"
-	headerCommit     = "Nats-Batch-Commit"
-	headerExpected   = "Nats-Expected-Last-Subject-Sequence"
-	headerExpectedOf = "Nats-Expected-Last-Subject-Sequence-Subject"
-	headerTTL        = "Nats-TTL"
+	headerBatch    = "Nats-Batch-Id"
+	headerSequence = "Nats-Batch-Sequence"
+	headerCommit   = "Nats-Batch-Commit"
 )
 
 // stage sends all messages of a batch except for the last one. The server stores none of them before the last one. It
-// answers for each only if refused is not nil, which gets the refusals of single messages; the first one ends the call.
-func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, refused func(i int, err error)) error {
+// answers for each only if answers is set.
+func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, answers bool) error {
 	for i, m := range messages {
 		m.Header[headerBatch] = []string{id}
 		m.Header[headerSequence] = []string{strconv.Itoa(i + 1)}
@@ -156,17 +99,14 @@ func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, refus
 		switch {
 		case i == len(messages)-1:
 			m.Header[headerCommit] = []string{"1"}
-		case refused == nil:
+		case !answers:
 			failpoint.Before("stage")
 			err = c.nc.PublishMsg(m)
 			failpoint.After("stage")
 		default:
 			var reply *nats.Msg
 			if reply, err = c.request(ctx, m); err == nil && len(reply.Data) > 0 {
-				err = decode(reply.Data, &batchAck{})
-			}
-			if hasCode(err, codeTooLarge, codeHeaderLarge) {
-				refused(i, err)
+				err = decode(reply.Data, &js.PubAck{})
 			}
 		}
 		if err != nil {
@@ -177,8 +117,8 @@ func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, refus
 }
 
 // commit sends the last message of a batch, or a single message. The server stores all messages or none.
-func (c *conn) commit(ctx context.Context, last *nats.Msg) (batchAck, error) {
-	var ack batchAck
+func (c *conn) commit(ctx context.Context, last *nats.Msg) (js.PubAck, error) {
+	var ack js.PubAck
 	reply, err := c.request(ctx, last)
 	if err == nil {
 		err = decode(reply.Data, &ack)
@@ -187,9 +127,9 @@ func (c *conn) commit(ctx context.Context, last *nats.Msg) (batchAck, error) {
 }
 
 // write sends a whole batch.
-func (c *conn) write(ctx context.Context, id string, messages []*nats.Msg) (batchAck, error) {
-	if err := c.stage(ctx, id, messages, nil); err != nil {
-		return batchAck{}, err
+func (c *conn) write(ctx context.Context, id string, messages []*nats.Msg) (js.PubAck, error) {
+	if err := c.stage(ctx, id, messages, false); err != nil {
+		return js.PubAck{}, err
 	}
 	return c.commit(ctx, messages[len(messages)-1])
 }
@@ -201,9 +141,11 @@ func expecting(subject string, seq uint64, body any) *nats.Msg {
 		panic(err) // the types of this package have no values that cannot be encoded
 	}
 	return &nats.Msg{Subject: subject, Data: data, Header: nats.Header{
-		headerExpected: []string{strconv.FormatUint(seq, 10)},
+		js.ExpectedLastSubjSeqHeader: []string{strconv.FormatUint(seq, 10)},
 	}}
 }
 
 // conflict reports whether the server refused an expectation.
-func conflict(err error) bool { return hasCode(err, codeWrongLast, codeInFlight) }
+func conflict(err error) bool {
+	return hasCode(err, js.JSErrCodeStreamWrongLastSequence, js.JSErrCodeStreamWrongLastSequenceConstant)
+}

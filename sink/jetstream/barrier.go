@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	js "github.com/nats-io/nats.go/jetstream"
+
 	"posthaste/outbox"
 )
 
@@ -89,12 +91,12 @@ func (e *DurabilityError) Error() string {
 
 // durable verifies what a client can know about the durability of a stream.
 func (s *Sink) durable(g *gate) error {
-	cfg := g.info.cfg
+	cfg := g.info.Config
 	switch {
 	case !s.o.Fsync:
-	case cfg.Storage != "file":
+	case cfg.Storage != js.FileStorage:
 		return &DurabilityError{g.name, "is stored in memory", "make it with storage: file"}
-	case cfg.PersistMode == "async":
+	case cfg.PersistMode == js.AsyncPersistMode:
 		return &DurabilityError{
 			g.name, "acknowledges before it writes (persist_mode: async)", "make it with persist_mode: default",
 		}

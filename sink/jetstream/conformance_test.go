@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
@@ -75,6 +76,7 @@ type fixture struct {
 // faults make batches fail.
 type faults struct {
 	before, after, hold atomic.Int32
+	batches             atomic.Int32
 	mu                  sync.Mutex
 	held                []*nats.Msg
 }
@@ -113,6 +115,7 @@ func (f *fixture) open(o jetstream.Options) *jetstream.Sink {
 }
 
 func (f *faults) fault(messages []*nats.Msg, send func() error) error {
+	f.batches.Add(1)
 	switch {
 	case take(&f.before):
 		return errLost
@@ -178,7 +181,7 @@ func (f *fixture) call(subject string, body, out any) {
 	reply, err := f.nc.Request("$JS.API."+subject, data, 5*time.Second)
 	f.must(err)
 	var refused struct {
-		Error *jetstream.APIError `json:"error"`
+		Error *js.APIError `json:"error"`
 	}
 	f.must(json.Unmarshal(reply.Data, &refused))
 	if refused.Error != nil {

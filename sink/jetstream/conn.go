@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/internal/failpoint"
 	"posthaste/outbox"
@@ -165,11 +166,7 @@ func (s *Sink) Bind(ctx context.Context) (string, error) {
 }
 
 func (s *Sink) ready(ctx context.Context, c *conn) error {
-	var account struct {
-		API struct {
-			Level int `json:"level"`
-		} `json:"api"`
-	}
+	var account js.AccountInfo
 	err := c.call(ctx, "INFO", struct{}{}, &account)
 	if errors.Is(err, nats.ErrNoResponders) {
 		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, enable JetStream for "+

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
@@ -37,14 +38,13 @@ type delivery struct {
 	// pos is the first event that is not yet published or skipped.
 	pos  int
 	last string
-	// most bounds the next batch. It shrinks after refusals of an unknown kind.
+	// most bounds the next batch. A refusal halves it, until the batch has one event.
 	most int
 	// tries has, by the id of each attempt to publish the current batch, the end of its events.
 	tries map[string]int
-	// careful makes the server answer for every message, to find the one that it refuses.
+	// careful makes the server answer for the message of the event. Otherwise it answers for the lane's message only, and
+	// does not give the reason.
 	careful bool
-	// refused is what the server answered in place of the messages, by the index of the event.
-	refused map[int]error
 	// poison is the index of the event in the last *outbox.PoisonError, plus one.
 	poison     int
 	skipped    map[int]bool
@@ -58,8 +58,6 @@ type batch struct {
 	begin, end int
 	// messages are those of the events, and then the lane's.
 	messages []*nats.Msg
-	// at are the indexes of the messages' events.
-	at       []int
 	repeated []byte
 	// last is the newest entry of the repeated events.
 	last string
@@ -83,7 +81,7 @@ func (d *delivery) Skip(also func(e *outbox.Record) bool) (places []int) {
 			places = append(places, i)
 		}
 	}
-	d.poison = 0
+	d.poison, d.careful = 0, false
 	return places
 }
 
@@ -120,11 +118,7 @@ func (d *delivery) step(ctx context.Context) (progress bool, err error) {
 	l := d.lane
 	c, err := l.sink.open(ctx)
 	if err == nil {
-		known := len(d.refused)
 		progress, err = d.attempt(ctx, c)
-		if len(d.refused) > known {
-			return false, nil // the next batch ends before the refused event
-		}
 	}
 	if err != nil && metrics.Permanent(err) {
 		d.final = err
@@ -185,14 +179,14 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 		}
 		return false, d.broken(b, err)
 	}
-	done, err := parseLane(&message{Seq: ack.Seq, Data: b.post().Data})
-	if err != nil || ack.Seq <= seq {
+	done, err := parseLane(&message{Seq: ack.Sequence, Data: b.post().Data})
+	if err != nil || ack.Sequence <= seq {
 		return false, errors.Join(err, errors.New("jetstream gave no sequence"))
 	}
 	if n := len(b.messages); n > 1 {
 		l.tail, l.tailSeq = b.messages[n-2].Subject, done.Last
 	}
-	return true, d.complete(ctx, c, done, ack.Seq, b.last)
+	return true, d.complete(ctx, c, done, ack.Sequence, b.last)
 }
 
 // stage makes the next batch, and sends it except for its last message.
@@ -203,23 +197,25 @@ func (d *delivery) stage(ctx context.Context, c *conn) (*batch, error) {
 	}
 	b.messages = append(b.messages, d.lane.next(b))
 	if l := d.lane; l.tail != "" && len(b.messages) > 1 {
-		b.messages[0].Header[headerExpected] = []string{strconv.FormatUint(l.tailSeq, 10)}
-		b.messages[0].Header[headerExpectedOf] = []string{l.tail}
+		b.messages[0].Header[js.ExpectedLastSubjSeqHeader] = []string{strconv.FormatUint(l.tailSeq, 10)}
+		b.messages[0].Header[js.ExpectedLastSubjSeqSubjHeader] = []string{l.tail}
 	}
-	if !d.careful {
-		return b, c.stage(ctx, b.id, b.messages, nil)
+	err = c.stage(ctx, b.id, b.messages, d.careful)
+	if d.careful && hasCode(err, js.JSErrCodeStreamMessageExceedsMaximum, codeHeaderLarge) {
+		err = d.poisoned(b.end-1, err)
 	}
-	return b, c.stage(ctx, b.id, b.messages, func(i int, err error) {
-		if d.refused == nil {
-			d.refused = map[int]error{}
-		}
-		d.refused[b.at[i]] = err
-	})
+	return b, err
+}
+
+func (d *delivery) poisoned(i int, err error) error {
+	d.poison = i + 1
+	d.lane.sink.m.Errors.WithLabelValues(classTooLarge).Inc()
+	return &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: classTooLarge, Err: err}
 }
 
 // commit publishes a staged batch.
-func (d *delivery) commit(ctx context.Context, c *conn, b *batch) (batchAck, error) {
-	send := func() (batchAck, error) { return c.commit(ctx, b.post()) }
+func (d *delivery) commit(ctx context.Context, c *conn, b *batch) (js.PubAck, error) {
+	send := func() (js.PubAck, error) { return c.commit(ctx, b.post()) }
 	start := time.Now()
 	defer func() { d.lane.sink.m.Seconds.Observe(time.Since(start).Seconds()) }()
 	if fault := d.lane.sink.fault; fault != nil {
@@ -246,22 +242,16 @@ func (d *delivery) cut(c *conn) (*batch, error) {
 		}
 		m := l.sink.encode(l.events, e)
 		err := refuses(m, c.nc.MaxPayload())
-		if answer := d.refused[b.end]; answer != nil {
-			err = answer
-		}
 		if err != nil && b.end > b.begin {
 			break
 		}
 		if err != nil {
-			d.poison = b.end + 1
-			delete(d.refused, b.end) // the next attempt asks the server again
-			l.sink.m.Errors.WithLabelValues(classTooLarge).Inc()
-			return nil, &outbox.PoisonError{Index: b.end, ID: e.ID, Class: classTooLarge, Err: err}
+			return nil, d.poisoned(b.end, err)
 		}
 		if bytes += len(m.Data); bytes > maxBatchBytes && b.end > b.begin {
 			break
 		}
-		b.messages, b.at = append(b.messages, m), append(b.at, b.end)
+		b.messages = append(b.messages, m)
 	}
 	return b, nil
 }
@@ -293,7 +283,7 @@ func (d *delivery) complete(ctx context.Context, c *conn, p lanePost, seq uint64
 	l.sink.m.Suppressed.Add(float64(n))
 	d.suppressed += n
 	d.pos = d.tries[p.id()]
-	d.tries, d.careful = nil, len(d.refused) > 0
+	d.tries, d.careful = nil, false
 	d.most = min(d.most*2, maxBatchEvents)
 	l.last++
 	l.post, l.seq = p, seq
@@ -301,16 +291,20 @@ func (d *delivery) complete(ctx context.Context, c *conn, p lanePost, seq uint64
 	return nil
 }
 
-// broken handles a refusal of a batch, or a lost reply.
+// broken handles a refusal of a batch, or a lost reply. It returns nil if the next attempt finds out more about the
+// refusal: the server has not accepted one of the messages.
 func (d *delivery) broken(b *batch, err error) error {
-	var api *APIError
-	if !errors.As(err, &api) {
+	if !errors.As(err, new(*js.APIError)) {
 		return err
 	}
-	// The server answers only for the last message, and does not tell which one it has refused.
-	d.careful = true
-	if !hasCode(err, codeIncomplete, codeTooLarge, codeHeaderLarge) && len(b.messages) > 2 {
-		d.most = len(b.messages) / 2
+	known := d.careful
+	if n := b.end - b.begin; n > 1 {
+		d.most = n / 2
+	} else {
+		d.careful = true
+	}
+	if !known && hasCode(err, codeIncomplete, js.JSErrCodeStreamMessageExceedsMaximum, codeHeaderLarge) {
+		return nil
 	}
 	return err
 }

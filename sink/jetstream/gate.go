@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 
+	js "github.com/nats-io/nats.go/jetstream"
+
 	"posthaste/outbox"
 )
 
@@ -20,7 +22,8 @@ type laneAt struct {
 type gate struct {
 	stream string
 	name   string
-	info   streamInfo
+	// info is nil if the stream does not exist.
+	info *js.StreamInfo
 	// root is the gate's subject without the lane; "" if the stream is not configured to have a gate.
 	root string
 	// owner is nil without a gate; at is its sequence.
@@ -32,9 +35,9 @@ type gate struct {
 // subject returns the subject of a lane.
 func (g *gate) subject(lane string) string { return g.root + "." + lane }
 
-// root returns the subject of a stream's gate, by its configuration.
-func (c streamConfig) root() string {
-	for _, subject := range c.Subjects {
+// rootOf returns the subject of a stream's gate, by its configuration.
+func rootOf(info *js.StreamInfo) string {
+	for _, subject := range info.Config.Subjects {
 		if strings.HasPrefix(subject, gateRoot) && strings.HasSuffix(subject, ".*") {
 			return strings.TrimSuffix(subject, ".*")
 		}
@@ -46,14 +49,15 @@ func (c streamConfig) root() string {
 // the lanes, so a caller that writes must expect the sequences that it has read.
 func (c *conn) read(ctx context.Context, stream string) (*gate, error) {
 	g := &gate{stream: stream, name: StreamName(stream), lanes: map[string]laneAt{}}
-	var err error
-	if g.info, err = c.info(ctx, g.name); err != nil {
-		if hasCode(err, codeNoStream) {
-			return g, nil
-		}
+	info, err := c.info(ctx, g.name)
+	if hasCode(err, js.JSErrCodeStreamNotFound) {
+		return g, nil
+	}
+	if err != nil {
 		return nil, err
 	}
-	if g.root = g.info.cfg.root(); g.root == "" || !g.info.cfg.Direct {
+	g.info = info
+	if g.root = rootOf(g.info); g.root == "" || !g.info.Config.AllowDirect {
 		return g, nil
 	}
 	req := getRequest{MultiLast: []string{g.root + ".*"}}
@@ -126,16 +130,16 @@ func (c *conn) lacks(ctx context.Context, name string, seqs ...uint64) (bool, er
 		if m != nil {
 			continue
 		}
-		var info streamInfo
+		var info *js.StreamInfo
 		if err == nil {
 			info, err = c.info(ctx, name)
 		}
 		switch {
-		case hasCode(err, codeNoStream):
+		case hasCode(err, js.JSErrCodeStreamNotFound):
 			return true, nil
 		case err != nil:
 			return false, err
-		case seq >= info.State.First || info.State.Last < seq:
+		case seq >= info.State.FirstSeq || info.State.LastSeq < seq:
 			return true, nil
 		}
 	}
@@ -143,17 +147,17 @@ func (c *conn) lacks(ctx context.Context, name string, seqs ...uint64) (bool, er
 }
 
 // limited returns the setting by which a stream would remove messages that the gate needs; "" without one.
-func (c streamConfig) limited() string {
+func limited(c *js.StreamConfig) string {
 	switch {
-	case c.Retention != "limits":
-		return "retention " + c.Retention
+	case c.Retention != js.LimitsPolicy:
+		return "retention " + strings.ToLower(c.Retention.String())
 	case c.MaxAge > 0:
 		return "max_age"
-	case c.PerSubject > 0:
+	case c.MaxMsgsPerSubject > 0:
 		return "max_msgs_per_subject"
-	case c.MaxMsgs > 0 && c.Discard != "new":
+	case c.MaxMsgs > 0 && c.Discard != js.DiscardNew:
 		return "max_msgs without discard new"
-	case c.MaxBytes > 0 && c.Discard != "new":
+	case c.MaxBytes > 0 && c.Discard != js.DiscardNew:
 		return "max_bytes without discard new"
 	}
 	return ""
@@ -161,33 +165,29 @@ func (c streamConfig) limited() string {
 
 // ensure makes a stream that does not exist, and gives one that another program has made what the gate needs.
 func (s *Sink) ensure(ctx context.Context, c *conn, stream string, g *gate) error {
-	if g.root != "" && g.info.cfg.Atomic && g.info.cfg.Direct && g.info.cfg.limited() == "" {
+	if g.root != "" && g.info.Config.AllowAtomicPublish && g.info.Config.AllowDirect && limited(&g.info.Config) == "" {
 		return nil
 	}
 	name := StreamName(stream)
-	if g.info.Config != nil && g.info.cfg.limited() != "" {
+	if g.info != nil && limited(&g.info.Config) != "" {
 		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("the JetStream stream %s has %s, which removes "+
 			"what the gate needs%sremove the setting: Trim shortens the stream",
-			name, g.info.cfg.limited(), outbox.RemedyMark)}
+			name, limited(&g.info.Config), outbox.RemedyMark)}
 	}
 	subjects := []string{EventsFilter(stream)}
-	if g.info.Config != nil {
-		subjects = g.info.cfg.Subjects
+	if g.info != nil {
+		subjects = g.info.Config.Subjects
 	}
 	if g.root == "" {
 		subjects = append(subjects, newGate(stream)+".*")
 	}
 	var err error
-	if g.info.Config == nil {
-		err = s.make(ctx, c, streamConfig{Name: name, Subjects: subjects, Atomic: true})
+	if g.info == nil {
+		err = s.make(ctx, c, js.StreamConfig{Name: name, Subjects: subjects, AllowAtomicPublish: true})
 	} else {
-		body := map[string]any{}
-		if err = json.Unmarshal(g.info.Config, &body); err != nil {
-			return err
-		}
-		body["subjects"], body["allow_atomic"], body["allow_direct"] = subjects, true, true
-		var made streamInfo
-		err = c.call(ctx, "STREAM.UPDATE."+name, body, &made)
+		cfg := g.info.Config
+		cfg.Subjects, cfg.AllowAtomicPublish, cfg.AllowDirect = subjects, true, true
+		err = c.call(ctx, "STREAM.UPDATE."+name, cfg, &js.StreamInfo{})
 	}
 	if err != nil {
 		return fmt.Errorf("configure the JetStream stream %s with allow_atomic, allow_direct and the subjects %s: %w",

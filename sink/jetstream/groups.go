@@ -7,39 +7,21 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/outbox"
 	"posthaste/sink/metrics"
 )
 
-// consumerInfo has what this package reads of a consumer.
-type consumerInfo struct {
-	Name      string `json:"name"`
-	Delivered struct {
-		Consumer   int64      `json:"consumer_seq"`
-		Stream     uint64     `json:"stream_seq"`
-		LastActive *time.Time `json:"last_active"`
-	} `json:"delivered"`
-	AckFloor struct {
-		Stream     uint64     `json:"stream_seq"`
-		LastActive *time.Time `json:"last_active"`
-	} `json:"ack_floor"`
-	Config struct {
-		Durable string `json:"durable_name"`
-	} `json:"config"`
-	Unacknowledged int64 `json:"num_ack_pending"`
-	Pending        int64 `json:"num_pending"`
-}
-
 // consumers lists the durable consumers of a stream. A stream that does not exist has none.
-func (c *conn) consumers(ctx context.Context, name string) (list []consumerInfo, err error) {
+func (c *conn) consumers(ctx context.Context, name string) (list []js.ConsumerInfo, err error) {
 	for {
 		var page struct {
-			Total     int            `json:"total"`
-			Consumers []consumerInfo `json:"consumers"`
+			Total     int               `json:"total"`
+			Consumers []js.ConsumerInfo `json:"consumers"`
 		}
 		err := c.call(ctx, "CONSUMER.LIST."+name, map[string]int{"offset": len(list)}, &page)
-		if hasCode(err, codeNoStream) {
+		if hasCode(err, js.JSErrCodeStreamNotFound) {
 			return nil, nil
 		}
 		if err != nil {
@@ -47,7 +29,7 @@ func (c *conn) consumers(ctx context.Context, name string) (list []consumerInfo,
 		}
 		list = append(list, page.Consumers...)
 		if len(page.Consumers) == 0 || len(list) >= page.Total {
-			return slices.DeleteFunc(list, func(i consumerInfo) bool { return i.Config.Durable == "" }), nil
+			return slices.DeleteFunc(list, func(i js.ConsumerInfo) bool { return i.Config.Durable == "" }), nil
 		}
 	}
 }
@@ -101,26 +83,20 @@ func (s *Sink) regroup(ctx context.Context, c *conn, stream string, groups []str
 	}
 	for _, group := range groups {
 		name := ConsumerName(group)
-		if slices.ContainsFunc(there, func(i consumerInfo) bool { return i.Name == name }) {
+		if slices.ContainsFunc(there, func(i js.ConsumerInfo) bool { return i.Name == name }) {
 			continue
 		}
-		there = append(there, consumerInfo{Name: name})
+		there = append(there, js.ConsumerInfo{Name: name})
 		filter := EventsFilter(stream)
-		body := map[string]any{"stream_name": g.name, "action": "create", "config": map[string]any{
-			"name": name, "durable_name": name, "ack_policy": "explicit", "deliver_policy": "all",
-			"replay_policy": "instant", "filter_subject": filter,
-		}}
-		var made consumerInfo
-		if err := c.call(ctx, "CONSUMER.CREATE."+g.name+"."+name+"."+filter, body, &made); err != nil &&
-			!hasCode(err, codeConsumerExists) {
+		cfg := js.ConsumerConfig{Name: name, Durable: name, AckPolicy: js.AckExplicitPolicy, FilterSubject: filter}
+		body := map[string]any{"stream_name": g.name, "action": "create", "config": cfg}
+		err := c.call(ctx, "CONSUMER.CREATE."+g.name+"."+name+"."+filter, body, &js.ConsumerInfo{})
+		if err != nil && !hasCode(err, js.JSErrCodeConsumerExists) { // another process may have just made it
 			return err
 		}
 	}
 	return nil
 }
-
-// codeConsumerExists is the refusal of a consumer that another process has just made.
-const codeConsumerExists = 10148
 
 // Follow implements stream.Sink.
 func (s *Sink) Follow(ctx context.Context, stream string, others []string) error {
@@ -148,25 +124,24 @@ func (*Sink) Sharded(context.Context, string) error { return nil }
 const foundWithin = 6 * time.Second
 
 // pending returns how many events wait for the group, and how long they have waited while it was inactive.
-func (i *consumerInfo) pending(info *streamInfo) (n int64, idle time.Duration) {
-	n = i.Unacknowledged + i.Pending
+func pending(i *js.ConsumerInfo, info *js.StreamInfo) (n int64, idle time.Duration) {
+	n = int64(i.NumAckPending) + int64(i.NumPending) //nolint:gosec // far from the end
 	active := info.Created
-	for _, t := range []*time.Time{i.Delivered.LastActive, i.AckFloor.LastActive} {
+	for _, t := range []*time.Time{i.Delivered.Last, i.AckFloor.Last} {
 		if t != nil && t.After(active) {
 			active = *t
 		}
 	}
 	if n > 0 {
-		idle = max(info.Now.Sub(active), 0)
+		idle = max(info.TimeStamp.Sub(active), 0)
 	}
 	return n, idle
 }
 
-// observation is what a stream and its groups are at one time. exists is false if the stream does not exist.
+// observation is what a stream and its groups are at one time. info is nil if the stream does not exist.
 type observation struct {
-	exists bool
-	info   streamInfo
-	groups []consumerInfo
+	info   *js.StreamInfo
+	groups []js.ConsumerInfo
 	// oldest has, for each group, the age of the oldest event that is delivered and not acknowledged.
 	oldest []time.Duration
 	err    error
@@ -181,20 +156,21 @@ func (s *Sink) observe(ctx context.Context, step string, streams []string, oldes
 	}
 	err := s.each(ctx, step, streams, func(c *conn, stream string) error {
 		o, name := at[stream], StreamName(stream)
-		if o.info, o.err = c.info(ctx, name); hasCode(o.err, codeNoStream) {
-			o.err = nil
+		info, err := c.info(ctx, name)
+		if hasCode(err, js.JSErrCodeStreamNotFound) {
 			return nil
 		}
-		if o.exists = o.err == nil; o.exists {
+		if o.err = err; err == nil {
+			o.info = info
 			o.groups, o.err = c.consumers(ctx, name)
 		}
 		for _, g := range o.groups {
 			var age time.Duration
-			if oldest && g.Unacknowledged > 0 && o.err == nil {
+			if oldest && g.NumAckPending > 0 && o.err == nil {
 				var m *message
 				req := getRequest{Seq: g.AckFloor.Stream + 1, NextFor: EventsFilter(stream)}
 				if m, o.err = c.getAny(ctx, name, req); m != nil {
-					age = max(o.info.Now.Sub(m.Time), 0)
+					age = max(o.info.TimeStamp.Sub(m.Time), 0)
 				}
 			}
 			o.oldest = append(o.oldest, age)
@@ -212,19 +188,19 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 	}
 	_ = s.m.Observe(streams, func(i int, _ map[string]struct{}) (int64, map[string]struct{}, error) {
 		o := all[i]
-		if !o.exists || o.err != nil {
+		if o.info == nil || o.err != nil {
 			return 0, nil, o.err
 		}
 		groups := map[string]struct{}{}
 		for n, g := range o.groups[:min(len(o.groups), metrics.MaxGroups)] {
 			name := GroupName(g.Name)
 			groups[name] = struct{}{}
-			_, idle := g.pending(&o.info)
+			_, idle := pending(&g, o.info)
 			s.m.Group(streams[i], name, metrics.Group{
-				Pending: g.Unacknowledged, Lag: g.Pending, Oldest: o.oldest[n], Idle: idle,
+				Pending: int64(g.NumAckPending), Lag: int64(g.NumPending), Oldest: o.oldest[n], Idle: idle,
 			})
 		}
-		return int64(o.info.State.Messages), groups, nil
+		return int64(o.info.State.Msgs), groups, nil
 	})
 	return err
 }
@@ -236,11 +212,11 @@ func (s *Sink) Unobserve() { s.m.Unobserve() }
 func (s *Sink) Unread(ctx context.Context, _ uuid.UUID, streams []string) (list []outbox.Unread, err error) {
 	all, err := s.observe(ctx, "look at the groups of", streams, false)
 	for i, o := range all {
-		if o.exists && o.info.State.Messages > len(lanes)+1 && o.info.Now.Sub(o.info.Created) < foundWithin {
-			list = append(list, outbox.Unread{Stream: streams[i], Entries: int64(o.info.State.Messages)})
+		if o.info != nil && o.info.State.Msgs > uint64(len(lanes))+1 && o.info.TimeStamp.Sub(o.info.Created) < foundWithin {
+			list = append(list, outbox.Unread{Stream: streams[i], Entries: int64(o.info.State.Msgs)})
 		}
 		for _, g := range o.groups {
-			if n, idle := g.pending(&o.info); n > 0 {
+			if n, idle := pending(&g, o.info); n > 0 {
 				list = append(list, outbox.Unread{Stream: streams[i], Group: GroupName(g.Name), Entries: n, Idle: idle})
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/outbox"
 )
@@ -80,13 +81,13 @@ func (l *lane) subject() string { return l.root + "." + l.lane }
 func (l *lane) check(ctx context.Context, c *conn) (p *ownerPost, at uint64, err error) {
 	if l.root == "" {
 		info, err := c.info(ctx, l.name)
-		if hasCode(err, codeNoStream) || err == nil && info.cfg.root() == "" {
+		if hasCode(err, js.JSErrCodeStreamNotFound) || err == nil && rootOf(info) == "" {
 			return nil, 0, outbox.ErrGap
 		}
 		if err != nil {
 			return nil, 0, err
 		}
-		l.root = info.cfg.root()
+		l.root = rootOf(info)
 	}
 	message, last := l.mem.newest()
 	if message == l.seq { // the server compares it
@@ -123,7 +124,7 @@ func ownerOf(
 	ctx context.Context, get func(context.Context, string, getRequest) (*message, error), name, root string,
 ) (*ownerPost, uint64, error) {
 	m, err := get(ctx, name, getRequest{LastFor: root + "." + ownerLane})
-	if hasCode(err, codeNoStream) || err == nil && m == nil {
+	if hasCode(err, js.JSErrCodeStreamNotFound) || err == nil && m == nil {
 		return nil, 0, nil
 	}
 	if err != nil {
@@ -136,7 +137,7 @@ func ownerOf(
 // laneOf reads a lane's message; a sequence of 0 without one.
 func (c *conn) laneOf(ctx context.Context, name, subject string) (laneAt, error) {
 	m, err := c.get(ctx, name, getRequest{LastFor: subject})
-	if hasCode(err, codeNoStream) || err == nil && m == nil {
+	if hasCode(err, js.JSErrCodeStreamNotFound) || err == nil && m == nil {
 		return laneAt{}, nil
 	}
 	if err != nil {

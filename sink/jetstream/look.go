@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/outbox"
 )
@@ -44,10 +45,10 @@ func (s *Sink) look(ctx context.Context, c *conn, source uuid.UUID, stream, note
 	st.Missing = max(0, mem.total()-g.let())
 	message, _ := mem.newest()
 	mem.seen(g)
-	if st.Forgot, err = c.missing(ctx, g.name, noted); err != nil || g.info.Config == nil {
+	if st.Forgot, err = c.missing(ctx, g.name, noted); err != nil || g.info == nil {
 		return st, err
 	}
-	st.Now = g.info.Now
+	st.Now = g.info.TimeStamp
 	// Without a gate, the stream's last event counts.
 	last, lost := g.last(), false
 	if p := g.owner; p != nil {
@@ -94,12 +95,12 @@ func (c *conn) youngest(ctx context.Context, g *gate, after uint64) (entry strin
 	if err != nil || m == nil || m.Seq <= after {
 		return "", err
 	}
-	if _, ok := m.event(); ok && m.Seq <= g.info.State.Last || !g.info.cfg.Direct {
+	if _, ok := m.event(); ok && m.Seq <= g.info.State.LastSeq || !g.info.Config.AllowDirect {
 		return m.entry(), nil
 	}
 	req := getRequest{Seq: after + 1, NextFor: EventsFilter(g.stream)}
 	err = c.scan(ctx, g.name, req, func(m *message) error {
-		if m.Seq > g.info.State.Last {
+		if m.Seq > g.info.State.LastSeq {
 			return errStop
 		}
 		if _, ok := m.event(); ok {
@@ -116,7 +117,7 @@ func (c *conn) missing(ctx context.Context, name, entry string) (bool, error) {
 		return false, nil
 	}
 	m, err := c.get(ctx, name, getRequest{Seq: seqOf(entry)})
-	if hasCode(err, codeNoStream) {
+	if hasCode(err, js.JSErrCodeStreamNotFound) {
 		return true, nil
 	}
 	if err != nil || m != nil {

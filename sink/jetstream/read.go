@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/internal/failpoint"
 	"posthaste/internal/pause"
@@ -56,7 +57,7 @@ func (c *conn) get(ctx context.Context, name string, req getRequest) (*message, 
 		} `json:"message"`
 	}
 	err := c.call(ctx, "STREAM.MSG.GET."+name, req, &reply)
-	if hasCode(err, codeNoMessage) {
+	if hasCode(err, js.JSErrCodeMessageNotFound) {
 		return nil, nil //nolint:nilnil // there is none
 	}
 	if err != nil {
@@ -121,7 +122,7 @@ func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func
 		last, more, err := c.page(ctx, name, req, visit)
 		if errors.Is(err, nats.ErrNoResponders) && missed < elections {
 			if missed++; missed == 1 {
-				if _, err := c.info(ctx, name); hasCode(err, codeNoStream) {
+				if _, err := c.info(ctx, name); hasCode(err, js.JSErrCodeStreamNotFound) {
 					return nil
 				}
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/outbox"
@@ -52,7 +53,7 @@ type Sink struct {
 	m     *metrics.Sink[struct{}]
 
 	// fault replaces the sending of a batch in tests.
-	fault func(messages []*nats.Msg, send func() (batchAck, error)) (batchAck, error)
+	fault func(messages []*nats.Msg, send func() (js.PubAck, error)) (js.PubAck, error)
 }
 
 var _ stream.Sink = (*Sink)(nil)
@@ -113,7 +114,7 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return wrapped
 	}
-	answered := errors.As(err, new(*APIError)) || errors.As(err, new(*DeniedError))
+	answered := errors.As(err, new(*js.APIError)) || errors.As(err, new(*DeniedError))
 	if hasCode(err, codeNoBatches) {
 		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("%w%srun nats-server 2.12 or later, and set "+
 			"allow_atomic of the JetStream stream %s", wrapped, outbox.RemedyMark, StreamName(stream))}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/outbox"
 )
@@ -57,10 +58,10 @@ func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
 		return err
 	}
 	keep := 2 * uint64(s.o.MaxLen) //nolint:gosec // positive
-	if g.info.State.Last <= keep {
+	if g.info.State.LastSeq <= keep {
 		return nil
 	}
-	upTo := min(g.info.State.Last-keep+1, g.last()) // the first message that stays
+	upTo := min(g.info.State.LastSeq-keep+1, g.last()) // the first message that stays
 	groups, err := c.consumers(ctx, g.name)
 	if err != nil {
 		return err
@@ -82,7 +83,7 @@ func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
 			return nil
 		}
 	}
-	if upTo <= g.info.State.First {
+	if upTo <= g.info.State.FirstSeq {
 		return nil
 	}
 	var again []*nats.Msg
@@ -113,16 +114,17 @@ func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
 
 // countLost counts the events before upTo that groups have not read, from their numbers before and after a purge.
 // Events that are published or delivered again between make the count smaller.
-func (s *Sink) countLost(ctx context.Context, c *conn, g *gate, upTo uint64, before []consumerInfo) error {
-	before = slices.DeleteFunc(before, func(i consumerInfo) bool { return i.Delivered.Stream+1 >= upTo || i.Pending == 0 })
+func (s *Sink) countLost(ctx context.Context, c *conn, g *gate, upTo uint64, before []js.ConsumerInfo) error {
+	before = slices.DeleteFunc(before, func(i js.ConsumerInfo) bool { return i.Delivered.Stream+1 >= upTo || i.NumPending == 0 })
 	if len(before) == 0 {
 		return nil
 	}
 	after, err := c.consumers(ctx, g.name)
 	for _, now := range after {
 		for _, was := range before {
-			if n := was.Pending - now.Pending - now.Delivered.Consumer + was.Delivered.Consumer; now.Name == was.Name &&
-				n > 0 {
+			n := int64(was.NumPending-now.NumPending) - //nolint:gosec // far from the end
+				int64(now.Delivered.Consumer-was.Delivered.Consumer) //nolint:gosec // far from the end
+			if now.Name == was.Name && n > 0 {
 				s.m.Lost(g.stream, GroupName(now.Name), n)
 			}
 		}
