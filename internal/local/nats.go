@@ -22,6 +22,9 @@ type Nats struct {
 	Dir string
 	// Port is the TCP port on 127.0.0.1. It does not change when the server is started again.
 	Port int
+	// Settings are lines of the configuration in addition to, or in place of, those of every server. The next start
+	// applies them.
+	Settings string
 
 	hold *os.File // of the port
 	bin  string
@@ -53,19 +56,26 @@ max_payload: 8MB
 jetstream { store_dir: %s, sync_interval: always }
 `
 
-// StartNats starts a server with its data in dir.
-func StartNats(ctx context.Context, bin, dir string) (n *Nats, err error) {
+// NewNats reserves the port of a server with its data in dir, and does not start it.
+func NewNats(bin, dir string) (n *Nats, err error) {
 	n = &Nats{Dir: dir, bin: bin}
-	if n.Port, n.hold, err = ReservePort(); err != nil {
+	n.Port, n.hold, err = ReservePort()
+	return n, err
+}
+
+// StartNats starts a server with its data in dir.
+func StartNats(ctx context.Context, bin, dir string) (*Nats, error) {
+	n, err := NewNats(bin, dir)
+	if err != nil {
 		return nil, err
 	}
 	return n, n.Start(ctx)
 }
 
-// Start restarts a killed server with the same port and data.
-func (n *Nats) Start(ctx context.Context) error {
+// Launch starts a server that does not run, and does not wait for an answer: a node of a cluster needs others for that.
+func (n *Nats) Launch() error {
 	file := filepath.Join(n.Dir, "posthaste-nats.conf")
-	config := fmt.Sprintf(natsConfig, n.Port, strconv.Quote(n.Dir))
+	config := fmt.Sprintf(natsConfig, n.Port, strconv.Quote(n.Dir)) + n.Settings
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return fmt.Errorf("write the nats configuration: %w", err)
 	}
@@ -75,6 +85,15 @@ func (n *Nats) Start(ctx context.Context) error {
 	var err error
 	if n.proc, err = start(cmd, syscall.SIGKILL, nil); err != nil {
 		return fmt.Errorf("start nats: %w", err)
+	}
+	return nil
+}
+
+// Start starts a server that does not run, with the same port and data as before.
+func (n *Nats) Start(ctx context.Context) error {
+	err := n.Launch()
+	if err != nil {
+		return err
 	}
 	for deadline := time.Now().Add(60 * time.Second); ; {
 		if err = n.answers(); err == nil {
@@ -108,7 +127,12 @@ func (n *Nats) answers() error {
 func (n *Nats) URL() string { return fmt.Sprintf("nats://127.0.0.1:%d", n.Port) }
 
 // Kill ends the server with SIGKILL and waits for it.
-func (n *Nats) Kill() error { return n.proc.Stop(syscall.SIGKILL, 5*time.Second) }
+func (n *Nats) Kill() error {
+	if n.proc == nil {
+		return nil
+	}
+	return n.proc.Stop(syscall.SIGKILL, 5*time.Second)
+}
 
 // CPU is the processor time of the server since it was started, in seconds.
 func (n *Nats) CPU() float64 { return n.proc.CPU() }

@@ -26,7 +26,7 @@ func TestDiskFull(t *testing.T) {
 	t.Parallel()
 	disk := testenv.Disk(t, 64<<20)
 	s := startServer(t, 1)
-	s.nodes[0].Folder = disk
+	s.nodes[0].Dir = disk
 	s.start()
 	w := newShop(t, "", s)
 	p := w.relay()

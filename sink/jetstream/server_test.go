@@ -1,112 +1,80 @@
 package jetstream_test
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
-	"net"
-	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"posthaste/internal/local"
 	"posthaste/internal/testenv"
 )
 
-// serve is the environment variable that makes this binary a server. It has the settings of a node.
-const serve = "POSTHASTE_TEST_NATS_SERVER"
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
-func TestMain(m *testing.M) {
-	if settings := os.Getenv(serve); settings != "" {
-		runServer(settings)
-		return
-	}
-	os.Exit(testenv.Main(m))
-}
-
-// node are the settings of one process.
+// node is one process.
 type node struct {
-	Name, Folder, Domain string
-	Port                 int
-	// Cluster is the port for the other nodes, and Routes are those of all nodes; 0 without a cluster.
-	Cluster int
-	Routes  []int
+	*local.Nats
+	// Domain is that of its JetStream.
+	Domain string
 	// Deny are subjects to which the user "relay" may not publish, and Deaf those to which it may not subscribe. The
 	// tests have another user.
 	Deny, Deaf []string
+	// cluster has the settings of its cluster.
+	cluster string
 }
 
-// runServer is a server until its process is killed, or its standard input ends with the test's process.
-func runServer(settings string) {
-	var n node
-	err := json.Unmarshal([]byte(settings), &n)
-	o := &natsserver.Options{
-		ServerName: n.Name, Host: "127.0.0.1", Port: n.Port, JetStream: true, StoreDir: n.Folder, SyncAlways: true,
-		JetStreamDomain: n.Domain, NoSigs: true, NoLog: true,
+// settings returns the lines of the node's configuration.
+func (n *node) settings() string {
+	text := n.cluster + "max_payload: 1MB\n"
+	if n.Domain != "" {
+		text += fmt.Sprintf("jetstream { store_dir: %q, sync_interval: always, domain: %s }\n", n.Dir, n.Domain)
 	}
 	if n.Deny != nil || n.Deaf != nil {
-		o.NoAuthUser = "test"
-		o.Users = []*natsserver.User{{Username: "test", Password: "test"}, {
-			Username: "relay", Password: "relay", Permissions: &natsserver.Permissions{
-				Publish:   &natsserver.SubjectPermission{Deny: n.Deny},
-				Subscribe: &natsserver.SubjectPermission{Deny: n.Deaf},
-			},
-		}}
-	}
-	if n.Cluster > 0 {
-		o.Cluster = natsserver.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: n.Cluster}
-		for _, port := range n.Routes {
-			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprint("127.0.0.1:", port)})
+		deny := func(subjects []string) string { // a $ outside quotes is a variable
+			return strings.ReplaceAll(fmt.Sprintf("{ deny: %q }", subjects), `" "`, `", "`)
 		}
+		text += "no_auth_user: test\nauthorization { users: [ { user: test, password: test }, { user: relay, " +
+			"password: relay, permissions: { publish: " + deny(n.Deny) + ", subscribe: " + deny(n.Deaf) + " } } ] }\n"
 	}
-	var s *natsserver.Server
-	if err == nil {
-		s, err = natsserver.NewServer(o)
-	}
-	if err != nil {
-		_, _ = fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	s.Start()
-	_, _ = io.Copy(io.Discard, os.Stdin)
+	return text
 }
 
-// server is a nats-server in a process of its own, or a cluster of them.
+// server is a nats-server, or a cluster of them.
 type server struct {
 	tb     testing.TB
 	folder string
 	nodes  []node
-	cmds   []*exec.Cmd
-	stdin  []io.Closer
 }
 
-// startServer starts a server, or a cluster of n nodes.
+// startServer makes a server, or a cluster of n nodes. start starts it.
 func startServer(tb testing.TB, n int) *server {
 	tb.Helper()
 	folder, err := os.MkdirTemp("", "posthaste-nats-")
 	testenv.Must(tb, err)
 	tb.Cleanup(func() { _ = os.RemoveAll(folder) })
-	s := &server{tb: tb, folder: folder, cmds: make([]*exec.Cmd, n), stdin: make([]io.Closer, n)}
+	s := &server{tb: tb, folder: folder}
 	var ports []int
-	for i := range 2 * n {
-		l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // of a test
+	var routes []string
+	for i := range n {
+		dir := filepath.Join(folder, "data", fmt.Sprint("n", i))
+		testenv.Must(tb, os.MkdirAll(dir, 0o700))
+		nats, err := local.NewNats(testenv.NatsBin(tb), dir)
 		testenv.Must(tb, err)
-		defer func() { _ = l.Close() }()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-		if i < n {
-			name := fmt.Sprint("n", i)
-			s.nodes = append(s.nodes, node{Name: name, Folder: filepath.Join(folder, "data", name), Port: ports[i]})
-		}
+		port, hold, err := local.ReservePort()
+		testenv.Must(tb, err)
+		tb.Cleanup(func() { _ = hold.Close() })
+		s.nodes, ports = append(s.nodes, node{Nats: nats}), append(ports, port)
+		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", port))
 	}
 	for i := range s.nodes {
 		if n > 1 {
-			s.nodes[i].Cluster, s.nodes[i].Routes = ports[n+i], ports[n:]
+			s.nodes[i].cluster = fmt.Sprintf("server_name: n%d\ncluster { name: test, listen: \"127.0.0.1:%d\", "+
+				"routes: [%s] }\n", i, ports[i], strings.Join(routes, ", "))
 		}
 	}
 	tb.Cleanup(s.kill)
@@ -116,7 +84,7 @@ func startServer(tb testing.TB, n int) *server {
 func (s *server) url() string {
 	var list []string
 	for _, n := range s.nodes {
-		list = append(list, fmt.Sprintf("nats://127.0.0.1:%d", n.Port))
+		list = append(list, n.URL())
 	}
 	return strings.Join(list, ",")
 }
@@ -132,17 +100,9 @@ func (s *server) start() {
 
 func (s *server) startNode(i int) {
 	s.tb.Helper()
-	exe, err := os.Executable()
-	testenv.Must(s.tb, err)
-	settings, err := json.Marshal(s.nodes[i])
-	testenv.Must(s.tb, err)
-	cmd := exec.Command(exe) //nolint:noctx // it is killed
-	cmd.Env = append(os.Environ(), serve+"="+string(settings))
-	cmd.Stderr = os.Stderr
-	s.stdin[i], err = cmd.StdinPipe()
-	testenv.Must(s.tb, err)
-	testenv.Must(s.tb, cmd.Start())
-	s.cmds[i] = cmd
+	n := &s.nodes[i]
+	n.Settings = n.settings()
+	testenv.Must(s.tb, n.Launch())
 }
 
 func (s *server) ready() {
@@ -166,15 +126,7 @@ func (s *server) kill() {
 	}
 }
 
-func (s *server) killNode(i int) {
-	if s.cmds[i] == nil {
-		return
-	}
-	_ = s.cmds[i].Process.Kill()
-	_ = s.cmds[i].Wait()
-	_ = s.stdin[i].Close()
-	s.cmds[i] = nil
-}
+func (s *server) killNode(i int) { _ = s.nodes[i].Kill() }
 
 func (s *server) restart() {
 	s.tb.Helper()
@@ -194,7 +146,7 @@ func (s *server) save() (restore func()) {
 }
 
 // saveNode copies what a node that is down has stored, and returns what puts the copy in its place.
-func (s *server) saveNode(i int) (restore func()) { return s.saveFolder(s.nodes[i].Folder) }
+func (s *server) saveNode(i int) (restore func()) { return s.saveFolder(s.nodes[i].Dir) }
 
 func (s *server) saveFolder(data string) (restore func()) {
 	s.tb.Helper()
