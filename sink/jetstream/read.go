@@ -109,9 +109,9 @@ const (
 	pageBytes    = 4 << 20
 )
 
-// scan passes the messages from a sequence to visit, until visit returns errStop. It requests at most req.Batch messages
-// at once if that is set: the server sends a page even if visit stops. Any replica may answer. A stream that does not
-// exist is empty.
+// scan passes the messages from a sequence to visit, until visit returns errStop. It requests at most req.Batch
+// messages at once if that is set: the server sends a page even if visit stops. Any replica may answer. A stream that
+// does not exist is empty.
 func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func(m *message) error) error {
 	if req.Batch == 0 || req.Batch > pageMessages {
 		req.Batch = pageMessages
