@@ -28,6 +28,7 @@ func (e *APIError) Error() string { return fmt.Sprintf("jetstream: %s (%d)", e.D
 
 // The codes of refusals that have a meaning here.
 const (
+	codeUnavailable  = 10008
 	codeInsufficient = 10023
 	codeNoMessage    = 10037
 	codeNoStorage    = 10047
