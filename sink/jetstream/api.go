@@ -21,6 +21,7 @@ const callTimeout = 5 * time.Second
 // The codes of refusals that have a meaning here, and no name in the client.
 const (
 	codeNoPeers      js.ErrorCode = 10005
+	codeUnavailable  js.ErrorCode = 10008
 	codeInsufficient js.ErrorCode = 10023
 	codeNoStorage    js.ErrorCode = 10047
 	codeCreateFailed js.ErrorCode = 10049

@@ -99,9 +99,9 @@ func (c *conn) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	return reply, c.why(ctx, bounded, err)
 }
 
-// unanswered adds the remedy to the error of a request that had no answer in time.
+// unanswered adds the remedy to the error of a request that had no answer in time, or that no leader could take.
 func unanswered(err error) error {
-	if !errors.Is(err, context.DeadlineExceeded) {
+	if !errors.Is(err, context.DeadlineExceeded) && !hasCode(err, codeUnavailable) {
 		return err
 	}
 	return fmt.Errorf("%w%sif nats-server is a cluster, start its nodes that are down: it needs more than half of them, "+

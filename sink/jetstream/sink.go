@@ -123,9 +123,7 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 		wrapped = fmt.Errorf("%w%sif this persists, the disk of nats-server is probably full: free space, and restart it",
 			wrapped, outbox.RemedyMark)
 	}
-	if !answered {
-		wrapped = unanswered(wrapped)
-	}
+	wrapped = unanswered(wrapped)
 	// The leader of one stream may be down while the others answer.
 	if answered || c != nil && c.nc.IsConnected() {
 		return &outbox.StreamError{Stream: stream, Lost: !answered, Err: wrapped}
