@@ -181,8 +181,8 @@ func (s *Sink) ready(ctx context.Context, c *conn) error {
 
 // unplaced returns why the servers keep fewer copies of a stream than configured.
 func (s *Sink) unplaced(err error) error {
-	return fmt.Errorf("nats-server cannot keep %d copies of a stream: %w%slower --sink-replicas, or run that many servers "+
-		"with JetStream in a cluster", s.o.Replicas, err, outbox.RemedyMark)
+	return fmt.Errorf("nats-server cannot keep %d copies of a stream: %w%slower --sink-replicas, or run that many "+
+		"servers with JetStream in a cluster", s.o.Replicas, err, outbox.RemedyMark)
 }
 
 // Release implements stream.Sink.

@@ -29,8 +29,8 @@ func (*DeniedError) Unwrap() error { return nats.ErrPermissionViolation }
 
 var violation = regexp.MustCompile(`Violation for (Publish|Subscription) to "([^"]+)"`)
 
-// denials passes what the server denies to the requests that wait for an answer. The server reports it on the connection
-// and does not answer the request.
+// denials passes what the server denies to the requests that wait for an answer. The server reports it on the
+// connection and does not answer the request.
 type denials struct {
 	// api is what subjects of the API begin with. A server that has the domain replaces it by apiRoot, and then checks
 	// the rights.

@@ -11,8 +11,8 @@ import (
 	"posthaste/sink/jetstream"
 )
 
-// TestDenied takes a right from the user. The next call that needs it names the subject and the grant, and other streams
-// continue.
+// TestDenied takes a right from the user. The next call that needs it names the subject and the grant, and other
+// streams continue.
 func TestDenied(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 1, func(n *node) { n.Deny = []string{"nothing"} })

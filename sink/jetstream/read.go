@@ -108,8 +108,8 @@ const (
 	pageBytes    = 4 << 20
 )
 
-// scan passes the messages from a sequence to visit, until visit returns errStop. Any replica
-// may answer. A stream that does not exist is empty.
+// scan passes the messages from a sequence to visit, until visit returns errStop. Any replica may answer. A stream that
+// does not exist is empty.
 func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func(m *message) error) error {
 	req.Batch, req.MaxBytes = pageMessages, pageBytes
 	for unanswered := 0; ; {

@@ -155,7 +155,9 @@ func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
 // countLost counts the events before upTo that groups have not read, from their numbers before and after a purge.
 // Events that are published or delivered again between make the count smaller.
 func (s *Sink) countLost(ctx context.Context, c *conn, g *gate, upTo uint64, before []js.ConsumerInfo) error {
-	before = slices.DeleteFunc(before, func(i js.ConsumerInfo) bool { return i.Delivered.Stream+1 >= upTo || i.NumPending == 0 })
+	before = slices.DeleteFunc(before, func(i js.ConsumerInfo) bool {
+		return i.Delivered.Stream+1 >= upTo || i.NumPending == 0
+	})
 	if len(before) == 0 {
 		return nil
 	}
