@@ -89,7 +89,7 @@ func TestQuorumLost(t *testing.T) {
 		f.server.killNode((n + 1) % 3)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
-		// The leader of a stream answers a Look until it notices, but nothing is written.
+		// Without a quorum, Look may still be answered, but every write fails.
 		err := f.open(jetstream.Options{}).Adopt(ctx, "outbox.other", f.owner(1), false)
 		if err == nil || !strings.Contains(err.Error(), "start its nodes") {
 			t.Errorf("got %v, want that nodes are down", err)
