@@ -319,6 +319,7 @@ func TestWriteSteps(t *testing.T) {
 	s := startServer(t, 1)
 	s.start()
 	w := newShop(t, "failpoints", s, "--stream-maxlen=50")
+	w.extent = ends
 	dir := t.TempDir()
 	var files []string
 	for n := range 2 {
