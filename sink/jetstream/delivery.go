@@ -42,8 +42,8 @@ type delivery struct {
 	most int
 	// tries has, by the id of each attempt to publish the current batch, the end of its events.
 	tries map[string]int
-	// careful makes the server answer for the message of the event. Otherwise it answers for the lane's message only, and
-	// does not give the reason.
+	// careful makes the server answer for the message of the event. Otherwise it answers for the lane's message only,
+	// and does not give the reason.
 	careful bool
 	// poison is the index of the event in the last *outbox.PoisonError, plus one.
 	poison     int

@@ -164,8 +164,7 @@ func (s *Sink) countLost(ctx context.Context, c *conn, g *gate, upTo uint64, bef
 	after, err := c.consumers(ctx, g.name)
 	for _, now := range after {
 		for _, was := range before {
-			n := int64(was.NumPending-now.NumPending) - //nolint:gosec // far from the end
-				int64(now.Delivered.Consumer-was.Delivered.Consumer) //nolint:gosec // far from the end
+			n := count(was.NumPending-now.NumPending) - count(now.Delivered.Consumer-was.Delivered.Consumer)
 			if now.Name == was.Name && n > 0 {
 				s.m.Lost(g.stream, GroupName(now.Name), n)
 			}

@@ -15,7 +15,7 @@ func TestParseURL(t *testing.T) {
 	if err != nil || o.URL != "nats://a:1,tls://b" || o.Domain != "hub" || len(o.Connection) != 1 {
 		t.Errorf("got %+v, %v", o, err)
 	}
-	for _, bad := range []string{"", "redis://a", "nats://", "nats://a?domain=", "nats://a?domain=a.b", "nats://a?x=1"} {
+	for _, bad := range []string{"", "redis://a", "nats://", "nats://a?domain=", "nats://a?domain=a.b", "tls://a?x=1"} {
 		if _, err := jetstream.ParseURL(bad); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
