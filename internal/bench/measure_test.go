@@ -18,7 +18,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
-	"posthaste/internal/natslog"
+	"posthaste/internal/local/natslog"
 	"posthaste/internal/secretfile"
 	"posthaste/internal/testenv"
 	"posthaste/internal/testenv/commandline"

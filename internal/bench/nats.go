@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/internal/cli"
-	"posthaste/internal/natslog"
+	"posthaste/internal/local/natslog"
 	"posthaste/internal/pause"
 	"posthaste/sink/jetstream"
 )

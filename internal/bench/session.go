@@ -20,7 +20,7 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/local"
-	"posthaste/internal/natslog"
+	"posthaste/internal/local/natslog"
 	"posthaste/internal/redisurl"
 	"posthaste/sql"
 )

@@ -18,7 +18,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
-	"posthaste/internal/natslog"
+	"posthaste/internal/local/natslog"
 	"posthaste/internal/pause"
 	"posthaste/internal/secretfile"
 	"posthaste/sink/jetstream"
@@ -112,8 +112,8 @@ func (s *stage) borrowNats(ctx context.Context, c *app.Config, o Options) (err e
 	c.SinkURL = "" // the campaign's own client of Redis is not of streams
 	s.nats, err = url.Parse(address)
 	if err != nil || s.nats.Scheme != "nats" || s.nats.Port() == "" {
-		return cli.Usage("--external --sink=nats needs a --sink-url of one server, nats://host:port: links on loopback, " +
-			"which have no certificate for its name, lead there")
+		return cli.Usage("--external --sink=nats needs a --sink-url of one server, nats://host:port: links on " +
+			"loopback, which have no certificate for its name, lead there")
 	}
 	log, err := natslog.Open(address)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"posthaste/internal/natslog"
+	"posthaste/internal/local/natslog"
 	"posthaste/internal/pause"
 	"posthaste/sink/jetstream"
 )

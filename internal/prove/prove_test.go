@@ -337,7 +337,9 @@ func TestFaultsAreChosen(t *testing.T) {
 			t.Errorf("fault %q", f.name)
 		}
 	}
-	for fault, sink := range map[string]string{"nats-kill": "redis", "redis-flushall": "nats", "database-moved": "nats"} {
+	for fault, sink := range map[string]string{
+		"nats-kill": "redis", "redis-flushall": "nats", "database-moved": "nats",
+	} {
 		if _, err := chooseFaults(fault, false, sink); err == nil {
 			t.Errorf("%s is a fault of campaigns that publish to %s", fault, sink)
 		}

@@ -221,7 +221,8 @@ func (r *reader) goBack(ctx context.Context) error {
 		gone := r.recent[low]
 		r.broken(&breach{
 			Promise: "lost", Event: gone.id.String(), Stream: r.stream, Entry: gone.at.String(), At: time.Now(),
-			What: fmt.Sprintf("%d entries have left the stream, and nothing was done to the server that explains it", n-low),
+			What: fmt.Sprintf("%d entries have left the stream, and nothing was done to the server that explains it",
+				n-low),
 		})
 		return nil
 	}

@@ -20,7 +20,7 @@ import (
 
 	"posthaste/internal/cli"
 	"posthaste/internal/local"
-	"posthaste/internal/natslog"
+	"posthaste/internal/local/natslog"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"

@@ -18,7 +18,7 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/link"
 	"posthaste/internal/local"
-	"posthaste/internal/natslog"
+	"posthaste/internal/local/natslog"
 	"posthaste/sql"
 )
 

@@ -104,8 +104,8 @@ func unanswered(err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) && !hasCode(err, codeUnavailable) {
 		return err
 	}
-	return fmt.Errorf("%w%sif nats-server is a cluster, start its nodes that are down: it needs more than half of them, "+
-		"and of the replicas of each stream", err, outbox.RemedyMark)
+	return fmt.Errorf("%w%sif nats-server is a cluster, start its nodes that are down: it needs more than half of "+
+		"them, and of the replicas of each stream", err, outbox.RemedyMark)
 }
 
 // open returns the connection, and makes another one if it has ended. ErrMoved if that is of another process than the
@@ -175,8 +175,8 @@ func (s *Sink) ready(ctx context.Context, c *conn) error {
 	var account js.AccountInfo
 	err := c.call(ctx, "INFO", struct{}{}, &account)
 	if errors.Is(err, nats.ErrNoResponders) {
-		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, enable JetStream for "+
-			"the account, and check the domain of --sink-url; if its disk was full, free space and restart it", err,
+		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, enable JetStream "+
+			"for the account, and check the domain of --sink-url; if its disk was full, free space and restart it", err,
 			outbox.RemedyMark)
 	}
 	if err != nil {

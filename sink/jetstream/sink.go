@@ -120,8 +120,8 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 			"allow_atomic of the JetStream stream %s", wrapped, outbox.RemedyMark, StreamName(stream))}
 	}
 	if hasCode(err, codeIncomplete, codeInsufficient, codeNoStorage, codeCreateFailed, codeStoreFailed) {
-		wrapped = fmt.Errorf("%w%sif this persists, the disk of nats-server is probably full: free space, and restart it",
-			wrapped, outbox.RemedyMark)
+		wrapped = fmt.Errorf("%w%sif this persists, the disk of nats-server is probably full: free space, and "+
+			"restart it", wrapped, outbox.RemedyMark)
 	}
 	wrapped = unanswered(wrapped)
 	// The leader of one stream may be down while the others answer.

@@ -175,7 +175,8 @@ func (w *shop) works() {
 	now := testenv.Value[time.Time](w, w.db, "SELECT clock_timestamp()")
 	testenv.Eventually(w, 2*time.Minute, func() error {
 		var n int
-		err := w.db.Pool.QueryRow(w.Context(), "SELECT count(*) FROM outbox_backlog WHERE created_at < $1", now).Scan(&n)
+		const waits = "SELECT count(*) FROM outbox_backlog WHERE created_at < $1"
+		err := w.db.Pool.QueryRow(w.Context(), waits, now).Scan(&n)
 		return testenv.FailIf(err != nil || n > 0, "%d events wait, %w", n, err)
 	})
 }

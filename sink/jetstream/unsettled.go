@@ -72,7 +72,7 @@ func (c *conn) batches(ctx context.Context, name, subject string, l laneAt, sett
 // ids passes the events of spans to visit, with their entries; "" for those that are only listed as repeated.
 func (c *conn) ids(ctx context.Context, name, root string, spans []span, visit func(id uuid.UUID, entry string)) error {
 	for _, s := range spans {
-		req := getRequest{Seq: s.From, Batch: int(min(s.To-s.From, pageMessages)) + 1} //nolint:gosec // a page at most
+		req := getRequest{Seq: s.From, Batch: int(min(s.To-s.From, pageMessages)) + 1}
 		err := c.scan(ctx, name, req, func(m *message) error {
 			if m.Seq > s.To {
 				return errStop

@@ -8,7 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/natslog"
+	"posthaste/internal/local/natslog"
 	"posthaste/internal/testenv"
 	"posthaste/sink/jetstream"
 )

@@ -135,8 +135,9 @@ func (l *Log) Newest(ctx context.Context, stream, to string, n int64) (list []re
 		}
 		last = info.State.LastSeq
 	}
-	const gates = 4 // there are fewer messages of gates for each event
-	list, err = l.Range(ctx, stream, fmt.Sprint("0-", max(1, int64(last)-gates*n)), gates*n)
+	const gates = 4                      // there are fewer messages of gates for each event
+	before := min(last, uint64(gates*n)) //nolint:gosec // positive
+	list, err = l.Range(ctx, stream, fmt.Sprint("0-", max(1, last-before)), gates*n)
 	slices.Reverse(list)
 	return list[:min(n, int64(len(list)))], err
 }
