@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -18,7 +17,6 @@ import (
 // buffered for another process could arrive after its sender has given it up.
 type conn struct {
 	nc *nats.Conn
-	js js.JetStream
 	// server is the name of the process, or of its cluster.
 	server string
 	// ended ends with the connection, so that requests do not wait for a process that has gone.
@@ -51,10 +49,6 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 		return nil, fmt.Errorf("connect to nats: %w", err)
 	}
 	c.nc, c.server = nc, nc.ConnectedServerId()
-	if c.js, err = js.NewWithAPIPrefix(nc, strings.TrimSuffix(c.api, ".")); err != nil {
-		nc.Close()
-		return nil, err
-	}
 	// The processes of a cluster share the streams, and a client may be connected to any of them.
 	if name := nc.ConnectedClusterName(); name != "" {
 		c.server = "cluster " + name

@@ -42,15 +42,10 @@ type denials struct {
 	unheard map[string]*DeniedError
 }
 
-// wait is a request, or several with subjects that begin with subject, which then ends with a dot.
+// wait is a request.
 type wait struct {
 	subject string
 	refuse  context.CancelCauseFunc
-}
-
-// is reports whether a subject is that of the request.
-func (w *wait) is(subject string) bool {
-	return subject == w.subject || strings.HasSuffix(w.subject, ".") && strings.HasPrefix(subject, w.subject)
 }
 
 // heard handles an error that the server has reported.
@@ -74,7 +69,7 @@ func (d *denials) heard(nc *nats.Conn, _ *nats.Subscription, err error) {
 	defer d.mu.Unlock()
 	heard := false
 	for w := range d.waiting {
-		if all || w.is(e.Subject) || w.is(strings.Replace(e.Subject, apiRoot, d.api, 1)) {
+		if all || w.subject == e.Subject || strings.Replace(w.subject, d.api, apiRoot, 1) == e.Subject {
 			w.refuse(e)
 			heard = true
 		}

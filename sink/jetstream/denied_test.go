@@ -24,7 +24,6 @@ func TestDenied(t *testing.T) {
 	f.publish(l, events[:2]...)
 	publish := func() error { return second(l.Deliver(events[2:]).Publish(t.Context())) }
 	look := func() error { return second(s.Look(t.Context(), source, []string{order}, nil)) }
-	tail := func() error { return second(s.Tail(t.Context(), order, "")) }
 	bind := func() error { return second(s.Bind(t.Context())) }
 	adopt := func() error { return s.Adopt(t.Context(), order, f.owner(2), false) }
 	for _, c := range []struct {
@@ -36,8 +35,6 @@ func TestDenied(t *testing.T) {
 		{"publish", "posthaste-gate.OUTBOX_ORDER.>", "posthaste-gate.>", publish, true},
 		{"publish", "posthaste-gate.OUTBOX_ORDER.>", "posthaste-gate.>", adopt, true},
 		{"publish", "$JS.API.DIRECT.GET.OUTBOX_ORDER", "$JS.API.>", look, true},
-		{"publish", "$JS.API.CONSUMER.CREATE.OUTBOX_ORDER.>", "$JS.API.>", tail, true},
-		{"publish", "$JS.API.CONSUMER.MSG.NEXT.OUTBOX_ORDER.>", "$JS.API.>", tail, true},
 		{"publish", "$JS.API.INFO", "$JS.API.>", bind, false},
 		{"subscribe", "_INBOX.>", "_INBOX.>", bind, false},
 	} {

@@ -15,6 +15,3 @@ func (s *Sink) SetFault(f func(messages []*nats.Msg, send func() error) error) {
 		return ack, err
 	}
 }
-
-// Received returns how many bytes the connection has received.
-func (s *Sink) Received() uint64 { return s.conn.nc.Stats().InBytes }

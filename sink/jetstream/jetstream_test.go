@@ -304,24 +304,6 @@ func TestTrimKeepsTheGate(t *testing.T) {
 	}
 }
 
-// TestTailReadsHeaders lists large events without their payloads.
-func TestTailReadsHeaders(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	s, _, l := f.adopted(1, jetstream.Options{})
-	events := makeEvents(1500)
-	for _, e := range events {
-		e.Payload = []byte(`"` + strings.Repeat("x", 10_000) + `"`)
-	}
-	f.publish(l, events...)
-	before := s.Received()
-	tail, err := s.Tail(t.Context(), order, "")
-	f.must(err)
-	if n := s.Received() - before; len(tail) != len(events) || n > 2<<20 {
-		t.Errorf("%d events and %d bytes", len(tail), n)
-	}
-}
-
 // TestOvertakenPurge purges the events between the comparison and the commit of a batch. The server refuses the batch:
 // behind the purge, it would be older than the events that are restored. Of a claim that has stored nothing yet, the
 // batch is accepted, and Confirm notices the loss.

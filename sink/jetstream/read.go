@@ -36,12 +36,13 @@ func seqOf(entry string) uint64 {
 }
 
 type getRequest struct {
-	Seq       uint64   `json:"seq,omitempty"`
-	LastFor   string   `json:"last_by_subj,omitempty"`
-	NextFor   string   `json:"next_by_subj,omitempty"`
-	Batch     int      `json:"batch,omitempty"`
-	MaxBytes  int      `json:"max_bytes,omitempty"`
-	MultiLast []string `json:"multi_last,omitempty"`
+	Seq       uint64     `json:"seq,omitempty"`
+	LastFor   string     `json:"last_by_subj,omitempty"`
+	NextFor   string     `json:"next_by_subj,omitempty"`
+	Batch     int        `json:"batch,omitempty"`
+	MaxBytes  int        `json:"max_bytes,omitempty"`
+	StartTime *time.Time `json:"start_time,omitempty"`
+	MultiLast []string   `json:"multi_last,omitempty"`
 }
 
 // get reads one message from the leader of the stream; nil if it does not exist. A follower may be behind.
@@ -109,9 +110,9 @@ const (
 	pageBytes    = 4 << 20
 )
 
-// scan passes the messages from a sequence to visit, until visit returns errStop. It requests at most req.Batch
-// messages at once if that is set: the server sends a page even if visit stops. Any replica may answer. A stream that
-// does not exist is empty.
+// scan passes the messages from a sequence, or from the time in req, to visit, until visit returns errStop. It requests
+// at most req.Batch messages at once if that is set: the server sends a page even if visit stops. Any replica may
+// answer. A stream that does not exist is empty.
 func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func(m *message) error) error {
 	if req.Batch == 0 || req.Batch > pageMessages {
 		req.Batch = pageMessages
@@ -134,7 +135,7 @@ func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func
 		if err != nil || !more {
 			return err
 		}
-		req.Seq = last + 1
+		req.Seq, req.StartTime = last+1, nil
 	}
 }
 

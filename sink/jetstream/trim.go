@@ -20,62 +20,22 @@ func (s *Sink) Tail(ctx context.Context, stream, after string) (tail []outbox.En
 	if err != nil {
 		return nil, err
 	}
-	cfg := js.OrderedConsumerConfig{
-		FilterSubjects: []string{EventsFilter(stream)}, HeadersOnly: true,
-		DeliverPolicy: js.DeliverByStartSequencePolicy, OptStartSeq: seqOf(after) + 1,
-	}
-	if half, _, _ := strings.Cut(after, "-"); after != "" && cfg.OptStartSeq == 1 {
+	req := getRequest{Seq: seqOf(after) + 1, NextFor: EventsFilter(stream)}
+	if half, _, _ := strings.Cut(after, "-"); after != "" && req.Seq == 1 {
 		ms, err := strconv.ParseInt(half, 10, 64)
 		if err != nil {
 			return nil, s.failed(c, "list", stream, err)
 		}
 		at := time.UnixMilli(ms)
-		cfg.DeliverPolicy, cfg.OptStartSeq, cfg.OptStartTime = js.DeliverByStartTimePolicy, 0, &at
+		req.Seq, req.StartTime = 0, &at
 	}
-	err = c.heads(ctx, StreamName(stream), cfg, func(m *message) {
+	err = c.scan(ctx, StreamName(stream), req, func(m *message) error {
 		if id, ok := m.event(); ok {
 			tail = append(tail, outbox.NewEntry(id, m.entry()))
 		}
+		return nil
 	})
 	return tail, s.failed(c, "list", stream, err)
-}
-
-// heads passes the headers of messages to visit. It needs a consumer: a request for messages gets the payloads as well.
-func (c *conn) heads(ctx context.Context, name string, cfg js.OrderedConsumerConfig, visit func(m *message)) error {
-	bounded, end := c.within(ctx, c.api+"CONSUMER.CREATE."+name+".")
-	defer end()
-	consumer, err := c.js.OrderedConsumer(bounded, name, cfg)
-	if hasCode(err, js.JSErrCodeStreamNotFound) {
-		return nil
-	}
-	if err != nil {
-		return c.why(ctx, bounded, err)
-	}
-	left := consumer.CachedInfo().NumPending
-	if left == 0 {
-		return nil
-	}
-	list, err := consumer.Messages()
-	if err != nil {
-		return c.why(ctx, bounded, err)
-	}
-	defer list.Stop()
-	for left > 0 {
-		next, done := c.within(ctx, c.api+"CONSUMER.")
-		m, err := list.Next(js.NextContext(next))
-		err = c.why(ctx, next, err)
-		done()
-		if err != nil {
-			return err
-		}
-		meta, err := m.Metadata()
-		if err != nil {
-			return err
-		}
-		visit(&message{Seq: meta.Sequence.Stream, Time: meta.Timestamp, Header: m.Headers()})
-		left = meta.NumPending
-	}
-	return nil
 }
 
 // Trim implements stream.Sink. It removes whole messages from the beginning of the stream, never events that are not
