@@ -8,14 +8,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/pause"
 )
 
 // Pooling is how a pooler between a client and Postgres shares the server's sessions.
@@ -54,6 +58,10 @@ func PoolingOf(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig) (Poolin
 			taken, err := backend(ctx, tx)
 			if err != nil || taken == first {
 				again = 0
+				return err
+			}
+			// Clients of a busy pooler may take their sessions in turns, always in the same order.
+			if err := pause.For(ctx, rand.N(2*time.Millisecond)); err != nil { //nolint:gosec // no secret
 				return err
 			}
 			again, err = backend(ctx, conn)

@@ -60,9 +60,10 @@ func Open(ctx context.Context, o ServersOptions) (s *Servers, err error) {
 	if s.Dir, err = os.MkdirTemp(o.Dir, "posthaste-"+o.Name+"-"); err != nil {
 		return nil, fmt.Errorf("make a folder: %w", err)
 	}
+	made := s // a return of nil sets s
 	defer func() {
 		if err != nil {
-			s.Close()
+			made.Close()
 		}
 	}()
 	// Postgres may run as another user, which needs to pass through the folder.

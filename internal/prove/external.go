@@ -123,6 +123,8 @@ func (s *stage) borrowNats(ctx context.Context, c *app.Config, o Options) (err e
 	if _, err = log.JS.AccountInfo(nats.Context(ctx)); err != nil {
 		return fmt.Errorf("ask nats: %w", err)
 	}
+	_, err = log.JS.StreamInfo(jetstream.SignStream, nats.Context(ctx))
+	s.signs = errors.Is(err, nats.ErrStreamNotFound)
 	return eachStream(ctx, log, c, func(name string) error {
 		return fmt.Errorf("nats has a stream %s: --external needs one without streams of that prefix", name)
 	})
@@ -191,6 +193,9 @@ func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) er
 			err = errors.Join(err, eachStream(ctx, log, c, func(name string) error {
 				return log.JS.DeleteStream(name, nats.Context(ctx))
 			}))
+			if s.signs {
+				err = errors.Join(err, log.JS.DeleteStream(jetstream.SignStream, nats.Context(ctx)))
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("database and slot %s, database %s of Redis, streams of NATS: %w: %w", database,

@@ -44,6 +44,8 @@ type stage struct {
 	redis *redis.Options
 	// nats is the URL of NATS; nil if events are published to Redis.
 	nats *url.URL
+	// signs is true if the campaign makes the stream of signs on external servers.
+	signs bool
 	// remove removes everything that the campaign created on external servers; nil if it started its own servers.
 	remove func(ctx context.Context) error
 

@@ -11,11 +11,10 @@ import (
 	"posthaste/outbox"
 )
 
-// The signs have a stream of their own, whose name no stream of the outbox can have. The server removes them in time.
-const (
-	signStream  = "POSTHASTE--ALIVE"
-	signSubject = "posthaste-alive."
-)
+// SignStream has the signs. No stream of the outbox can have its name. The server removes signs in time.
+const SignStream = "POSTHASTE--ALIVE"
+
+const signSubject = "posthaste-alive."
 
 // sign is the message of a leader. Its text changes with every sign.
 type sign struct {
@@ -36,19 +35,19 @@ func (s *Sink) Alive(ctx context.Context, source uuid.UUID, m outbox.Member, bef
 	for range conflicts {
 		var other *outbox.Sign
 		if other, err = s.alive(ctx, c, signSubject+source.String(), m, before); !conflict(err) {
-			return other, s.failed(c, "sign in", signStream, err)
+			return other, s.failed(c, "sign in", SignStream, err)
 		}
 	}
-	return nil, s.failed(c, "sign in", signStream, err)
+	return nil, s.failed(c, "sign in", SignStream, err)
 }
 
 func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Member, before *outbox.Sign) (
 	*outbox.Sign, error,
 ) {
-	last, err := c.get(ctx, signStream, getRequest{LastFor: subject})
+	last, err := c.get(ctx, SignStream, getRequest{LastFor: subject})
 	if hasCode(err, js.JSErrCodeStreamNotFound) {
 		err = s.make(ctx, c, js.StreamConfig{
-			Name: signStream, Subjects: []string{signSubject + "*"}, MaxMsgsPerSubject: 1, AllowMsgTTL: true,
+			Name: SignStream, Subjects: []string{signSubject + "*"}, MaxMsgsPerSubject: 1, AllowMsgTTL: true,
 			MaxAge: outbox.TwinLasts,
 		})
 	}

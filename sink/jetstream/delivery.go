@@ -179,6 +179,7 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 		}
 		return false, d.broken(b, err)
 	}
+	_ = c.take(l.events) // of before the right was granted
 	done, err := parseLane(&message{Seq: ack.Sequence, Data: b.post().Data})
 	if err != nil || ack.Sequence <= seq {
 		return false, errors.Join(err, errors.New("jetstream gave no sequence"))
@@ -200,8 +201,9 @@ func (d *delivery) stage(ctx context.Context, c *conn) (*batch, error) {
 		b.messages[0].Header[js.ExpectedLastSubjSeqHeader] = []string{strconv.FormatUint(l.tailSeq, 10)}
 		b.messages[0].Header[js.ExpectedLastSubjSeqSubjHeader] = []string{l.tail}
 	}
-	err = c.stage(ctx, b.id, b.messages, d.careful)
-	if d.careful && hasCode(err, js.JSErrCodeStreamMessageExceedsMaximum, codeHeaderLarge) {
+	careful := d.careful && b.end-b.begin == 1
+	err = c.stage(ctx, b.id, b.messages, careful)
+	if careful && hasCode(err, js.JSErrCodeStreamMessageExceedsMaximum, codeHeaderLarge) {
 		err = d.poisoned(b.end-1, err)
 	}
 	return b, err

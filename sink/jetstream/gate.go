@@ -185,9 +185,11 @@ func (s *Sink) ensure(ctx context.Context, c *conn, stream string, g *gate) erro
 	if g.info == nil {
 		err = s.make(ctx, c, js.StreamConfig{Name: name, Subjects: subjects, AllowAtomicPublish: true})
 	} else {
-		cfg := g.info.Config
-		cfg.Subjects, cfg.AllowAtomicPublish, cfg.AllowDirect = subjects, true, true
-		err = c.call(ctx, "STREAM.UPDATE."+name, cfg, &js.StreamInfo{})
+		var info struct{ Config map[string]any } // the client may not know all settings
+		if err = c.call(ctx, "STREAM.INFO."+name, struct{}{}, &info); err == nil {
+			info.Config["subjects"], info.Config["allow_atomic"], info.Config["allow_direct"] = subjects, true, true
+			err = c.call(ctx, "STREAM.UPDATE."+name, info.Config, &js.StreamInfo{})
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("configure the JetStream stream %s with allow_atomic, allow_direct and the subjects %s: %w",

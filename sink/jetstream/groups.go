@@ -149,8 +149,11 @@ type observation struct {
 	err    error
 }
 
-// observe reads streams and their groups. It returns the first error.
+// observe reads streams and their groups. It returns the first error; nil and an error if there is no connection.
 func (s *Sink) observe(ctx context.Context, step string, streams []string, oldest bool) ([]observation, error) {
+	if _, err := s.open(ctx); err != nil {
+		return nil, err
+	}
 	all := make([]observation, len(streams))
 	at := map[string]*observation{}
 	for i, stream := range streams {

@@ -380,6 +380,24 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestLongSubjects publishes after an event with a long subject, which the next batch expects. An event that is too
+// large with that is refused as such, and does not block the stream.
+func TestLongSubjects(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	_, _, l := f.adopted(1, jetstream.Options{})
+	const limit = 1 << 20
+	for room := 600; room < 1800; room += 20 {
+		long, large := makeEvents(1), makeEvents(1)
+		long[0].AggregateID = strings.Repeat("a", 390)
+		large[0].Payload = []byte(`"` + strings.Repeat("x", limit-room) + `"`)
+		f.publish(l, long...)
+		if _, err := l.Deliver(large).Publish(t.Context()); err != nil && !errors.As(err, new(*outbox.PoisonError)) {
+			t.Fatalf("with %d bytes for headers: %v", room, err)
+		}
+	}
+}
+
 // TestPreparedStream adopts a stream that an operator has made, and keeps its settings.
 func TestPreparedStream(t *testing.T) {
 	t.Parallel()

@@ -70,9 +70,10 @@ func (m *message) event() (uuid.UUID, bool) {
 	return id, err == nil
 }
 
-// headerOverhead is more than what a batch adds to the headers of an event. maxHeaders is what JetStream accepts.
+// headerOverhead is more than what a batch adds to the headers of an event, which may include the subject of another
+// one. maxHeaders is what JetStream accepts.
 const (
-	headerOverhead = 512
+	headerOverhead = 512 + 2*maxToken
 	maxHeaders     = 60 << 10
 )
 
