@@ -33,7 +33,8 @@ var drill = board{
 				means: "How often a relay took over within the chosen time: once per kill. If there are more, " +
 					"relays do not stay alive.",
 				queries: []query{{
-					"max(outbox_relay_epoch{FILTER}) - min(min_over_time(outbox_relay_epoch{FILTER}[$__range]) > 0)", "",
+					"max(outbox_relay_epoch{FILTER}) - min(min_over_time(outbox_relay_epoch{FILTER}[$__range]) > 0)",
+					"",
 				}},
 				steps: []step{{0, blue}, {10, orange}},
 			},

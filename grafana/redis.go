@@ -143,8 +143,8 @@ var redis = board{
 			},
 			{
 				title: "Held in processes", unit: "short", alert: "OutboxConsumerStuck",
-				means: "Entries that are not acknowledged, and stalled processes. If many are held and few are handled, " +
-					"one subject fails; the log names the event.",
+				means: "Entries that are not acknowledged, and stalled processes. If many are held and few are " +
+					"handled, one subject fails; the log names the event.",
 				queries: []query{
 					{"sum by (group) (outbox_consumer_inflight_events{FILTER})", "held, {{group}}"},
 					{"sum by (group) (outbox_consumer_stalled{FILTER})", "stalled processes, {{group}}"},
