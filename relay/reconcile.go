@@ -356,7 +356,7 @@ func (c *comparison) finish(ctx context.Context) error {
 	if c.number > 0 {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		defer cancel()
-		if err := c.sink.Settled(actx, c.owner, marks); err != nil { // it costs memory only
+		if err := c.sink.Settled(actx, c.owner, marks); err != nil { // its events stay in doubt until the next adoption
 			c.log.Debug("report to the gate what is settled", "err", err)
 		}
 	}

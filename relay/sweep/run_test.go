@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 	"posthaste/relay/sweep"
 	"posthaste/sql"
 )
@@ -85,6 +87,37 @@ func fencedBy(epoch int64) func(err error) bool {
 func (r *rig) adoptAs(o outbox.Owner) {
 	r.tb.Helper()
 	r.must(r.direct().Adopt(r.tb.Context(), prefix+"order", o, false))
+}
+
+// forgetful is a sink for one worker that loses the first reports of settled batches.
+type forgetful struct {
+	stream.Publisher
+	losses     int
+	lost, told []outbox.Mark
+}
+
+func (f *forgetful) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
+	if f.losses--; f.losses >= 0 {
+		f.lost = append(f.lost, marks...)
+		return errors.New("lost by the test")
+	}
+	f.told = append(f.told, marks...)
+	return f.Publisher.Settled(ctx, o, marks)
+}
+
+// A report of settled batches that fails is repeated: until it arrives, the gate keeps their events in doubt, and a
+// stream cannot be trimmed.
+func TestLostReportsAreRepeated(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.insert("order", "a", `{}`)
+	f := &forgetful{Publisher: r.sink, losses: 1}
+	o := r.options(1, 50)
+	o.Sink = f
+	r.must(sweep.New(o).Drain(t.Context(), r.scope(), r.pass()))
+	if len(f.lost) != 1 || !slices.Contains(f.told, f.lost[0]) {
+		t.Errorf("the reports %+v are lost, and then there were %+v", f.lost, f.told)
+	}
 }
 
 func TestDrainReachesWhatWasThere(t *testing.T) {

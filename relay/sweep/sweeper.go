@@ -160,6 +160,7 @@ func (s *Sweeper) each(ctx context.Context, scope Scope, work func(ctx context.C
 		g.Go(func() error {
 			w := newWorker(s, scope)
 			defer w.close()
+			defer w.tell(ctx)
 			return work(ctx, w)
 		})
 	}

@@ -231,15 +231,15 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 	return claimed, progress, nil
 }
 
-// tell reports settled batches to the gates, so that another worker's claim finds nothing in doubt. A lost report only
-// costs a little memory.
+// tell reports settled batches to the gates, so that another worker's claim finds nothing in doubt, and streams can be
+// trimmed. The next call repeats a report that failed.
 func (w *worker) tell(ctx context.Context) {
 	if len(w.untold) == 0 {
 		return
 	}
-	marks := w.untold
-	w.untold = nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishTimeout)
 	defer cancel()
-	_ = w.s.o.Sink.Settled(ctx, w.scope.Owner, marks)
+	if w.s.o.Sink.Settled(ctx, w.scope.Owner, w.untold) == nil {
+		w.untold = nil
+	}
 }

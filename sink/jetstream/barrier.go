@@ -7,6 +7,7 @@ import (
 
 	js "github.com/nats-io/nats.go/jetstream"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 )
 
@@ -132,10 +133,9 @@ func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark)
 	})
 }
 
-// settle reports settled batches of one lane. If the lane publishes all the time, the report is lost: the lane's own
-// publisher repeats it.
+// settle reports settled batches of one lane.
 func (c *conn) settle(ctx context.Context, g *gate, lane string, marks []outbox.Mark) error {
-	for range 3 {
+	for range conflicts {
 		at, err := c.laneOf(ctx, g.name, g.subject(lane))
 		if err != nil || at.seq == 0 || at.holder != g.owner.holder {
 			return err
@@ -164,6 +164,7 @@ func (c *conn) settle(ctx context.Context, g *gate, lane string, marks []outbox.
 		if _, err = c.commit(ctx, expecting(g.subject(lane), at.seq, p)); !conflict(err) {
 			return err
 		}
+		_ = pause.For(ctx, backoff)
 	}
-	return nil
+	return fmt.Errorf("settle batches of %s: the lane's message changes all the time", g.name)
 }
