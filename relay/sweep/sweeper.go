@@ -160,8 +160,11 @@ func (s *Sweeper) each(ctx context.Context, scope Scope, work func(ctx context.C
 		g.Go(func() error {
 			w := newWorker(s, scope)
 			defer w.close()
-			defer w.tell(ctx)
-			return work(ctx, w)
+			err := work(ctx, w)
+			if ctx.Err() == nil { // a stop does not wait for the gates again
+				w.tell(ctx)
+			}
+			return err
 		})
 	}
 	return g.Wait()
