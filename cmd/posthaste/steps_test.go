@@ -730,21 +730,7 @@ func (w *stepWorld) successor(first string) []string {
 	next := w.relay("POSTHASTE_FAILPOINT_TRACE=" + file)
 	w.waitWorks(next)
 	next.kill()
-	return slices.Sorted(maps.Keys(traced(w.t, file)))
-}
-
-// traced returns the steps of a trace.
-func traced(t *testing.T, files ...string) map[string]bool {
-	t.Helper()
-	steps := map[string]bool{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		must(t, err)
-		for step := range strings.Lines(string(text)) {
-			steps[strings.TrimSpace(step)] = true
-		}
-	}
-	return steps
+	return slices.Sorted(maps.Keys(testenv.Traced(w.t, file)))
 }
 
 // TestWriteSteps rewrites the file from a run of the story by two relays. It omits steps that occur by chance. The end
@@ -789,5 +775,5 @@ func crossings(t *testing.T) map[string]bool {
 	s.line(w.t.Context(), 5)
 	w.waitMode("cdc", time.Minute)
 	third.stop()
-	return traced(t, files...)
+	return testenv.Traced(t, files...)
 }

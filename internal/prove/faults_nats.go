@@ -2,9 +2,6 @@ package prove
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"syscall"
 	"time"
@@ -45,31 +42,14 @@ func natsConsumerDeleted(ctx context.Context, c *campaign, r *rand.Rand) (string
 	return group, nil, c.nats().JS.DeleteConsumer(name, jetstream.ConsumerName(group), nats.Context(ctx))
 }
 
-// natsRefuses bounds a stream to the messages that it has, and removes the bound.
+// natsRefuses lets a stream refuse messages that exceed a bound below its size, and removes the bound.
 func natsRefuses(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
-	name := jetstream.StreamName(c.config.StreamPrefix + types[r.IntN(len(types))])
+	stream := c.config.StreamPrefix + types[r.IntN(len(types))]
 	limit := func(ctx context.Context, most int64, discard string) error {
-		var info struct{ Config map[string]any }
-		reply, err := c.nats().RequestWithContext(ctx, c.nats().API+"STREAM.INFO."+name, nil)
-		if err == nil {
-			err = json.Unmarshal(reply.Data, &info)
-		}
-		if err != nil || info.Config == nil {
-			return errors.Join(err, fmt.Errorf("there is no stream %s", name))
-		}
-		info.Config["max_msgs"], info.Config["discard"] = most, discard
-		body, err := json.Marshal(info.Config)
-		if err == nil {
-			reply, err = c.nats().RequestWithContext(ctx, c.nats().API+"STREAM.UPDATE."+name, body)
-		}
-		var refused struct{ Error *nats.APIError }
-		if err == nil && json.Unmarshal(reply.Data, &refused) == nil && refused.Error != nil {
-			err = refused.Error
-		}
-		return err
+		return c.nats().Set(ctx, stream, map[string]any{"max_msgs": most, "discard": discard})
 	}
 	err := limit(ctx, 1, "new")
-	return name, func(ctx context.Context) error {
+	return jetstream.StreamName(stream), func(ctx context.Context) error {
 		for limit(ctx, -1, "old") != nil { // the server may be down
 			if err := pause.For(ctx, 200*time.Millisecond); err != nil {
 				return err

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -59,4 +60,18 @@ func build(tb testing.TB, name string, args ...string) string {
 	}
 	programs.paths[name] = path
 	return path
+}
+
+// Traced returns the steps that programs with failpoints have written to POSTHASTE_FAILPOINT_TRACE.
+func Traced(tb testing.TB, files ...string) map[string]bool {
+	tb.Helper()
+	steps := map[string]bool{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		Must(tb, err)
+		for step := range strings.Lines(string(text)) {
+			steps[strings.TrimSpace(step)] = true
+		}
+	}
+	return steps
 }

@@ -287,28 +287,12 @@ func TestFreezes(t *testing.T) {
 		testenv.Must(w, frozen.Process.Signal(syscall.SIGCONT))
 		_, step, _ = strings.Cut(step, " ")
 		testenv.Eventually(w, 20*time.Second, func() error {
-			return testenv.FailIf(!traced(w.T, trace)["after "+step], "the request has no answer")
+			return testenv.FailIf(!testenv.Traced(w, trace)["after "+step], "the request has no answer")
 		})
 		w.works()
 		next.kill()
 		frozen.kill()
 	})
-}
-
-// traced returns the steps of traces.
-func traced(t *testing.T, files ...string) map[string]bool {
-	t.Helper()
-	steps := map[string]bool{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		testenv.Must(t, err)
-		for step := range strings.Lines(string(text)) {
-			if step = strings.TrimSpace(step); strings.Contains(step, "sink/jetstream.") {
-				steps[step] = true
-			}
-		}
-	}
-	return steps
 }
 
 // TestWriteSteps rewrites the file from a run of two relays.
@@ -331,7 +315,9 @@ func TestWriteSteps(t *testing.T) {
 		w.line(n)
 		<-time.After(5 * time.Second)
 	}
-	steps := slices.Sorted(maps.Keys(traced(t, files...)))
+	steps := slices.DeleteFunc(slices.Sorted(maps.Keys(testenv.Traced(t, files...))), func(step string) bool {
+		return !strings.Contains(step, "sink/jetstream.")
+	})
 	testenv.Must(t, os.MkdirAll(filepath.Dir(stepsFile), 0o755))
 	testenv.Must(t, os.WriteFile(stepsFile, []byte(strings.Join(steps, "\n")+"\n"), 0o600))
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -181,14 +182,35 @@ func (l *Log) Len(ctx context.Context, stream string, enough int64) (n int64, er
 // Make makes a stream of events that has no gate.
 func (l *Log) Make(ctx context.Context, stream string) error {
 	name := jetstream.StreamName(stream)
-	body, err := json.Marshal(map[string]any{
+	return l.ask(ctx, "STREAM.CREATE."+name, map[string]any{
 		"name": name, "subjects": []string{jetstream.EventsFilter(stream)}, "storage": "file", "allow_atomic": true,
 		"allow_direct": true,
-	})
+	}, nil)
+}
+
+// Set changes settings of a stream, by their names in the API. It keeps the others, also those that the client does not
+// know.
+func (l *Log) Set(ctx context.Context, stream string, settings map[string]any) error {
+	name := jetstream.StreamName(stream)
+	var info struct{ Config map[string]any }
+	if err := l.ask(ctx, "STREAM.INFO."+name, map[string]any{}, &info); err != nil {
+		return err
+	}
+	maps.Copy(info.Config, settings)
+	return l.ask(ctx, "STREAM.UPDATE."+name, info.Config, nil)
+}
+
+// ask sends a request to the API, and decodes the answer into out if that is not nil.
+func (l *Log) ask(ctx context.Context, subject string, body map[string]any, out any) error {
+	data, err := json.Marshal(body)
 	if err != nil {
 		return err
 	}
-	return answer(l.RequestWithContext(ctx, l.API+"STREAM.CREATE."+name, body))
+	m, err := l.RequestWithContext(ctx, l.API+subject, data)
+	if err := answer(m, err); err != nil || out == nil {
+		return err
+	}
+	return json.Unmarshal(m.Data, out)
 }
 
 // answer returns the error in an answer of JetStream.
