@@ -95,6 +95,17 @@ func TestMetrics(t *testing.T) {
 		"outbox_group_lag g outbox.order":       float64(left),
 	})
 
+	f.server.kill()
+	if s.Observe(t.Context(), streams) == nil {
+		t.Error("a server that does not run was observed")
+	}
+	f.shows(shown(f, reg), map[string]float64{
+		"outbox_stream_length outbox.order":   got["outbox_stream_length outbox.order"],
+		"outbox_group_lag g outbox.order":     float64(left),
+		"outbox_group_pending g outbox.order": got["outbox_group_pending g outbox.order"],
+	})
+	f.server.start()
+
 	f.call("STREAM.DELETE."+jetstream.StreamName(order), nil, nil)
 	f.must(s.Observe(t.Context(), streams))
 	for name := range shown(f, reg) {
