@@ -75,6 +75,7 @@ func TestRedisBehindTLS(t *testing.T) {
 	w.post(api, "/orders", uuid.NewString(), fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`,
 		uuid.NewString()), http.StatusCreated)
 	group.waitLogged("order.created")
+	w.waitMode("cdc", time.Minute) // the slot waits for transactions of other tests, which doctor reports
 	for _, command := range []string{"status", "doctor", "groups list", "dead list", "credits reconcile"} {
 		if r := w.once(append(strings.Fields(command), files...)...); r.code != 0 ||
 			command == "doctor" && strings.Contains(r.out, "redis TLS") {
