@@ -83,6 +83,8 @@ type LeaderSession struct {
 	Application, Role, Address string
 	// Relay is false only for a session that is known not to be a relay's.
 	Relay bool
+	// Sinkless: its relay does not reach the sink.
+	Sinkless bool
 }
 
 func (s LeaderSession) String() string {
@@ -250,6 +252,8 @@ type LockSession interface {
 	TryPipe(ctx context.Context, exclusive bool) (bool, error)
 	// DropPipe releases one hold of the pipe lock.
 	DropPipe(ctx context.Context, exclusive bool) error
+	// TellSink shows other sessions whether this instance reaches the sink.
+	TellSink(ctx context.Context, reached bool) error
 	// Lost is closed when the session has ended, and with it the locks.
 	Lost() <-chan struct{}
 	Close()

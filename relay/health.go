@@ -83,6 +83,14 @@ func (h *health) put(name string, c trouble) (news bool) {
 	return !known || before.degraded != c.degraded
 }
 
+// failing reports whether a condition is set that keeps events from flowing.
+func (h *health) failing(name string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c, known := h.conditions[name]
+	return known && !c.degraded
+}
+
 // lasting reports whether a condition is set that ends by itself.
 func (h *health) lasting(name string) bool {
 	h.mu.Lock()

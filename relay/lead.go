@@ -42,6 +42,7 @@ func (l *leadership) run(ctx context.Context) error {
 	wg.Go(func() { l.watchdog.run(kctx) })
 	wg.Go(func() { l.keeper.run(kctx) })
 	wg.Go(func() { l.sign(kctx) })
+	wg.Go(func() { l.tellSink(kctx) })
 
 	p := phaseStandby.next(onLed)
 	for {

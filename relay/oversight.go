@@ -9,8 +9,8 @@ import (
 
 // oversee runs while another session holds the leader's lock, and checks that events make progress. A session that is
 // not a relay's (one that a pooler has kept, a psql) could hold the lock forever while every relay is a ready standby.
-// oversee ends that session if it has the right to. It never ends the session of a relay: Postgres ends it when the
-// relay stops responding.
+// oversee ends that session if it has the right to. Of relays it ends only the session of one that does not reach the
+// sink, and only while this instance does.
 func (r *Relay) oversee(ctx context.Context) {
 	var w *watchdog
 	for ctx.Err() == nil {
@@ -45,13 +45,32 @@ func (r *Relay) overseen(ctx context.Context, w *watchdog) {
 		return
 	}
 	text := f.text + "; the leader's lock is held by " + holder.String()
-	if !holder.Relay {
+	replace := !holder.Relay
+	switch {
+	case replace:
 		text += ", which is no relay"
+	case holder.Sinkless && !r.health.failing(conditionRedis):
+		replace = true
+		text += ", whose relay does not reach the sink, as this one does"
+	}
+	if replace {
 		if err := w.store.EndSession(ctx, holder.PID); err != nil {
 			text += " and cannot be ended: " + err.Error()
 		}
 	}
 	if r.health.fail(conditionLeader, text) {
 		r.log.Error("the leader makes no progress", "why", text)
+	}
+}
+
+// tellSink shows the other instances whether this leader reaches the sink, until ctx ends. If it does not, and one of
+// them does, that one leads instead.
+func (l *leadership) tellSink(ctx context.Context) {
+	told := true
+	for pause.For(ctx, time.Second) == nil {
+		reached := !l.health.failing(conditionRedis)
+		if reached != told && l.locks.TellSink(ctx, reached) == nil {
+			told = reached
+		}
 	}
 }

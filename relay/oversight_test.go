@@ -10,13 +10,15 @@ import (
 )
 
 // A standby is not ready while rows wait and the holder of the leader's lock makes no progress. It ends a session that
-// is no relay's, and no other.
+// is no relay's, or whose relay does not reach the sink, and no other.
 func TestALockThatIsHeldByNobodyWhoWorks(t *testing.T) {
 	t.Parallel()
-	for _, relay := range []bool{false, true} {
+	for _, c := range []struct{ relay, sinkless, ends bool }{
+		{relay: false, ends: true}, {relay: true}, {relay: true, sinkless: true, ends: true},
+	} {
 		inWorld(t, Options{}, func(w *world) {
 			w.pg.leader = &lockSession{}
-			w.pg.leaderSession = outbox.LeaderSession{PID: 7, Application: "psql", Relay: relay}
+			w.pg.leaderSession = outbox.LeaderSession{PID: 7, Application: "psql", Relay: c.relay, Sinkless: c.sinkless}
 			i := w.start("one")
 			pass(2 * stallAfter)
 			if h := i.relay.Health(); !h.Ready || h.Role != "standby" {
@@ -30,11 +32,11 @@ func TestALockThatIsHeldByNobodyWhoWorks(t *testing.T) {
 			pass(4 * watchInterval)
 			h := i.relay.Health()
 			if h.Ready || len(h.Reasons) != 1 || !strings.HasPrefix(h.Reasons[0], "leader: ") ||
-				!strings.Contains(h.Reasons[0], "pid 7") || strings.Contains(h.Reasons[0], "no relay") == relay {
-				t.Errorf("a relay %v: %+v", relay, h)
+				!strings.Contains(h.Reasons[0], "pid 7") || strings.Contains(h.Reasons[0], "no relay") == c.relay {
+				t.Errorf("%+v: %+v", c, h)
 			}
-			if ended := slices.Contains(w.pg.endedSessions, 7); ended == relay {
-				t.Errorf("a relay %v, and its session was ended: %v", relay, ended)
+			if ended := slices.Contains(w.pg.endedSessions, 7); ended != c.ends {
+				t.Errorf("%+v, and its session was ended: %v", c, ended)
 			}
 			w.do(func() { w.pg.leader = nil })
 			pass(10 * time.Second)

@@ -21,6 +21,8 @@ const (
 	publishTimeout = 5 * time.Second
 	// patience is how long something may fail before readiness reports it.
 	patience = 5 * time.Second
+	// withoutSink is the pause before an instance that does not reach the sink tries to lead: others may reach it.
+	withoutSink = 2 * time.Second
 )
 
 // Options are the options of a Relay. A field is required unless its comment gives a default or allows nil.
@@ -245,6 +247,9 @@ func (r *Relay) work(ctx context.Context, locks outbox.LockSession) error {
 		}
 	}()
 	for ctx.Err() == nil {
+		if r.health.failing(conditionRedis) {
+			pause.About(ctx, withoutSink)
+		}
 		led, err := locks.TryLead(ctx)
 		if err != nil {
 			return err

@@ -497,7 +497,9 @@ type lockSession struct {
 	i       *instance
 	ended   bool // on the server
 	noticed bool
-	lost    chan struct{}
+	// sinkless is what TellSink has shown.
+	sinkless bool
+	lost     chan struct{}
 }
 
 // end gives back what the session holds. The caller holds mu.
@@ -536,6 +538,14 @@ func (s *lockSession) ask(ctx context.Context, name string, effect func(pg *post
 	defer s.i.w.mu.Unlock()
 	s.notice()
 	return false, fmt.Errorf("lock session: %w", err)
+}
+
+func (s *lockSession) TellSink(ctx context.Context, reached bool) error {
+	_, err := s.ask(ctx, "Locks.TellSink", func(*postgres) bool {
+		s.sinkless = !reached
+		return true
+	})
+	return err
 }
 
 func (s *lockSession) TryLead(ctx context.Context) (bool, error) {

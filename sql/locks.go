@@ -18,6 +18,9 @@ const (
 	leaseTimeout = 10 * time.Second
 	// leasePing is the interval of a session's pings.
 	leasePing = 2 * time.Second
+	// The application names of sessions that hold locks: see lock_holder.sql and pulse.sql.
+	locksName    = "posthaste locks"
+	sinklessName = "posthaste locks without sink"
 )
 
 type locks struct {
@@ -42,7 +45,7 @@ func (l *locks) Open(ctx context.Context) (outbox.LockSession, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg.RuntimeParams["application_name"] = "posthaste locks" // overrides a name in the URL: see lock_holder.sql
+	cfg.RuntimeParams["application_name"] = locksName // overrides a name in the URL
 	cfg.RuntimeParams["idle_session_timeout"] = fmt.Sprintf("%dms", leaseTimeout.Milliseconds())
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -146,6 +149,16 @@ func (s *lockSession) DropPipe(ctx context.Context, exclusive bool) error {
 		text = query("lock_drop")
 	}
 	_, err := s.call(ctx, text, s.pipe)
+	return err
+}
+
+// TellSink sets the session's application name.
+func (s *lockSession) TellSink(ctx context.Context, reached bool) error {
+	name := sinklessName
+	if reached {
+		name = locksName
+	}
+	_, err := s.call(ctx, query("lock_name"), name)
 	return err
 }
 

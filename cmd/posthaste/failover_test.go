@@ -72,6 +72,25 @@ func ready(c *child, role string) error {
 	return testenv.FailIf(err != nil || status != 200 || h.Role != role, "readyz: %d %+v %w", status, h, err)
 }
 
+// The leader is cut off from Redis, which the standby reaches: the standby leads.
+func TestALeaderWithoutRedisIsReplaced(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	link, direct := testenv.NewLink(t, w.redis.Addr()), w.rdURL
+	w.rdURL = "redis://" + link.Addr() + "/0"
+	first := w.relayIn("cdc")
+	w.rdURL = direct
+	second := w.spawn("relay")
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 100})
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(second, "standby") })
+	link.Down()
+	testenv.Eventually(t, 2*time.Minute, func() error { return ready(second, "leader") })
+	w.waitMode("cdc", 20*time.Second)
+	link.Up()
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(first, "standby") })
+	w.ended(load)
+}
+
 func TestTwoRelaysSweepTogether(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -62,6 +62,7 @@ var elsewhere = map[string]string{
 	"leadership.evict Evict":              "needs another walsender on the slot: a freeze brings it about",
 	"leadership.evict Status":             "needs another walsender on the slot: a freeze brings it about",
 	"reconciler.count Tail":               "needs a loss that is not restored",
+	"leadership.tellSink TellSink":        "needs a leader that does not reach the sink",
 	"leadership.refused SetActive":        "needs a stream of another database",
 	"leadership.layoutWaits SetActive":    "needs a change of the streams per type that waits for a group",
 	"Relay.overseen EndSession":           "needs a session that is no relay's and holds the leader's lock",

@@ -8,6 +8,6 @@ SELECT CASE
         ELSE pg_catalog.pg_stat_get_tuples_inserted('outbox'::regclass) END::bigint,
     EXISTS (SELECT FROM outbox_leader),
     (SELECT count(*) FROM pg_stat_activity
-     WHERE datname = current_database() AND application_name = 'posthaste locks')::integer,
+     WHERE datname = current_database() AND application_name LIKE 'posthaste locks%')::integer,
     EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'SyncRep'
         AND query_start < clock_timestamp() - interval '2 s')
