@@ -37,16 +37,17 @@ func addLarge(tb testing.TB, client *redis.Client, stream string, n, size int) [
 // gone, in an answer that was too large.
 func TestLargeEventsArriveInSmallAnswers(t *testing.T) {
 	t.Parallel()
-	const events, size = 20, 3 << 19
+	const size = 3 << 19
 	for name, c := range map[string]struct {
+		events  int
 		config  []string
 		rate    int // KB/s
 		timeout time.Duration
 	}{
-		"an output limit":                       {config: []string{"client-output-buffer-limit normal 4mb 4mb 0"}},
-		"a limit that one event just fits into": {config: []string{"client-output-buffer-limit normal 2mb 2mb 0"}},
-		"40 Mbit/s":                             {rate: 5000, timeout: 3 * time.Second},
-		"a link on which one event takes longer than the timeout": {rate: 1000, timeout: time.Second},
+		"an output limit":                       {20, []string{"client-output-buffer-limit normal 4mb 4mb 0"}, 0, 0},
+		"a limit that one event just fits into": {20, []string{"client-output-buffer-limit normal 2mb 2mb 0"}, 0, 0},
+		"40 Mbit/s":                             {12, nil, 5000, 3 * time.Second},
+		"a link on which one event takes longer than the timeout": {6, nil, 1000, time.Second},
 	} {
 		for _, ordered := range []bool{false, true} {
 			for _, taken := range []bool{false, true} {
@@ -54,9 +55,9 @@ func TestLargeEventsArriveInSmallAnswers(t *testing.T) {
 					t.Parallel()
 					r := testenv.Redis(t, c.config...)
 					m := meter{rate: c.rate, timeout: c.timeout}
-					ids := addLarge(t, r.Client, "outbox.order", events, size)
+					ids := addLarge(t, r.Client, "outbox.order", c.events, size)
 					if taken {
-						readAsGone(t, r.Client, "outbox.order", events)
+						readAsGone(t, r.Client, "outbox.order", c.events)
 					}
 					var rec record
 					run := start(t, consumer.Options{
@@ -80,7 +81,7 @@ func readAsGone(tb testing.TB, client *redis.Client, stream string, n int) {
 	for ; n > 0; n -= 20 { // a few at a time: an answer may be larger than the server allows
 		err := client.Do(ctx, "eval", `
 			local r = redis.call('XREADGROUP', 'GROUP', 'g', 'gone', 'COUNT', 20, 'STREAMS', KEYS[1], '>')
-			for _, e in ipairs(r[1][2]) do
+			for _, e in ipairs(r and r[1][2] or {}) do -- a repeated call may find none
 				redis.call('XCLAIM', KEYS[1], 'g', 'gone', 0, e[1], 'IDLE', 3600000, 'JUSTID')
 			end
 			return 1`, 1, stream).Err()
@@ -166,7 +167,7 @@ func (m *meter) client(tb testing.TB, addr string) *redis.Client {
 // answer is bounded by bytes, and so is the memory for the events that wait.
 func TestAnswersAreBoundedByBytes(t *testing.T) {
 	t.Parallel()
-	const large, size = 400, 1 << 20
+	const large, size = 160, 1 << 20
 	const most, mostHeld = 24 << 20, 90 // the bounds are 4 MiB and 64 MiB, and a few entries more
 	for name, c := range map[string]struct {
 		streams        int
