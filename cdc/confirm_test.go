@@ -17,7 +17,7 @@ import (
 // quickSender is short for a test and long for a machine that stands still for a while.
 const quickSender = 6 * time.Second
 
-func quick(o *ReaderOptions) { o.SenderTimeout = quickSender }
+func quick(o *Options) { o.SenderTimeout = quickSender }
 
 // goRun runs r with out left to the test.
 func goRun(t testing.TB, r *Reader, out chan<- outbox.Chunk) (done chan error, stop func()) {
@@ -141,13 +141,9 @@ func confirmedIsLost(t *testing.T) bool {
 	e.insertMany(t, "a", 5)
 	rows := c.wait(t, 5)
 	e.confirmed(t, rows[4].End)
-	if err := srv.Stop("immediate"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, srv.Stop("immediate"))
 	wantReason(t, c.ended(t, 20*time.Second), outbox.ReasonConnection)
-	if err := srv.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, srv.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error { return e.db.Pool.Ping(t.Context()) })
 	if e.status(t).Confirmed >= rows[4].End {
 		return false
@@ -288,18 +284,14 @@ func TestConnectionBringsItsOwnSettings(t *testing.T) {
 	e.db.Exec(t, "ALTER DATABASE "+e.db.Name+" SET timezone = 'Asia/Kolkata'")
 	r := e.reader(t)
 	conn, err := pgconn.ConnectConfig(t.Context(), &r.cfg.Copy().Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(t.Context())
 	for name, want := range map[string]string{
 		"wal_sender_timeout": "10s", "DateStyle": "ISO, MDY", "TimeZone": "UTC",
 		"client_encoding": "UTF8",
 	} {
 		res, err := conn.Exec(t.Context(), "SHOW "+name).ReadAll()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got := string(res[0].Rows[0][0]); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}

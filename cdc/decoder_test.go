@@ -247,3 +247,20 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkDecode is the decoder alone: BEGIN, one row of 300 bytes, COMMIT.
+func BenchmarkDecode(b *testing.B) {
+	d := newDecoder("public", "outbox")
+	if _, err := d.decode(relationMsg(1, "public", "outbox", allColumns...)); err != nil {
+		b.Fatal(err)
+	}
+	msgs := [][]byte{begin(100), goodRow(1).Bytes(), end(100)}
+	b.ReportAllocs()
+	for b.Loop() {
+		for _, m := range msgs {
+			if _, err := d.decode(m); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}

@@ -22,10 +22,10 @@
 //
 // # Using it
 //
-//	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Slot: "posthaste_default"})
+//	slots, err := cdc.NewSlots(cdc.Options{Pool: pool, Slot: "posthaste_default"})
 //	…
 //	if _, err := slots.Ensure(ctx, nil); err != nil { … } // *outbox.SlotError names what is wrong and how to fix it
-//	reader, err := cdc.NewReader(cdc.ReaderOptions{URL: url, Pool: pool, Slot: "posthaste_default"})
+//	reader, err := cdc.NewReader(cdc.Options{URL: url, Pool: pool, Slot: "posthaste_default"})
 //	…
 //	out := make(chan outbox.Chunk, 4)
 //	go func() { done <- reader.Run(ctx, func(context.Context) error { return nil }, out) }()

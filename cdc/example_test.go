@@ -21,7 +21,7 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Slot: slot})
+	slots, err := cdc.NewSlots(cdc.Options{Pool: pool, Slot: slot})
 	if err != nil {
 		panic(err)
 	}
@@ -31,7 +31,7 @@ func Example() {
 	} else if err != nil {
 		panic(err)
 	}
-	reader, err := cdc.NewReader(cdc.ReaderOptions{URL: url, Pool: pool, Slot: slot})
+	reader, err := cdc.NewReader(cdc.Options{URL: url, Pool: pool, Slot: slot})
 	if err != nil {
 		panic(err)
 	}

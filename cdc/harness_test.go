@@ -15,6 +15,13 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // env is one test's database with a slot on its outbox.
 type env struct {
 	db    *testenv.Database
@@ -34,7 +41,7 @@ func prepare(t testing.TB, d *testenv.Database) *env {
 	t.Helper()
 	e := &env{db: d, slot: "posthaste_" + d.Relay}
 	var err error
-	if e.slots, err = NewSlots(SlotsOptions{Pool: d.Pool, Slot: e.slot, Logger: testenv.Logger(t)}); err != nil {
+	if e.slots, err = NewSlots(Options{Pool: d.Pool, Slot: e.slot, Logger: testenv.Logger(t)}); err != nil {
 		t.Fatal(err)
 	}
 	return e
@@ -57,16 +64,14 @@ func (e *env) ensure(t testing.TB) {
 	})
 }
 
-func (e *env) reader(t testing.TB, with ...func(*ReaderOptions)) *Reader {
+func (e *env) reader(t testing.TB, with ...func(*Options)) *Reader {
 	t.Helper()
-	o := ReaderOptions{URL: e.db.URL, Pool: e.db.Pool, Slot: e.slot, Logger: testenv.Logger(t)}
+	o := Options{URL: e.db.URL, Pool: e.db.Pool, Slot: e.slot, Logger: testenv.Logger(t)}
 	for _, f := range with {
 		f(&o)
 	}
 	r, err := NewReader(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.closing = 20 * time.Second // a busy machine may need more than a second until the slot is free
 	return r
 }
@@ -85,19 +90,18 @@ type run struct {
 	err    error
 }
 
-func (e *env) run(t testing.TB, settle bool, with ...func(*ReaderOptions)) *run {
+func (e *env) run(t testing.TB, settle bool, with ...func(*Options)) *run {
 	t.Helper()
 	return start(t, e.reader(t, with...), settle)
 }
 
 func start(t testing.TB, r *Reader, settle bool) *run {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	c := &run{r: r, cancel: cancel, done: make(chan struct{}), settle: settle}
 	out := make(chan outbox.Chunk, 1)
-	ready := make(chan struct{})
+	ended, cancel := goRun(t, r, out)
+	c := &run{r: r, cancel: cancel, done: make(chan struct{}), settle: settle}
 	go func() {
-		err := r.Run(ctx, func(context.Context) error { close(ready); return nil }, out)
+		err := <-ended
 		c.mu.Lock()
 		c.err = err
 		c.mu.Unlock()
@@ -110,11 +114,6 @@ func start(t testing.TB, r *Reader, settle bool) *run {
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-c.done })
-	select {
-	case <-ready:
-	case <-c.done:
-		t.Fatalf("run ended before it started: %v", c.failure())
-	}
 	return c
 }
 
@@ -232,9 +231,7 @@ func (e *env) insertMany(t testing.TB, prefix string, n int) {
 func (e *env) status(t testing.TB) outbox.SlotStatus {
 	t.Helper()
 	st, err := e.slots.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return st
 }
 

@@ -1,6 +1,7 @@
 package cdc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,26 +24,20 @@ import (
 	"posthaste/sql"
 )
 
-// Defaults of ReaderOptions and SlotsOptions.
-const (
-	DefaultSchema        = "public"
-	DefaultPublication   = "posthaste"
-	DefaultSenderTimeout = 10 * time.Second
-	DefaultChunkBytes    = 4 << 20
-)
-
 // table is the table whose inserts are events.
 const table = "outbox"
 
-// ReaderOptions configures NewReader.
-type ReaderOptions struct {
-	// URL is the database's DSN. It must be a direct connection: poolers do not speak the replication protocol.
+// Options configures NewReader and NewSlots.
+type Options struct {
+	// URL is the database's DSN, for a reader. It must be a direct connection: poolers do not speak the replication
+	// protocol.
 	URL string
-	// Pool connects to the same database. Required. It is used for single statements.
+	// Pool connects to the same database. Required. It is used for single statements and short transactions.
 	Pool *pgxpool.Pool
 	// Schema is where the outbox table is. Default: public.
 	Schema string
-	// Slot is the name of an existing logical slot with the plugin pgoutput (Slots.Ensure makes it). Required.
+	// Slot is the name of the slot. Required. A reader needs an existing logical slot with the plugin pgoutput
+	// (Slots.Ensure makes it).
 	Slot string
 	// Publication is the name of the publication that has the outbox table. Default: posthaste.
 	Publication string
@@ -50,7 +45,7 @@ type ReaderOptions struct {
 	// (wal_sender_timeout of this connection, whatever the server's setting). A server may be silent for about 2/3 of
 	// it, at most 20 s. At least 300 ms. Default: 10 s.
 	SenderTimeout time.Duration
-	// ChunkBytes is the approximate limit of a chunk in bytes. Default: 4 MiB.
+	// ChunkBytes is the approximate limit of a reader's chunk in bytes. Default: 4 MiB.
 	ChunkBytes int
 	// Registerer takes the reader's metrics; nil for none.
 	Registerer prometheus.Registerer
@@ -58,10 +53,31 @@ type ReaderOptions struct {
 	Logger *slog.Logger
 }
 
+// check sets the defaults.
+func (o *Options) check() error {
+	o.Schema = cmp.Or(o.Schema, "public")
+	o.Publication = cmp.Or(o.Publication, "posthaste")
+	o.SenderTimeout = cmp.Or(o.SenderTimeout, 10*time.Second)
+	o.ChunkBytes = cmp.Or(o.ChunkBytes, 4<<20)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	o.Logger = o.Logger.With("component", "cdc", "slot", o.Slot)
+	switch {
+	case o.Pool == nil:
+		return errors.New("the slot needs a pool")
+	case !slotName.MatchString(o.Slot):
+		return fmt.Errorf("slot name %q: lower-case letters, digits and underscores, at most 63", o.Slot)
+	case o.SenderTimeout < 300*time.Millisecond:
+		return fmt.Errorf("sender timeout %v is below 300ms", o.SenderTimeout)
+	}
+	return nil
+}
+
 // Reader streams the outbox from a replication slot. It implements outbox.Source. Run may be called repeatedly, but not
 // concurrently; the other methods are safe for concurrent use.
 type Reader struct {
-	opt ReaderOptions
+	opt Options
 	cfg *pgx.ConnConfig
 	log *slog.Logger
 
@@ -80,42 +96,37 @@ var _ outbox.Source = (*Reader)(nil)
 var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
 
 // NewReader checks o and prepares a reader; it does not connect.
-func NewReader(o ReaderOptions) (*Reader, error) {
-	if o.Schema == "" {
-		o.Schema = DefaultSchema
-	}
-	if o.Publication == "" {
-		o.Publication = DefaultPublication
-	}
-	if o.SenderTimeout == 0 {
-		o.SenderTimeout = DefaultSenderTimeout
-	}
-	if o.ChunkBytes <= 0 {
-		o.ChunkBytes = DefaultChunkBytes
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Pool == nil {
-		return nil, errors.New("a reader needs a pool")
-	}
-	if !slotName.MatchString(o.Slot) {
-		return nil, fmt.Errorf("slot name %q: lower-case letters, digits and underscores, at most 63", o.Slot)
-	}
-	if o.SenderTimeout < 300*time.Millisecond {
-		return nil, fmt.Errorf("sender timeout %v is below 300ms", o.SenderTimeout)
+func NewReader(o Options) (*Reader, error) {
+	if err := o.check(); err != nil {
+		return nil, err
 	}
 	cfg, err := replicationConfig(&o)
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{opt: o, cfg: cfg, log: o.Logger.With("component", "cdc", "slot", o.Slot), closing: closeTimeout}
-	return r, r.register(o.Registerer)
+	r := &Reader{opt: o, cfg: cfg, log: o.Logger, closing: closeTimeout}
+	if o.Registerer != nil { // slot gauges belong to the relay
+		err = o.Registerer.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "outbox_wire_idle_seconds",
+			Help: "Seconds since anything was received over the replication connection; 0 without one. " +
+				"Above half a minute the server is silent, or the sink holds the reader back.",
+		}, r.wireIdle))
+	}
+	return r, err
+}
+
+// wireIdle returns the seconds since the server was last heard.
+func (r *Reader) wireIdle() float64 {
+	heard := r.heard.Load()
+	if heard == 0 {
+		return 0
+	}
+	return max(0, time.Since(time.Unix(0, heard)).Seconds())
 }
 
 // replicationConfig is the configuration of the replication connection. The server formats every value by its settings,
 // so those that change the text are pinned, whatever the role or the database has set.
-func replicationConfig(o *ReaderOptions) (*pgx.ConnConfig, error) {
+func replicationConfig(o *Options) (*pgx.ConnConfig, error) {
 	cfg, err := sql.ConnConfig(o.URL, o.Schema, "cdc")
 	if err != nil {
 		return nil, err

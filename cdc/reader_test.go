@@ -54,13 +54,9 @@ func TestOrderIsThatOfCommits(t *testing.T) {
 	c := e.run(t, true)
 	ctx := t.Context()
 	first, err := e.db.Pool.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	second, err := e.db.Pool.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range 3 {
 		for name, tx := range map[string]pgx.Tx{"first": first, "second": second} {
 			if _, err := tx.Exec(ctx, insertOne, fmt.Sprintf("%s-%d", name, i)); err != nil {

@@ -64,9 +64,7 @@ func TestRepeatedAdvanceFreesTheWAL(t *testing.T) {
 	e := setup(t)
 	e.fillWAL(t)
 	first := e.walEnd(t)
-	if err := e.slots.Advance(t.Context(), first); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.slots.Advance(t.Context(), first))
 	// The next one, unless another test's transaction was open then. (Every 15 s the server writes such a record by
 	// itself.)
 	testenv.Eventually(t, 10*time.Second, func() error {
@@ -89,22 +87,16 @@ func TestOpenTransactionHoldsTheWAL(t *testing.T) {
 	e := prepare(t, srv.Database(t))
 	e.ensure(t)
 	tx, err := e.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := tx.Exec(t.Context(), insertOne, "held"); err != nil {
 		t.Fatal(err)
 	}
 	held := e.walEnd(t)
 	e.fillWAL(t)
 	begin := time.Now()
-	if err := e.slots.Nudge(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.slots.Nudge(t.Context()))
 	target := e.walEnd(t)
-	if err := e.slots.Advance(t.Context(), target); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.slots.Advance(t.Context(), target))
 	if d := time.Since(begin); d > 30*time.Second { // else it lasts as long as the transaction
 		t.Errorf("took %v", d)
 	}
@@ -112,9 +104,7 @@ func TestOpenTransactionHoldsTheWAL(t *testing.T) {
 		t.Errorf("after: %+v, the transaction began below %s", st, held)
 	}
 	// Neither can a new slot be made meanwhile, and that is said in time.
-	if err := e.slots.Drop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.slots.Drop(t.Context()))
 	begin = time.Now()
 	_, err = e.slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonTransactionHeld)
@@ -205,17 +195,13 @@ func TestDropAndEvict(t *testing.T) {
 	if st := e.status(t); !st.Active || st.ActivePID == 0 {
 		t.Errorf("status %+v", st)
 	}
-	if err := e.slots.Evict(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.slots.Evict(t.Context()))
 	if st := e.status(t); st.Active || !st.Exists {
 		t.Errorf("after the eviction: %+v", st)
 	}
 	wantReason(t, c.ended(t, 20*time.Second), outbox.ReasonConnection)
 	c = e.run(t, true)
-	if err := e.slots.Drop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.slots.Drop(t.Context()))
 	// Whether the slot is still there when the reader looks is a matter of microseconds.
 	err := c.ended(t, 20*time.Second)
 	var slot *outbox.SlotError

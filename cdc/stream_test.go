@@ -65,9 +65,7 @@ func TestOnlyWhatWasCommittedIntoTheOutboxArrives(t *testing.T) {
 func copyRows(t *testing.T, e *env, names ...string) {
 	t.Helper()
 	conn, err := e.db.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Release()
 	n, err := conn.CopyFrom(t.Context(), pgx.Identifier{"outbox"},
 		[]string{"id", "aggregate_type", "aggregate_id", "event_type", "payload"},
@@ -172,7 +170,7 @@ func TestLargeTransactionIsHandedOverInPieces(t *testing.T) {
 	t.Parallel()
 	e := setup(t)
 	const n = 100_000
-	r := e.reader(t, func(o *ReaderOptions) { o.ChunkBytes = 256 << 10 })
+	r := e.reader(t, func(o *Options) { o.ChunkBytes = 256 << 10 })
 	out := make(chan outbox.Chunk)
 	done, stop := goRun(t, r, out)
 	e.db.Exec(t, fmt.Sprintf(`INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
@@ -231,9 +229,7 @@ func TestCommitIsStreamedBeforeItIsVisible(t *testing.T) {
 	e.ensure(t)
 	c := e.run(t, true)
 	writer, err := e.db.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer writer.Release()
 	if _, err := writer.Exec(t.Context(), "SET synchronous_commit = on"); err != nil {
 		t.Fatal(err)

@@ -24,9 +24,7 @@ func TestTrackerScripts(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
 			t.Parallel()
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var tr tracker
 			for n, line := range strings.Split(string(text), "\n") {
 				line, _, _ = strings.Cut(line, "#")

@@ -120,9 +120,7 @@ func TestAChangedPublicationEndsTheStream(t *testing.T) {
 		if got := len(c.events()); got != rows {
 			t.Errorf("%d rows were streamed, want %d", got, rows)
 		}
-		if err := e.slots.Advance(t.Context(), e.walEnd(t)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.slots.Advance(t.Context(), e.walEnd(t)))
 	}
 }
 
@@ -182,17 +180,13 @@ func TestRoleWithoutRights(t *testing.T) {
 	e.db.Exec(t, "CREATE ROLE "+role+" "+testenv.Login(e.db.URL))
 	t.Cleanup(func() { _, _ = e.db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role) })
 	pool, err := pgxpool.New(t.Context(), testenv.As(e.db.URL, role))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer pool.Close()
-	slots, err := NewSlots(SlotsOptions{Pool: pool, Slot: e.slot})
-	if err != nil {
-		t.Fatal(err)
-	}
+	slots, err := NewSlots(Options{Pool: pool, Slot: e.slot})
+	must(t, err)
 	_, err = slots.Ensure(t.Context(), nil)
 	wantReason(t, err, outbox.ReasonNoRight)
-	wantReason(t, runOnce(t, e.reader(t, func(o *ReaderOptions) { o.URL = testenv.As(o.URL, role) })),
+	wantReason(t, runOnce(t, e.reader(t, func(o *Options) { o.URL = testenv.As(o.URL, role) })),
 		outbox.ReasonNoRight)
 	e.db.Exec(t, "DROP PUBLICATION posthaste")
 	_, err = slots.Ensure(t.Context(), nil)
@@ -271,15 +265,13 @@ func (e *env) loseSlot(t testing.TB) {
 	e.db.Exec(t, "CHECKPOINT")
 }
 
-func (e *env) through(t testing.TB) (*testenv.Link, func(*ReaderOptions)) {
+func (e *env) through(t testing.TB) (*testenv.Link, func(*Options)) {
 	t.Helper()
 	u, err := url.Parse(e.db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p := testenv.NewLink(t, u.Host)
 	u.Host = p.Addr()
-	return p, func(o *ReaderOptions) { o.URL, o.SenderTimeout = u.String(), quickSender }
+	return p, func(o *Options) { o.URL, o.SenderTimeout = u.String(), quickSender }
 }
 
 func TestSilentServerIsNoticed(t *testing.T) {
@@ -340,7 +332,7 @@ func TestServerThatCannotBeReached(t *testing.T) {
 	e := prepare(t, testenv.Postgres(t))
 	p, via := e.through(t)
 	p.Down()
-	wantReason(t, runOnce(t, e.reader(t, via, func(o *ReaderOptions) {
+	wantReason(t, runOnce(t, e.reader(t, via, func(o *Options) {
 		o.URL = strings.Replace(o.URL, testenv.Password(o.URL), "secret", 1)
 	})), outbox.ReasonConnection)
 }
@@ -387,16 +379,20 @@ func TestStartedHoldsTheSlotBeforeAnythingIsRead(t *testing.T) {
 func TestOptionsAreChecked(t *testing.T) {
 	t.Parallel()
 	const dsn = "postgres://u:secret@127.0.0.1:1/d"
-	for name, o := range map[string]ReaderOptions{
+	pool, err := pgxpool.New(t.Context(), dsn)
+	must(t, err)
+	defer pool.Close()
+	for name, o := range map[string]Options{
 		"slot":    {URL: dsn, Slot: "no;such"},
 		"timeout": {URL: dsn, Slot: "s", SenderTimeout: time.Millisecond},
 		"url":     {URL: "postgres://u:secret@127.0.0.1:port/d", Slot: "s"},
 	} {
+		o.Pool = pool
 		if _, err := NewReader(o); err == nil || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := NewSlots(SlotsOptions{Slot: "s"}); err == nil {
+	if _, err := NewSlots(Options{Slot: "s"}); err == nil {
 		t.Error("no pool: no error")
 	}
 }

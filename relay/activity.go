@@ -33,10 +33,6 @@ type activity struct {
 	since time.Time // of the phase
 }
 
-func newActivity(r *reporter, store States) *activity {
-	return &activity{reporter: r, store: store, phase: phaseStandby, since: time.Now()}
-}
-
 // state reads the relay's state, and shows which mode is desired.
 func (a *activity) state(ctx context.Context) (outbox.State, error) {
 	st, err := a.store.State(ctx)

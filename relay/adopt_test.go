@@ -12,6 +12,7 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 // lead gives the instance the leader lock and returns its leadership, which is not running.
@@ -40,6 +41,14 @@ func inLeadership(t *testing.T, o Options, do func(w *world, l *leadership)) {
 	})
 }
 
+// adopts adopts once.
+func (l *leadership) adopts(t testing.TB) {
+	t.Helper()
+	if _, err := l.adopt(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // First the pipe, then the state again, then the server, then the table, then the gates; only then is anything read.
 func TestAdoptionHasAnOrder(t *testing.T) {
 	t.Parallel()
@@ -64,7 +73,7 @@ func TestAdoptionHasAnOrder(t *testing.T) {
 }
 
 // slowLook is a sink in whose streams there is much to read.
-type slowLook struct{ leaderSink }
+type slowLook struct{ stream.Sink }
 
 func (s slowLook) Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) (
 	[]outbox.StreamState, error,
@@ -72,7 +81,7 @@ func (s slowLook) Look(ctx context.Context, source uuid.UUID, streams []string, 
 	if err := pause.For(ctx, 20*publishTimeout); err != nil {
 		return nil, err
 	}
-	return s.leaderSink.Look(ctx, source, streams, noted)
+	return s.Sink.Look(ctx, source, streams, noted)
 }
 
 // Reading a stream may take longer than a publish: it also reads the entries that others have put into a shared stream.
@@ -80,7 +89,7 @@ func TestALookTakesItsTime(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
 		w.pg.streams = streamsOf("outbox.order")
-		l.sink = slowLook{l.sink}
+		l.o.Sink = slowLook{l.o.Sink}
 		ctx, cancel := context.WithTimeout(context.Background(), 40*publishTimeout)
 		defer cancel()
 		if _, err := l.adopt(ctx); err != nil || w.count("Sink.Adopt") != 1 {
@@ -101,9 +110,7 @@ func TestAnAdoptionThatComesTooLate(t *testing.T) {
 		},
 	} {
 		inLeadership(t, Options{}, func(w *world, l *leadership) {
-			if _, err := l.adopt(context.Background()); err != nil {
-				w.t.Fatal(err)
-			}
+			l.adopts(w.t)
 			n := w.count("Sink.Adopt")
 			w.pg.streams = streamsOf("outbox.order")
 			w.do(func() { overtake(w, l) })
@@ -162,9 +169,7 @@ func TestAGateAheadOfTheTableIsOvertaken(t *testing.T) {
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
 		w.pg.streams = streamsOf("outbox.order")
 		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: w.pg.state.Owner.Source, Epoch: 41}}
-		if _, err := l.adopt(context.Background()); err != nil {
-			w.t.Fatal(err)
-		}
+		l.adopts(w.t)
 		if e := w.pg.state.Owner.Epoch; e != 42 || w.rd.gates["outbox.order"].owner != w.pg.state.Owner {
 			t.Errorf("epoch %d in the table, %d at the gate; want 42", e, w.rd.gates["outbox.order"].owner.Epoch)
 		}
@@ -175,20 +180,6 @@ func TestAGateAheadOfTheTableIsOvertaken(t *testing.T) {
 		l.fence = 60
 		if _, err := l.adopt(context.Background()); err != nil || w.pg.state.Owner.Epoch != 61 || l.fence != 0 {
 			t.Errorf("epoch %d, %v; want 61", w.pg.state.Owner.Epoch, err)
-		}
-	})
-}
-
-// If a gate is ahead and the table names another owner, the instance has simply been succeeded.
-func TestAGateAheadOfASuccessor(t *testing.T) {
-	t.Parallel()
-	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		w.pg.streams = streamsOf("outbox.order")
-		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: w.pg.state.Owner.Source, Epoch: 2}}
-		w.after(7*time.Millisecond+callTime/2, func() { w.pg.state.Owner = outbox.Owner{Epoch: 2} })
-		if _, err := l.adopt(context.Background()); !errors.Is(err, outbox.ErrSuperseded) ||
-			w.pg.state.Owner.Epoch != 2 {
-			t.Errorf("%v, epoch %d", err, w.pg.state.Owner.Epoch)
 		}
 	})
 }
@@ -215,9 +206,7 @@ func TestAForeignStreamIsNamed(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if bad, _ = l.health.lists(); len(bad) > 0 {
-			t.Errorf("afterwards: %v", bad)
-		}
+		l.health.says(t)
 	})
 }
 
@@ -233,9 +222,7 @@ func TestAnAdoptionWaitsForTheSink(t *testing.T) {
 				done <- err
 			}()
 			pass(time.Minute)
-			if bad, _ := l.health.lists(); len(bad) != 1 || !strings.HasPrefix(bad[0], "adopt: ") {
-				t.Errorf("reasons %v", bad)
-			}
+			l.health.says(t, "adopt: ")
 			w.do(func() {
 				if w.rd.down = superseded; superseded {
 					w.pg.state.Owner.Epoch++
@@ -325,34 +312,6 @@ func TestTakePipe(t *testing.T) {
 		holds("streaming again", true, false)
 		if w.pg.alones != 1 {
 			t.Errorf("held %d times", w.pg.alones)
-		}
-	})
-}
-
-// Polling waits while another instance holds the pipe lock exclusively, and gives up when its context ends. Only a
-// state that was read under the lock is valid: the other one may have led, and toggled, during the wait.
-func TestTheStateIsReadAgainUnderThePipe(t *testing.T) {
-	t.Parallel()
-	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		w.pg.state.Desired = outbox.ModePoll
-		other, err := memLocks{w.instance("two")}.Open(context.Background())
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		if ok, err := other.TryPipe(context.Background(), true); err != nil || !ok {
-			w.t.Fatalf("a streamer: %v, %v", ok, err)
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if alone, err := l.takePipe(ctx, true); alone || err == nil {
-			t.Errorf("beside a streamer: alone %v, %v", alone, err)
-		}
-		w.after(time.Second, func() {
-			w.pg.state.Owner.Epoch = 7
-			other.(*lockSession).end()
-		})
-		if _, err := l.adopt(context.Background()); err != nil || w.pg.state.Owner.Epoch != 8 {
-			t.Errorf("epoch %d, %v; want 8", w.pg.state.Owner.Epoch, err)
 		}
 	})
 }

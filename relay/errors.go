@@ -2,7 +2,6 @@ package relay
 
 import (
 	"errors"
-	"fmt"
 
 	"posthaste/outbox"
 )
@@ -15,9 +14,6 @@ var (
 	errSourceEnded = errors.New("the source ended")
 	errSweepEnded  = errors.New("polling ended")
 )
-
-// permanent is implemented by errors that waiting cannot fix.
-type permanent interface{ Permanent() bool }
 
 // displaced reports whether a gate does not belong to its owner any more.
 func displaced(err error) bool {
@@ -49,11 +45,4 @@ func slotReason(err error) string {
 	default:
 		return outbox.ReasonConnection
 	}
-}
-
-func wrap(step string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", step, err)
 }

@@ -7,37 +7,22 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
-	"posthaste/relay/stream"
 )
-
-// follower is the work of an instance while another one leads. One goroutine owns it.
-type follower struct {
-	*reporter
-	spread *Spread
-	store  KnownStreams
-	sink   interface {
-		stream.Servers
-		stream.Gates
-	}
-	activity *activity
-	sweeps   *sweeps
-	member   outbox.Member
-}
 
 // assist is one round of a standby: if poll mode is active it sweeps along until the state changes, otherwise it waits
 // a little. Either way the caller then tries to lead.
-func (f *follower) assist(ctx context.Context, locks outbox.LockSession) error {
-	st, err := f.activity.state(ctx)
+func (r *Relay) assist(ctx context.Context, locks outbox.LockSession) error {
+	st, err := r.activity.state(ctx)
 	if err != nil {
 		return err
 	}
-	if f.spread != nil {
-		f.spread.wait("a relay leads: " + st.Holder + "; stop every relay")
+	if r.o.Spread != nil {
+		r.o.Spread.wait("a relay leads: " + st.Holder + "; stop every relay")
 		pause.About(ctx, 500*time.Millisecond)
 		return nil
 	}
 	if st.Desired != outbox.ModePoll || st.Active != outbox.ModePoll {
-		f.activity.enter(phaseStandby, outbox.ReasonLeadership)
+		r.activity.enter(phaseStandby, outbox.ReasonLeadership)
 		pause.About(ctx, 500*time.Millisecond)
 		return nil
 	}
@@ -48,33 +33,31 @@ func (f *follower) assist(ctx context.Context, locks outbox.LockSession) error {
 	}
 	defer func() { _ = locks.DropPipe(context.WithoutCancel(ctx), false) }()
 	// Only a state that was read under the lock is valid.
-	if st, err = f.activity.state(ctx); err != nil || st.Desired != outbox.ModePoll || st.Active != outbox.ModePoll {
+	if st, err = r.activity.state(ctx); err != nil || st.Desired != outbox.ModePoll || st.Active != outbox.ModePoll {
 		return err
 	}
-	return f.sweep(ctx, locks, st)
+	return r.sweepAlong(ctx, locks, st)
 }
 
-// sweep sweeps under the leader's owner until that changes or the leader is gone.
-func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbox.State) error {
+// sweepAlong sweeps under the leader's owner until that changes or the leader is gone.
+func (r *Relay) sweepAlong(ctx context.Context, locks outbox.LockSession, st outbox.State) error {
 	// A follower publishes only to the server that the leader has adopted. Another server may lack events, and only an
 	// adoption by the leader finds out which.
-	server, err := f.sink.Bind(ctx)
-	defer f.sink.Release()
+	server, err := r.o.Sink.Bind(ctx)
+	defer r.o.Sink.Release()
 	var twin *outbox.Sign // of a copy's table the original's relay is the leader until the copy's has adopted
 	if err == nil {
-		m := f.member
-		m.Server = st.Server
-		twin, err = f.sink.Alive(ctx, st.Owner.Source, m, nil)
+		twin, err = r.o.Sink.Alive(ctx, st.Owner.Source, r.member(st), nil)
 	}
 	if err != nil || twin != nil || server != st.Sink {
 		pause.About(ctx, 200*time.Millisecond)
 		return nil //nolint:nilerr // watchSink says it
 	}
-	f.activity.own(st.Owner)
-	f.activity.enter(phasePoll, outbox.ReasonToggle)
-	g := newGates(st.Owner, st.Layout, f.sink, f.store)
-	err = f.sweeps.while(ctx, g, func(ctx context.Context) (bool, error) {
-		now, err := f.activity.state(ctx)
+	r.activity.own(st.Owner)
+	r.activity.enter(phasePoll, outbox.ReasonToggle)
+	g := newGates(st.Owner, st.Layout, r.o.Sink, r.o.Store)
+	err = r.sweeps.while(ctx, g, func(ctx context.Context) (bool, error) {
+		now, err := r.activity.state(ctx)
 		if err != nil {
 			return false, err
 		}
@@ -88,10 +71,10 @@ func (f *follower) sweep(ctx context.Context, locks outbox.LockSession, st outbo
 		}
 		return !led, nil // the caller asks again and gets it again: the lock is held by the session
 	})
-	f.health.clear(conditionPublish) // this instance does not publish now
+	r.health.clear(conditionPublish) // this instance does not publish now
 	if err != nil && (finished(err) || errors.Is(err, outbox.ErrSuperseded)) {
 		// The leader will adopt again. Until then there is no owner to sweep under.
-		f.log.Debug("polling as a follower ended", "err", err)
+		r.log.Debug("polling as a follower ended", "err", err)
 		pause.About(ctx, 200*time.Millisecond)
 		return nil
 	}

@@ -28,7 +28,7 @@ func following(t *testing.T, do func(w *world, i *instance, assist func() error,
 		do(w, i, func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
-			return i.relay.follower.assist(ctx, s)
+			return i.relay.assist(ctx, s)
 		}, s)
 		if len(w.pg.sharing) > 1 || w.pg.sharing[s] > 0 {
 			t.Error("the pipe is still held")
@@ -104,9 +104,7 @@ func TestAFollowerThatIsFinished(t *testing.T) {
 			t.Errorf("ended with %v", err)
 		}
 		i.relay.health.clear(conditionPostgres)
-		if bad, _ := i.reasons(); len(bad) > 0 {
-			t.Errorf("reasons %v", bad)
-		}
+		i.says(t)
 	})
 }
 

@@ -22,7 +22,7 @@ type gates struct {
 	// taken are the streams that would have the name of another type's.
 	taken map[string]*outbox.TakenError
 	// fresh is called, before the first publish, for a stream that the adoption did not know.
-	fresh func(ctx context.Context, stream string) error
+	fresh func(ctx context.Context) error
 }
 
 func newGates(o outbox.Owner, layout outbox.Layout, sink stream.Gates, store KnownStreams) *gates {
@@ -32,29 +32,19 @@ func newGates(o outbox.Owner, layout outbox.Layout, sink stream.Gates, store Kno
 	}
 }
 
-// adopt raises the gate of one stream, which was found intact or not, and then calls after, if it is not nil. The
-// stream counts as adopted when both have succeeded.
-func (g *gates) adopt(ctx context.Context, s outbox.Stream, intact bool,
-	after func(ctx context.Context, stream string) error,
-) error {
-	stream := s.Name
-	if err := g.sink.Adopt(ctx, stream, g.owner, intact); err != nil {
+// adopt raises the gate of one stream, which was found intact or not.
+func (g *gates) adopt(ctx context.Context, s outbox.Stream, intact bool) error {
+	if err := g.sink.Adopt(ctx, s.Name, g.owner, intact); err != nil || s.Base == s.Name {
 		return err
 	}
-	if s.Base != stream {
-		if err := g.sink.Sharded(ctx, s.Base); err != nil {
-			return err
-		}
-	}
-	if after != nil {
-		if err := after(ctx, stream); err != nil {
-			return err
-		}
-	}
+	return g.sink.Sharded(ctx, s.Base)
+}
+
+// ready notes that a stream may be published to.
+func (g *gates) ready(s outbox.Stream) {
 	g.mu.Lock()
-	g.adopted[stream] = s.Base
-	g.mu.Unlock()
-	return nil
+	defer g.mu.Unlock()
+	g.adopted[s.Name] = s.Base
 }
 
 // Ensure prepares the stream for its first publish under this owner. It commits the stream's row before it raises the
@@ -90,17 +80,21 @@ func (g *gates) Ensure(ctx context.Context, stream string) error {
 			return err
 		}
 	}
-	return g.adopt(ctx, s, gated, func(ctx context.Context, stream string) error {
-		if !gated {
-			if err := g.store.Gated(ctx, []string{stream}); err != nil {
-				return err
-			}
+	if err := g.adopt(ctx, s, gated); err != nil {
+		return err
+	}
+	if !gated {
+		if err := g.store.Gated(ctx, []string{stream}); err != nil {
+			return err
 		}
-		if g.fresh == nil {
-			return nil
+	}
+	if g.fresh != nil {
+		if err := g.fresh(ctx); err != nil {
+			return err
 		}
-		return g.fresh(ctx, stream)
-	})
+	}
+	g.ready(s)
+	return nil
 }
 
 // streamLane is the lane of the slot reader.

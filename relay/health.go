@@ -50,6 +50,7 @@ const (
 type health struct {
 	mu         sync.Mutex
 	conditions map[string]trouble
+	runs       map[string]failures // by condition
 }
 
 // trouble is what is wrong with a condition. It ends by itself at until, unless that is zero.
@@ -59,7 +60,9 @@ type trouble struct {
 	until    time.Time
 }
 
-func newHealth() *health { return &health{conditions: map[string]trouble{}} }
+func newHealth() *health {
+	return &health{conditions: map[string]trouble{}, runs: map[string]failures{}}
+}
 
 // fail reports whether the condition is news, as degrade does.
 func (h *health) fail(name, detail string) bool {
@@ -125,4 +128,44 @@ func (h *health) lists() (bad, degraded []string) {
 		}
 	}
 	return bad, degraded
+}
+
+// steady is how long something must fail repeatedly before health reports it, and how long it must work before health
+// clears it.
+const steady = 30 * time.Second
+
+// failures is a run of failures: since when, until when, and how much had moved when it began.
+type failures struct {
+	since, last time.Time
+	moved       int64
+}
+
+// recurs records a failure, and detects failures that repeat although each attempt works in between. When they have
+// repeated for the time of steady, with no pause of that length, the relay is not ready, or degraded if events still
+// flow. It reports whether this failure begins a run.
+func (r *reporter) recurs(condition string, err error, flows bool) (first bool) {
+	h := r.health
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	run := h.runs[condition]
+	if now.Sub(run.last) > steady {
+		run, first = failures{since: now, moved: r.moved.Load()}, true
+	}
+	run.last = now
+	h.runs[condition] = run
+	if now.Sub(run.since) >= steady {
+		h.conditions[condition] = trouble{err.Error(), flows || r.moved.Load() != run.moved, now.Add(steady)}
+	}
+	return first
+}
+
+// recovered ends a run of failures.
+func (h *health) recovered(condition string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, ok := h.runs[condition]; ok {
+		delete(h.runs, condition)
+		delete(h.conditions, condition)
+	}
 }

@@ -63,7 +63,7 @@ func (h *housekeeper) run(ctx context.Context) {
 // done records the result of an errand: it counts and reports a failure, and a success ends a run of failures.
 func (h *housekeeper) done(ctx context.Context, condition string, err error) {
 	if err == nil {
-		h.recovered(condition)
+		h.health.recovered(condition)
 	} else if ctx.Err() == nil {
 		h.metrics.scrapeErrors.WithLabelValues(condition).Inc()
 		if h.recurs(condition, err, true) {

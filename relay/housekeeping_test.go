@@ -86,7 +86,7 @@ func TestOthersAreTrimmedBesideAStreamThatStandsStill(t *testing.T) {
 		for range 3 {
 			l.keeps(time.Second / 2)
 		}
-		i := l.sink.(memSink).i
+		i := l.o.Sink.(memSink).i
 		if n := len(i.trimmed); n < 5 || !slices.Contains(i.trimmed, "outbox.c") || observed < 3 {
 			t.Errorf("trimmed %v, observed %d times", i.trimmed, observed)
 		}
@@ -137,15 +137,10 @@ func TestHistoryThatCannotBeDeleted(t *testing.T) {
 			t.Errorf("asked %d times in %v, and said:\n%s", h.asked, 3*historyInterval, log.String())
 		}
 		l.keeps(steady)
-		if bad, degraded := l.health.lists(); len(bad) > 0 || len(degraded) != 1 ||
-			!strings.HasPrefix(degraded[0], "history: ") {
-			t.Errorf("not ready %v, degraded %v", bad, degraded)
-		}
+		l.health.says(t, "degraded: history: ")
 		l.housekeeper.store = working
 		l.keeps(historyInterval)
-		if _, degraded := l.health.lists(); len(degraded) > 0 {
-			t.Errorf("degraded %v afterwards", degraded)
-		}
+		l.health.says(t)
 	})
 }
 
@@ -156,21 +151,15 @@ func TestAStreamThatCannotBeTrimmed(t *testing.T) {
 		w.pg.streams = streamsOf("outbox.a", "outbox.b")
 		w.rd.away["outbox.b"] = true
 		l.keeps(steady - 2*trimInterval)
-		if _, degraded := l.health.lists(); len(degraded) > 0 {
-			t.Errorf("degraded %v too soon", degraded)
-		}
+		l.health.says(t)
 		l.keeps(4 * trimInterval)
-		if _, degraded := l.health.lists(); len(degraded) != 1 || !strings.HasPrefix(degraded[0], "trim: ") {
-			t.Errorf("degraded %v", degraded)
-		}
+		l.health.says(t, "degraded: trim: ")
 		if value(t, l.metrics.scrapeErrors.WithLabelValues(conditionTrim)) < steady.Seconds() {
 			t.Error("it was not counted")
 		}
 		delete(w.rd.away, "outbox.b")
 		l.keeps(2 * trimInterval)
-		if _, degraded := l.health.lists(); len(degraded) > 0 {
-			t.Errorf("degraded %v afterwards", degraded)
-		}
+		l.health.says(t)
 	})
 }
 
@@ -179,13 +168,6 @@ func TestAStreamThatCannotBeTrimmed(t *testing.T) {
 func TestGroupsAreNoted(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		ctx := context.Background()
-		adopt := func() {
-			t.Helper()
-			if _, err := l.adopt(ctx); err != nil {
-				t.Fatal(err)
-			}
-		}
 		noted := func(times int, want string) {
 			t.Helper()
 			l.keeps(3 * trimInterval)
@@ -196,14 +178,14 @@ func TestGroupsAreNoted(t *testing.T) {
 		w.pg.streams = streamsOf("outbox.a", "outbox.b")
 		w.rd.groups["outbox.a"] = []string{"g", "h"}
 		noted(0, "")
-		adopt()
+		l.adopts(w.t)
 		noted(1, "g h")
 		w.rd.groups["outbox.a"] = []string{"g"}
 		noted(2, "g")
 		w.rd.flush()
 		noted(2, "g")
 		w.pg.delivered = true
-		adopt()
+		l.adopts(w.t)
 		if got := w.rd.groups["outbox.a"]; !slices.Equal(got, []string{"g"}) {
 			t.Errorf("restored are %q", got)
 		}

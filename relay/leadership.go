@@ -3,53 +3,22 @@ package relay
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
-	"posthaste/relay/stream"
 )
-
-// leaderStore and leaderSink are what the phases use.
-type leaderStore interface {
-	States
-	Adoptions
-	KnownStreams
-	Layouts
-	Horizons
-	Marks
-}
-
-type leaderSink interface {
-	stream.Servers
-	stream.Gates
-	stream.Publisher
-	stream.Readers
-}
 
 // leadership is one holding of the leader lock.
 //
-// The goroutine that executes the phases (lead.go) owns it.
+// The goroutine that calls run, which executes the phases, owns it.
 type leadership struct {
-	*reporter
-	holder      string
-	prefix      string
-	spread      *Spread
+	*Relay
 	locks       outbox.LockSession
-	store       leaderStore
-	sink        leaderSink
-	slots       outbox.Slots
-	activity    *activity
-	sweeps      *sweeps
-	keeper      *slotKeeper
 	reconciler  *reconciler
 	housekeeper *housekeeper
-	watchdog    *watchdog
-	// unobserve is Options.Unobserve.
-	unobserve func()
-	// newStream joins a run of the slot reader.
-	newStream func(g *gates, begin func(context.Context) (outbox.Pass, error),
-		guard func(context.Context, bool) error) *streaming
 
 	exclusive, shared bool // holds of the pipe lock
 	gates             *gates
@@ -63,9 +32,8 @@ type leadership struct {
 	// fence is the epoch of the gate that has fenced this leadership although the table names it: the table has gone
 	// back.
 	fence int64
-	// signed is the last sign of life, nil before the first; id identifies this process.
+	// signed is the last sign of life, nil before the first.
 	signed atomic.Pointer[signed]
-	id     string
 	// told is the time of the last report of the reason why a change of the layout waits.
 	told time.Time
 	// failures counts streams that ended soon after they began, to slow down a loop of failing hand-overs.
@@ -76,6 +44,104 @@ type leadership struct {
 	stuck time.Time
 	// worked is set when the phase has begun to work.
 	worked bool
+}
+
+// run executes the phases of the machine until leadership is lost or ctx ends.
+func (l *leadership) run(ctx context.Context) error {
+	l.activity.leading.Store(true)
+	l.metrics.leader.Set(1)
+	l.mode, l.reason = outbox.ModeStandby, outbox.ReasonLeadership
+	l.log.Info("leading")
+	var wg sync.WaitGroup
+	kctx, stop := context.WithCancel(ctx)
+	defer func() {
+		stop()
+		wg.Wait()
+		l.o.Sink.Release()
+		l.activity.leading.Store(false)
+		l.metrics.leader.Set(0)
+		for _, c := range []string{
+			conditionSlot, conditionPublish, conditionAdopt, conditionRestore, conditionForeign, conditionTwin,
+			conditionState, conditionLead, conditionWAL, conditionStalled, conditionStreams, conditionLayout,
+			conditionTable, conditionHistory, conditionTrim,
+		} {
+			l.health.clear(c)
+		}
+		l.metrics.idle()
+		if l.o.Unobserve != nil {
+			l.o.Unobserve()
+		}
+		l.log.Info("not leading any more")
+	}()
+	wg.Go(func() { l.housekeeper.run(kctx) })
+	wg.Go(func() { l.reconciler.watch(kctx) })
+	wg.Go(func() { l.keeper.run(kctx) })
+	wg.Go(func() { l.sign(kctx) })
+	wg.Go(func() { l.tellSink(kctx) })
+
+	p := phaseStandby.next(onLed)
+	for {
+		l.activity.enter(p, l.reason)
+		l.worked = false
+		t, err := l.do(ctx, p)
+		switch {
+		case ctx.Err() != nil && errors.Is(context.Cause(ctx), errLockLost):
+			t = onLost
+		case ctx.Err() != nil:
+			t = onStop
+		case errors.Is(err, outbox.ErrSuperseded):
+			l.recurs(conditionPhase, err, false)
+			t = onLost
+		case err != nil:
+			l.phaseEnded(p, err)
+			l.failing(err)
+			if l.worked {
+				l.recurs(conditionPhase, err, false)
+			}
+			pause.About(ctx, 200*time.Millisecond) // whatever it was, it may fail as fast the next time
+		}
+		if p = p.next(t); p == phaseStandby || p == phaseStopped {
+			l.standDown(ctx, t)
+			if err == nil {
+				err = context.Cause(ctx)
+			}
+			return err
+		}
+	}
+}
+
+func (l *leadership) do(ctx context.Context, p phase) (transition, error) {
+	switch p {
+	case phaseAdopt:
+		return l.adopt(ctx)
+	case phaseLayout:
+		return l.changeLayout(ctx)
+	case phasePoll:
+		return l.poll(ctx)
+	case phaseSweep:
+		return l.sweep(ctx)
+	case phaseHandover:
+		return l.handOver(ctx)
+	case phaseStream:
+		return l.stream(ctx)
+	default:
+		panic("relay: no work in phase " + string(p))
+	}
+}
+
+// standDown records, if that is still possible, that no instance is active.
+func (l *leadership) standDown(ctx context.Context, t transition) {
+	reason := outbox.ReasonLeadership
+	if t == onStop {
+		reason = outbox.ReasonStop
+	}
+	l.switched(l.mode, outbox.ModeStandby, reason)
+	l.activity.enter(phaseStandby, reason)
+	if t == onStop && l.gates != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_, _ = l.o.Store.SetActive(ctx, l.gates.owner.Epoch, outbox.ModeStandby, 0, "")
+	}
 }
 
 // failing records that a phase has failed. working, which is called while events can flow, clears that.
@@ -100,7 +166,7 @@ func (l *leadership) working() {
 
 // record persists the mode of this leadership. If the write fails, the next check retries it.
 func (l *leadership) record(ctx context.Context, mode outbox.Mode) error {
-	ok, err := l.store.SetActive(ctx, l.gates.owner.Epoch, mode, l.handover, l.degraded)
+	ok, err := l.o.Store.SetActive(ctx, l.gates.owner.Epoch, mode, l.handover, l.degraded)
 	if err != nil {
 		return err
 	}
@@ -168,83 +234,103 @@ func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool,
 	*lastGate = time.Now()
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	err := l.sink.Check(actx, l.gates.owner, l.gates.streams())
+	err := l.o.Sink.Check(actx, l.gates.owner, l.gates.streams())
 	if displaced(err) {
 		return false, err
 	}
 	return true, nil
 }
 
-// during runs fn, and cancels it when the leadership is superseded or another mode is desired. poll is whether polling
-// is desired.
-func (l *leadership) during(ctx context.Context, poll bool, fn func(ctx context.Context) error) error {
-	return l.whileOwned(ctx, func(st outbox.State) error { return toggled(st, poll) }, fn)
-}
-
-// toggled returns errToggled if another mode is desired. poll is whether polling was.
-func toggled(st outbox.State, poll bool) error {
-	if (st.Desired == outbox.ModePoll) != poll {
-		return errToggled
+// toggled returns a function that ends what depends on the desired mode with errToggled, if another one is desired.
+// poll is whether polling was.
+func toggled(poll bool) func(st outbox.State) error {
+	return func(st outbox.State) error {
+		if (st.Desired == outbox.ModePoll) != poll {
+			return errToggled
+		}
+		return nil
 	}
-	return nil
 }
 
-// whileOwned runs fn. It cancels fn when the leadership is superseded or right rejects the state, and returns the
-// cause.
-func (l *leadership) whileOwned(ctx context.Context, right func(st outbox.State) error,
-	fn func(ctx context.Context) error,
+// sweepWhile sweeps until check returns false or an error, the leadership is superseded, or right rejects the state.
+func (l *leadership) sweepWhile(ctx context.Context, right func(st outbox.State) error,
+	check func(ctx context.Context) (bool, error),
 ) error {
+	var gate time.Time
+	return l.sweeps.while(ctx, l.gates, func(ctx context.Context) (bool, error) {
+		st, err := l.check(ctx)
+		if err == nil {
+			err = right(st)
+		} else if !errors.Is(err, outbox.ErrSuperseded) {
+			err = nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if ok, err := check(ctx); err != nil || !ok {
+			return false, err
+		}
+		return l.watchGates(ctx, &gate)
+	})
+}
+
+// drain makes one pass over the table, until another mode is desired. poll is whether polling is. When it returns nil,
+// every event that was visible at its start is settled. A pass for a hand-over publishes no later events, so it ends
+// with errBlocked when a stream is blocked.
+func (l *leadership) drain(ctx context.Context, poll bool) (outbox.Pass, error) {
+	began := time.Now()
+	return l.pass(ctx, func(st outbox.State) error {
+		err := toggled(poll)(st)
+		if err == nil && !poll && time.Since(began) > blockedWait && l.health.lasting(conditionStreams) {
+			err = errBlocked
+		}
+		return err
+	}, poll)
+}
+
+// pass makes one pass over the table. It ends when the leadership is superseded or right rejects the state, and returns
+// the cause. newer: see sweep.Scope.
+func (l *leadership) pass(ctx context.Context, right func(st outbox.State) error, newer bool) (
+	pass outbox.Pass, err error,
+) {
 	st, err := l.check(ctx)
 	if err == nil {
 		err = right(st)
 	}
 	if err != nil {
-		return err
+		return pass, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan error, 1)
-	go func() { done <- fn(ctx) }()
+	go func() {
+		var err error
+		if pass, err = l.o.Store.BeginPass(ctx, l.gates.owner); err == nil {
+			err = l.sweeps.drain(ctx, l.gates, pass, newer)
+		}
+		done <- err
+	}()
 	t := time.NewTicker(300 * time.Millisecond)
 	defer t.Stop()
 	for {
 		select {
 		case err := <-done:
 			if cause := context.Cause(ctx); cause != nil {
-				return cause // cut short, whatever fn made of it
+				return pass, cause // cut short, whatever came of it
 			}
-			return err
+			return pass, err
 		case <-t.C:
 			st, err := l.check(ctx)
-			if errors.Is(err, outbox.ErrSuperseded) {
-				cancel(outbox.ErrSuperseded)
-			} else if err == nil {
-				if err = right(st); err != nil {
-					cancel(err)
-				}
+			if err == nil {
+				err = right(st)
+			} else if !errors.Is(err, outbox.ErrSuperseded) {
+				continue
+			}
+			if err != nil {
+				cancel(err)
 			}
 		}
 	}
-}
-
-// drain makes one pass over the table, under the same conditions as during. When it returns nil, every event that was
-// visible at its start is settled. A pass for a hand-over publishes no later events, so it ends with errBlocked when a
-// stream is blocked.
-func (l *leadership) drain(ctx context.Context, poll bool) (pass outbox.Pass, err error) {
-	began := time.Now()
-	err = l.whileOwned(ctx, func(st outbox.State) error {
-		err := toggled(st, poll)
-		if err == nil && !poll && time.Since(began) > blockedWait && l.health.lasting(conditionStreams) {
-			err = errBlocked
-		}
-		return err
-	}, func(ctx context.Context) (err error) {
-		if pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {
-			return err
-		}
-		return l.sweeps.drain(ctx, l.gates, pass, poll)
-	})
-	return pass, err
 }
 
 // unusable reports why the slot cannot be streamed. The sweep still publishes events, so this is a fault only if the

@@ -4,8 +4,6 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
-
-	"posthaste/outbox"
 )
 
 // outcomes are the events that can end a phase, including those that end every phase.
@@ -54,44 +52,4 @@ func TestMachineNeverPublishesWithoutAdoption(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestMachineTableIsComplete(t *testing.T) {
-	t.Parallel()
-	seen := map[phase]bool{phaseStandby: true}
-	for range machine {
-		for _, tr := range machine {
-			if seen[tr.from] {
-				seen[tr.to] = true
-			}
-		}
-	}
-	for _, p := range []phase{phaseStandby, phaseAdopt, phasePoll, phaseSweep, phaseHandover, phaseStream} {
-		if !seen[p] {
-			t.Errorf("phase %s cannot be reached", p)
-		}
-		if p != phaseStandby && len(outcomes(p)) < 3 {
-			t.Errorf("phase %s has no way on", p)
-		}
-	}
-	type edge struct {
-		from phase
-		on   transition
-	}
-	edges := map[edge]bool{}
-	for _, tr := range machine {
-		if e := (edge{tr.from, tr.on}); edges[e] {
-			t.Errorf("two transitions from %s on %s", tr.from, tr.on)
-		} else {
-			edges[e] = true
-		}
-	}
-	for p, want := range map[phase]outbox.Mode{
-		phaseStandby: outbox.ModeStandby, phaseAdopt: outbox.ModeStandby, phasePoll: outbox.ModePoll,
-		phaseSweep: outbox.ModePoll, phaseHandover: outbox.ModePoll, phaseStream: outbox.ModeCDC,
-	} {
-		if got := p.mode(); got != want {
-			t.Errorf("phase %s is mode %s, want %s", p, got, want)
-		}
-	}
 }

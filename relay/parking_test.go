@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -138,17 +137,11 @@ func TestAParkThatFailsIsSaid(t *testing.T) {
 		r.goPublish()
 		r.s.chunks <- chunk(r.commit("poison")...)
 		pass(patience - time.Second)
-		if bad, _ := r.i.reasons(); len(bad) > 0 {
-			r.t.Errorf("said too early: %v", bad)
-		}
+		r.i.says(r.t)
 		pass(3 * time.Second)
-		if bad, _ := r.i.reasons(); len(bad) != 1 || !strings.HasPrefix(bad[0], "park: the dead table is gone") {
-			r.t.Errorf("reasons %v", bad)
-		}
+		r.i.says(r.t, "park: the dead table is gone")
 		h.broken.Store(false)
 		r.landed()
-		if bad, _ := r.i.reasons(); len(bad) > 0 {
-			r.t.Errorf("not taken back: %v", bad)
-		}
+		r.i.says(r.t)
 	})
 }

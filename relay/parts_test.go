@@ -143,7 +143,7 @@ func TestGatesNoteBeforeTheyAdopt(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		failure, fresh := errors.New("postgres hiccups"), 0
-		r.gates.fresh = func(context.Context, string) error {
+		r.gates.fresh = func(context.Context) error {
 			if fresh++; fresh == 1 {
 				return failure
 			}
@@ -210,9 +210,10 @@ func TestAStreamOfAnotherTypeIsNotReady(t *testing.T) {
 	inRig(t, Options{}, func(r *rig) {
 		known := outbox.Stream{Name: "outbox.order.1", Base: "outbox.order"}
 		r.pg.streams = []outbox.Stream{known}
-		if err := r.gates.adopt(r.intake, known, false, nil); err != nil {
+		if err := r.gates.adopt(r.intake, known, false); err != nil {
 			t.Fatal(err)
 		}
+		r.gates.ready(known)
 		for range 2 {
 			err := r.gates.Ensure(r.intake, known.Name)
 			if taken := (*outbox.TakenError)(nil); !errors.As(err, &taken) || taken.Base != known.Base {

@@ -4,8 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
+
+	"github.com/google/uuid"
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
@@ -41,8 +44,8 @@ func (l *leadership) adopt(ctx context.Context) (transition, error) {
 		return onWantLayout, nil
 	}
 	l.health.clear(conditionLayout) // it may be that only the answer of a change was lost
-	if l.spread != nil {
-		l.spread.done = true
+	if l.o.Spread != nil {
+		l.o.Spread.done = true
 		return onStop, nil
 	}
 	if alone {
@@ -95,7 +98,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	for {
 		a := outbox.Adoption{
 			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()},
-			Holder: l.holder, WentBack: wentBack,
+			Holder: l.o.Holder, WentBack: wentBack,
 		}
 		f, err := l.bind(ctx, st)
 		if err != nil {
@@ -106,7 +109,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			epoch = max(epoch, f.beyond+1)
 			a.To.Epoch, a.WentBack = epoch, true
 		}
-		ok, err := l.store.Adopt(ctx, a)
+		ok, err := l.o.Store.Adopt(ctx, a)
 		if err != nil {
 			return err
 		}
@@ -118,7 +121,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 		if st, err = l.adopted(ctx, a.To); err != nil {
 			return err
 		}
-		l.gates = newGates(a.To, st.Layout, l.sink, l.store)
+		l.gates = newGates(a.To, st.Layout, l.o.Sink, l.o.Store)
 		l.activity.own(a.To)
 		if err = l.raiseGates(ctx, f.intact); err == nil {
 			err = l.awaitLayout(ctx)
@@ -217,7 +220,7 @@ func (l *leadership) refused(ctx context.Context, epoch int64, err error) {
 		is = conditionTwin
 	}
 	if is != conditionAdopt {
-		_, _ = l.store.SetActive(ctx, epoch, outbox.ModeStandby, 0, is+": "+err.Error())
+		_, _ = l.o.Store.SetActive(ctx, epoch, outbox.ModeStandby, 0, is+": "+err.Error())
 	}
 	for _, isNot := range []string{conditionAdopt, conditionForeign, conditionTwin} {
 		if isNot != is {
@@ -230,13 +233,13 @@ func (l *leadership) refused(ctx context.Context, epoch int64, err error) {
 }
 
 func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (f found, err error) {
-	list, err := l.store.Streams(ctx)
+	list, err := l.o.Store.Streams(ctx)
 	if err != nil {
 		return f, err
 	}
 	streams := outbox.StreamNames(list)
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
-	f.server, err = l.sink.Bind(actx)
+	f.server, err = l.o.Sink.Bind(actx)
 	cancel()
 	if err == nil {
 		err = l.alone(ctx, st, seen)
@@ -244,15 +247,15 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (
 	if err != nil || len(streams) == 0 {
 		return f, err
 	}
-	noted, err := l.store.Newest(ctx)
+	noted, err := l.o.Store.Newest(ctx)
 	if err != nil {
 		return f, err
 	}
-	states, err := l.sink.Look(ctx, st.Owner.Source, streams, noted) // for as long as there is something to read
+	states, err := l.o.Sink.Look(ctx, st.Owner.Source, streams, noted) // for as long as there is something to read
 	if err != nil {
 		return f, err
 	}
-	ungated, err := l.store.Ungated(ctx)
+	ungated, err := l.o.Store.Ungated(ctx)
 	if err != nil {
 		return f, err
 	}
@@ -285,7 +288,7 @@ func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, sta
 		return nil
 	}
 	var err error
-	if f.delivered, err = l.store.Delivered(ctx); err != nil {
+	if f.delivered, err = l.o.Store.Delivered(ctx); err != nil {
 		return err
 	}
 	if !f.delivered { // what is in a stream is there, all the same
@@ -299,7 +302,7 @@ func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, sta
 			"server", f.server)
 	}
 	if len(gone) > 0 {
-		l.sink.Missed(len(gone))
+		l.o.Sink.Missed(len(gone))
 		l.log.Error("the sink has lost streams that were published to: it was flushed, restored, or is another "+
 			"server", "streams", gone)
 	}
@@ -329,23 +332,79 @@ func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) err
 }
 
 func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) error {
-	streams, err := l.store.Streams(ctx)
+	streams, err := l.o.Store.Streams(ctx)
 	if err != nil {
 		return err
 	}
 	for _, s := range streams {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
-		err := l.gates.adopt(actx, s, intact[s.Name], nil)
+		err := l.gates.adopt(actx, s, intact[s.Name])
 		cancel()
 		if err != nil {
 			return err
 		}
+		l.gates.ready(s)
 	}
-	return l.store.Gated(ctx, outbox.StreamNames(streams))
+	return l.o.Store.Gated(ctx, outbox.StreamNames(streams))
 }
 
 func newNonce() outbox.Nonce {
 	var n outbox.Nonce
 	_, _ = rand.Read(n[:]) // never fails: crypto/rand ends the program instead
 	return n
+}
+
+// A copy of a server's files has the table of the original and the same identity for the sink. Each would overtake the
+// other's gates again and again. So a leader signs in the sink that it is alive, and no instance adopts while a leader
+// on another server signs.
+
+// twin holds the sign of a leader on another server. renewed is set when that leader has signed again. A leader whose
+// Postgres was restarted, or replaced by its standby, does not sign again.
+type twin struct {
+	sign    *outbox.Sign
+	renewed bool
+}
+
+// alone signs, and returns an error if another leader does. seen holds the results of previous calls.
+func (l *leadership) alone(ctx context.Context, st outbox.State, seen *twin) error {
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	m := l.member(st)
+	other, err := l.o.Sink.Alive(ctx, st.Owner.Source, m, seen.sign)
+	if err != nil {
+		return err
+	}
+	if other != nil {
+		l.signed.Store(nil)
+		seen.renewed = seen.renewed || seen.sign != nil && seen.sign.Text != other.Text
+		if seen.sign = other; seen.renewed {
+			return &outbox.TwinError{Holder: other.Holder}
+		}
+		return fmt.Errorf("%s, which has led on another server of Postgres, may still be at work", other.Holder)
+	}
+	l.signed.Store(&signed{source: st.Owner.Source, member: m})
+	l.health.clear(conditionTwin)
+	return nil
+}
+
+// member identifies this process, on the server of Postgres that st is read from.
+func (r *Relay) member(st outbox.State) outbox.Member {
+	return outbox.Member{ID: r.id, Server: st.Server, Holder: r.o.Holder}
+}
+
+// signed is a sign of life.
+type signed struct {
+	source uuid.UUID
+	member outbox.Member
+}
+
+// sign repeats the sign of life in every phase of the leader. It ends with the session that has the leader's lock.
+func (l *leadership) sign(ctx context.Context) {
+	for pause.For(ctx, time.Second) == nil {
+		if s := l.signed.Load(); s != nil {
+			actx, cancel := context.WithTimeout(ctx, publishTimeout)
+			_, _ = l.o.Sink.Alive(actx, s.source, s.member, nil) // if it is refused, the gates tell
+			cancel()
+		}
+	}
 }

@@ -50,7 +50,7 @@ func (l *leadership) handOver(ctx context.Context) (transition, error) {
 			return refuse(err)
 		}
 	}
-	lsn, xid, err := l.store.Horizon(ctx)
+	lsn, xid, err := l.o.Store.Horizon(ctx)
 	if err != nil {
 		return refuse(err)
 	}
@@ -88,15 +88,13 @@ func (l *leadership) beside(ctx context.Context, fn func(ctx context.Context) er
 	}
 	var err error
 	answered := false
-	over := l.during(ctx, false, func(ctx context.Context) error {
-		return l.sweeps.while(ctx, l.gates, func(context.Context) (bool, error) {
-			select {
-			case err = <-answer:
-				answered = true
-			default:
-			}
-			return !answered, nil
-		})
+	over := l.sweepWhile(ctx, toggled(false), func(context.Context) (bool, error) {
+		select {
+		case err = <-answer:
+			answered = true
+		default:
+		}
+		return !answered, nil
 	})
 	if !answered {
 		cancel()
@@ -112,30 +110,28 @@ func (l *leadership) beside(ctx context.Context, fn func(ctx context.Context) er
 // leader's, which is terminated.
 func (l *leadership) evict(ctx context.Context) error {
 	for range 10 {
-		st, err := l.slots.Status(ctx)
+		st, err := l.o.Slots.Status(ctx)
 		if err != nil || !st.Active {
 			return err
 		}
 		pause.For(ctx, 50*time.Millisecond)
 	}
 	l.log.Warn("the slot is held by another walsender; ending it")
-	return l.slots.Evict(ctx)
+	return l.o.Slots.Evict(ctx)
 }
 
 // waitVisible waits until everything older than xid has ended, up to visibleWait. If the slot's position was moved or
 // made without such a wait, going on without it could pass rows by: then it is an error.
 func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) {
-	visible, err := l.store.VisibleBelow(ctx, xid)
+	visible, err := l.o.Store.VisibleBelow(ctx, xid)
 	if err != nil || visible {
 		return visible, err
 	}
 	// Events do not wait for it.
 	deadline := time.Now().Add(visibleWait)
-	err = l.during(ctx, false, func(ctx context.Context) error {
-		return l.sweeps.while(ctx, l.gates, func(ctx context.Context) (bool, error) {
-			visible, err = l.store.VisibleBelow(ctx, xid)
-			return !visible && time.Now().Before(deadline), err
-		})
+	err = l.sweepWhile(ctx, toggled(false), func(ctx context.Context) (bool, error) {
+		visible, err = l.o.Store.VisibleBelow(ctx, xid)
+		return !visible && time.Now().Before(deadline), err
 	})
 	if err != nil || visible {
 		return visible, err
@@ -158,7 +154,7 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 // endHandOver completes the hand-over once no other program can move the slot. It makes one more pass, writes it as the
 // mark of every part, and then reads H, which becomes the End of the pass that it returns.
 func (l *leadership) endHandOver(ctx context.Context) (pass outbox.Pass, err error) {
-	st, err := l.slots.Status(ctx)
+	st, err := l.o.Slots.Status(ctx)
 	if err != nil {
 		return pass, err
 	}
@@ -176,10 +172,10 @@ func (l *leadership) endHandOver(ctx context.Context) (pass outbox.Pass, err err
 	if pass, err = l.drain(ctx, false); err != nil {
 		return pass, err
 	}
-	if err = l.store.SettleAll(ctx, l.gates.owner, pass); err != nil {
+	if err = l.o.Store.SettleAll(ctx, l.gates.owner, pass); err != nil {
 		return pass, err
 	}
-	if pass.End, err = l.store.InsertLSN(ctx); err != nil {
+	if pass.End, err = l.o.Store.InsertLSN(ctx); err != nil {
 		return pass, err
 	}
 	l.handover = pass.End

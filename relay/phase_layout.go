@@ -57,9 +57,9 @@ func (r *Relay) troubles(ctx context.Context) {
 
 // wantedLayout is how streams should be named.
 func (l *leadership) wantedLayout() outbox.Layout {
-	to := outbox.Layout{Prefix: l.prefix, Shards: l.gates.layout.Shards}
-	if l.spread != nil {
-		to.Shards = l.spread.Shards
+	to := outbox.Layout{Prefix: l.o.Prefix, Shards: l.gates.layout.Shards}
+	if l.o.Spread != nil {
+		to.Shards = l.o.Spread.Shards
 	}
 	return to
 }
@@ -74,10 +74,10 @@ func (l *leadership) wantedLayout() outbox.Layout {
 func (l *leadership) changeLayout(ctx context.Context) (transition, error) {
 	from, to := l.gates.layout, l.wantedLayout()
 	if from.Shards == to.Shards {
-		if done, err := l.store.FirstLayout(ctx, l.gates.owner, to.Prefix); err != nil || done {
+		if done, err := l.o.Store.FirstLayout(ctx, l.gates.owner, to.Prefix); err != nil || done {
 			return l.over(err)
 		}
-	} else if err := l.store.CheckLayout(ctx, to.Shards); err != nil {
+	} else if err := l.o.Store.CheckLayout(ctx, to.Shards); err != nil {
 		return l.refuseLayout(err)
 	}
 	l.log.Info("changing how streams are named", "prefix", to.Prefix, "streams_per_type", to.Shards,
@@ -90,7 +90,7 @@ func (l *leadership) changeLayout(ctx context.Context) (transition, error) {
 			return l.over(err)
 		}
 	}
-	if err := l.store.ChangeLayout(ctx, l.gates.owner, to); err != nil {
+	if err := l.o.Store.ChangeLayout(ctx, l.gates.owner, to); err != nil {
 		return l.refuseLayout(err)
 	}
 	l.log.Info("streams are named as configured now", "prefix", to.Prefix, "streams_per_type", to.Shards)
@@ -101,10 +101,10 @@ func (l *leadership) changeLayout(ctx context.Context) (transition, error) {
 
 // refuseLayout ends a spread if err shows that a type cannot have so many streams.
 func (l *leadership) refuseLayout(err error) (transition, error) {
-	if l.spread == nil || !errors.Is(err, outbox.ErrLayout) {
+	if l.o.Spread == nil || !errors.Is(err, outbox.ErrLayout) {
 		return l.over(err)
 	}
-	l.spread.done, l.spread.err = true, err
+	l.o.Spread.done, l.o.Spread.err = true, err
 	return onStop, nil
 }
 
@@ -112,7 +112,7 @@ func (l *leadership) refuseLayout(err error) (transition, error) {
 func (l *leadership) awaitLayout(ctx context.Context) error {
 	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for {
-		err := l.store.AwaitLayout(ctx)
+		err := l.o.Store.AwaitLayout(ctx)
 		if err == nil || ctx.Err() != nil {
 			l.health.clear(conditionAdopt)
 			return err
@@ -131,24 +131,21 @@ func (l *leadership) settleAll(ctx context.Context) error {
 	l.health.clear(conditionLayout)
 	l.told = time.Now() // it takes a moment, as any adoption does
 	known := l.gates.streams()
-	_, xid, err := l.store.Horizon(ctx)
+	_, xid, err := l.o.Store.Horizon(ctx)
 	if err != nil {
 		return err
 	}
 	visible := false
-	var gate time.Time
-	err = l.sweeps.while(ctx, l.gates, func(ctx context.Context) (bool, error) {
+	anyMode := func(outbox.State) error { return nil }
+	err = l.sweepWhile(ctx, anyMode, func(ctx context.Context) (bool, error) {
 		l.working()
-		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
-			return false, err
-		}
-		if ok, err := l.store.VisibleBelow(ctx, xid); err == nil && ok {
+		if ok, err := l.o.Store.VisibleBelow(ctx, xid); err == nil && ok {
 			visible = true
 			return false, nil
 		}
 		l.layoutWaits(ctx, false, "transactions that are older than this change are open; events are published as "+
 			"before")
-		return l.watchGates(ctx, &gate)
+		return true, nil
 	})
 	if err == nil && !visible {
 		err = cmp.Or(context.Cause(ctx), errSweepEnded)
@@ -156,18 +153,12 @@ func (l *leadership) settleAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var pass outbox.Pass
-	err = l.whileOwned(ctx, func(outbox.State) error { return nil }, func(ctx context.Context) (err error) {
-		if pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {
-			return err
-		}
-		return l.sweeps.drain(ctx, l.gates, pass, false)
-	})
+	pass, err := l.pass(ctx, anyMode, false)
 	if err != nil {
 		return err
 	}
 	l.undoubted(ctx, known)
-	return l.store.SettleAll(ctx, l.gates.owner, pass)
+	return l.o.Store.SettleAll(ctx, l.gates.owner, pass)
 }
 
 // awaitReaders waits until no consumer group has unread or pending events in any stream. A sink that has just lost a
@@ -201,15 +192,15 @@ func (l *leadership) awaitReaders(ctx context.Context) error {
 }
 
 func (l *leadership) unread(ctx context.Context) ([]outbox.Unread, error) {
-	streams, err := l.store.Streams(ctx)
+	streams, err := l.o.Store.Streams(ctx)
 	if err != nil {
 		return nil, err
 	}
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	list, err := l.sink.Unread(actx, l.gates.owner.Source, outbox.StreamNames(streams))
+	list, err := l.o.Sink.Unread(actx, l.gates.owner.Source, outbox.StreamNames(streams))
 	if err == nil && len(list) == 0 {
-		err = l.sink.Check(actx, l.gates.owner, l.gates.streams())
+		err = l.o.Sink.Check(actx, l.gates.owner, l.gates.streams())
 	}
 	return list, err
 }
@@ -238,8 +229,8 @@ func unreadText(list []outbox.Unread) string {
 // layoutWaits reports why a change waits: in readiness, in the log and to the caller of a spread. If paused, nothing is
 // published until then, and the state records the reason for posthaste status.
 func (l *leadership) layoutWaits(ctx context.Context, paused bool, what string) {
-	if l.spread != nil {
-		l.spread.wait(what)
+	if l.o.Spread != nil {
+		l.o.Spread.wait(what)
 	}
 	text := "the names of streams change: " + what
 	if paused {
@@ -254,6 +245,6 @@ func (l *leadership) layoutWaits(ctx context.Context, paused bool, what string) 
 	l.told = time.Now()
 	l.log.Warn("the names of streams wait to be changed", "why", what, "paused", paused)
 	if paused {
-		_, _ = l.store.SetActive(ctx, l.gates.owner.Epoch, outbox.ModeStandby, 0, conditionLayout+": "+text)
+		_, _ = l.o.Store.SetActive(ctx, l.gates.owner.Epoch, outbox.ModeStandby, 0, conditionLayout+": "+text)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
+	"posthaste/relay/sweep"
 )
 
 // poll sweeps under the shared lock: because polling is wanted, or until the exclusive lock is free.
@@ -18,7 +19,7 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 	}
 	// Only the streams known now: the doubt of a stream that is met later may be younger than the horizon.
 	known := l.gates.streams()
-	_, xid, err := l.store.Horizon(ctx)
+	_, xid, err := l.o.Store.Horizon(ctx)
 	if err != nil {
 		return onOver, err
 	}
@@ -26,17 +27,12 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 		settled := false // everything committed before the adoption is visible
 		done := false
 		wanted := true // polling, not only for the time being
-		var gate time.Time
-		err := l.sweeps.while(ctx, l.gates, func(ctx context.Context) (bool, error) {
+		err := l.sweepWhile(ctx, func(st outbox.State) error {
+			wanted = st.Desired == outbox.ModePoll
+			return nil
+		}, func(ctx context.Context) (bool, error) {
 			l.working()
-			st, err := l.check(ctx)
-			if errors.Is(err, outbox.ErrSuperseded) {
-				return false, err
-			}
-			if err == nil {
-				wanted = st.Desired == outbox.ModePoll
-			}
-			if err == nil && !wanted {
+			if !wanted {
 				l.exclusive, err = l.locks.TryPipe(ctx, true)
 				if err != nil || l.exclusive {
 					done = true
@@ -45,12 +41,12 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 				}
 			}
 			if xid != 0 {
-				if ok, err := l.store.VisibleBelow(ctx, xid); err == nil && ok {
+				if ok, err := l.o.Store.VisibleBelow(ctx, xid); err == nil && ok {
 					settled = true
 					return false, nil
 				}
 			}
-			return l.watchGates(ctx, &gate)
+			return true, nil
 		})
 		if err != nil || done || !settled {
 			return l.over(err)
@@ -76,7 +72,7 @@ func (l *leadership) forgetDoubt(ctx context.Context, streams []string, poll boo
 // undoubted clears the doubt of streams in the sink.
 func (l *leadership) undoubted(ctx context.Context, streams []string) {
 	for _, s := range streams {
-		if err := l.sink.ForgetDoubt(ctx, l.gates.owner, s); err != nil {
+		if err := l.o.Sink.ForgetDoubt(ctx, l.gates.owner, s); err != nil {
 			l.log.Debug("forget doubt", "stream", s, "err", err) // it costs memory until the next time
 		}
 	}
@@ -87,7 +83,6 @@ func (l *leadership) sweep(ctx context.Context) (transition, error) {
 	if err := l.record(ctx, outbox.ModePoll); err != nil {
 		return onOver, err
 	}
-	var gate time.Time
 	answers := make(chan error, 1)
 	asking := false
 	actx, cancel := context.WithCancel(ctx)
@@ -100,7 +95,7 @@ func (l *leadership) sweep(ctx context.Context) (transition, error) {
 	bo := pause.Backoff{First: time.Second, Most: 5 * time.Second}
 	due := time.Now().Add(l.delay())
 	usable := false
-	err := l.sweeps.while(ctx, l.gates, func(ctx context.Context) (bool, error) {
+	err := l.sweepWhile(ctx, toggled(false), func(ctx context.Context) (bool, error) {
 		l.working()
 		select {
 		case err := <-answers:
@@ -119,38 +114,14 @@ func (l *leadership) sweep(ctx context.Context) (transition, error) {
 		}
 		if !asking && time.Now().After(due) {
 			asking = true
-			go func() { answers <- l.ensureSlot(actx) }()
+			go func() { answers <- l.keeper.ensure(actx) }()
 		}
-		st, err := l.check(ctx)
-		if errors.Is(err, outbox.ErrSuperseded) {
-			return false, err
-		}
-		if err == nil && st.Desired == outbox.ModePoll {
-			l.reason = outbox.ReasonToggle
-			return false, nil
-		}
-		return l.watchGates(ctx, &gate)
+		return true, nil
 	})
 	if err == nil && usable {
 		return onUsable, nil
 	}
 	return l.over(err)
-}
-
-func (l *leadership) ensureSlot(ctx context.Context) error {
-	st, err := l.slots.Status(ctx)
-	if err != nil {
-		return err
-	}
-	reason := l.keeper.made(st) // before it can be seen
-	defer l.keeper.madeOrNot()
-	created, err := l.slots.Ensure(ctx, l.keeper.making)
-	if err == nil && created {
-		l.metrics.slotCreated.WithLabelValues(reason).Inc()
-		l.keeper.know(true) // it may be dropped before anybody looks at it again
-		_, err = l.keeper.ensured(ctx)
-	}
-	return err
 }
 
 // delay slows down hand-overs that keep failing.
@@ -159,4 +130,82 @@ func (l *leadership) delay() time.Duration {
 		return 0
 	}
 	return pause.Jitter(min(100*time.Millisecond<<min(l.failures, 7), 10*time.Second))
+}
+
+// sweeps runs the sweeper under one owner's gates. Its methods may be called by one goroutine at a time, except those
+// of sweep.Host, which are safe for concurrent use.
+type sweeps struct {
+	*reporter
+	store   DeadEvents
+	sweeper *sweep.Sweeper
+}
+
+// while runs the sweeper until check returns false or an error, or the sweeper ends by itself (it returns ErrGap and
+// similar errors). It calls check a few times a second.
+func (s *sweeps) while(ctx context.Context, g *gates, check func(ctx context.Context) (bool, error)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- s.sweeper.Run(ctx, s.scope(g)) }()
+	stop := func() error {
+		cancel()
+		return <-done
+	}
+	t := time.NewTicker(200 * time.Millisecond)
+	defer t.Stop()
+	for {
+		select {
+		case err := <-done:
+			cancel()
+			return err
+		case <-t.C:
+		}
+		ok, err := check(ctx)
+		if err != nil || !ok {
+			if serr := stop(); err == nil {
+				err = serr
+			}
+			return err
+		}
+	}
+}
+
+// host is the host of a sweep under gates.
+type host struct {
+	*sweeps
+	*gates
+}
+
+// scope returns the scope of a sweep under g.
+func (s *sweeps) scope(g *gates) sweep.Scope {
+	return sweep.Scope{Host: host{s, g}, Owner: g.owner, Layout: g.layout, BlockKey: s.blocks != nil}
+}
+
+// Blocker, Parked, Outcome and Published implement sweep.Host.
+func (s *sweeps) Blocker(e *outbox.Record) string    { return s.blocks.blocker(e) }
+func (s *sweeps) Parked(e *outbox.Record, err error) { s.parked(e, err) }
+func (s *sweeps) Outcome(err error)                  { s.outcome(err) }
+
+// Published implements sweep.Host.
+func (h host) Published(stream string, events []*outbox.Record) {
+	h.published(outbox.ModePoll, stream, h.layout.Shards, events)
+}
+
+// Refresh reads which events are parked, for block-key.
+func (s *sweeps) Refresh(ctx context.Context) error {
+	if s.blocks == nil {
+		return nil
+	}
+	return s.blocks.refresh(func() ([]outbox.Dead, error) { return s.store.Parked(ctx) })
+}
+
+// drain settles the rows that pass sees, in every part. newer: see sweep.Scope. Its success also ends a failure
+// reported before.
+func (s *sweeps) drain(ctx context.Context, g *gates, pass outbox.Pass, newer bool) error {
+	scope := s.scope(g)
+	scope.Newer = newer
+	err := s.sweeper.Drain(ctx, scope, pass)
+	if err == nil {
+		s.outcome(nil)
+	}
+	return err
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 // inPoll runs a leader in poll mode that has adopted with an event in doubt: it is in its stream, and its row is not
@@ -56,9 +57,7 @@ func TestDoubtIsForgottenAfterAPass(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
 		w.pg.state.Desired = outbox.ModePoll
-		if _, err := l.adopt(context.Background()); err != nil {
-			w.t.Fatal(err)
-		}
+		l.adopts(w.t)
 		row := w.event("order", "a")
 		if err := l.forgetDoubt(context.Background(), []string{"outbox.order"}, true); err != nil || w.pg.owed(row) {
 			t.Errorf("%v; row owed: %v", err, w.pg.owed(row))
@@ -153,9 +152,7 @@ func TestGatesAreWatched(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
 		w.pg.streams = streamsOf("outbox.order")
-		if _, err := l.adopt(context.Background()); err != nil {
-			w.t.Fatal(err)
-		}
+		l.adopts(w.t)
 		var last time.Time
 		watch := func() error {
 			_, err := l.watchGates(context.Background(), &last)
@@ -190,9 +187,9 @@ func TestGatesAreWatched(t *testing.T) {
 	})
 }
 
-// A long call is cancelled when another instance has adopted or another mode is desired. A state that cannot be read
-// does not cancel it.
-func TestDuring(t *testing.T) {
+// A pass that takes long ends when another instance has adopted or another mode is desired. A state that cannot be read
+// does not end it.
+func TestALongPass(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		disturb func(w *world)
@@ -205,18 +202,12 @@ func TestDuring(t *testing.T) {
 		"no answer":       {func(w *world) { w.plan = fault{"Store.State", w.counts["Store.State"], refused} }, nil},
 	} {
 		inLeadership(t, Options{}, func(w *world, l *leadership) {
-			if _, err := l.adopt(context.Background()); err != nil {
-				w.t.Fatal(err)
-			}
+			l.adopts(w.t)
+			w.event("order", "a")
+			w.rd.down = true
 			w.after(time.Second, func() { c.disturb(w) })
-			err := l.during(context.Background(), false, func(ctx context.Context) error {
-				select {
-				case <-ctx.Done():
-				case <-time.After(5 * time.Second):
-				}
-				return nil
-			})
-			if !errors.Is(err, c.want) {
+			w.after(5*time.Second, func() { w.rd.down = false })
+			if _, err := l.drain(context.Background(), false); !errors.Is(err, c.want) {
 				t.Errorf("%s: %v, want %v", name, err, c.want)
 			}
 		})
@@ -238,9 +229,7 @@ func TestTheGuard(t *testing.T) {
 	} {
 		inLeadership(t, Options{}, func(w *world, l *leadership) {
 			w.pg.streams = streamsOf("outbox.order")
-			if _, err := l.adopt(context.Background()); err != nil {
-				w.t.Fatal(err)
-			}
+			l.adopts(w.t)
 			c.disturb(w)
 			if err := l.guard()(context.Background(), false); !errors.Is(err, c.want) {
 				t.Errorf("%s: %v, want %v", name, err, c.want)
@@ -257,24 +246,16 @@ func TestAStateThatCannotBeReadIsSaid(t *testing.T) {
 		l.answered(ctx, gone)
 		pass(patience)
 		l.answered(ctx, gone)
-		if bad, _ := l.health.lists(); len(bad) > 0 {
-			t.Errorf("said too early: %v", bad)
-		}
+		l.health.says(t)
 		pass(time.Second)
 		stopping, stop := context.WithCancel(ctx)
 		stop()
 		l.answered(stopping, gone)
-		if bad, _ := l.health.lists(); len(bad) > 0 {
-			t.Errorf("said while stopping: %v", bad)
-		}
+		l.health.says(t)
 		l.answered(ctx, gone)
-		if bad, _ := l.health.lists(); len(bad) != 1 || bad[0] != "postgres_state: no answer" {
-			t.Errorf("reasons %v", bad)
-		}
+		l.health.says(t, "postgres_state: no answer")
 		l.answered(ctx, nil)
-		if bad, _ := l.health.lists(); len(bad) > 0 {
-			t.Errorf("afterwards: %v", bad)
-		}
+		l.health.says(t)
 	})
 }
 
@@ -287,14 +268,10 @@ func TestALeaderThatDoesNotComeToItsWork(t *testing.T) {
 		l.failing(why)
 		pass(patience + time.Second)
 		l.failing(why)
-		if bad, _ := l.health.lists(); len(bad) != 1 || bad[0] != "lead: "+why.Error() {
-			t.Errorf("reasons %v", bad)
-		}
+		l.health.says(t, "lead: "+why.Error())
 		l.working()
 		l.failing(why)
-		if bad, _ := l.health.lists(); len(bad) > 0 {
-			t.Errorf("afterwards: %v", bad)
-		}
+		l.health.says(t)
 	})
 }
 
@@ -317,9 +294,7 @@ func TestWorkThatFailsAgainAndAgain(t *testing.T) {
 			t.Errorf("not ready %v", bad)
 		}
 		pass(steady + time.Second)
-		if bad, degraded := l.health.lists(); len(bad)+len(degraded) > 0 {
-			t.Errorf("afterwards not ready %v, degraded %v", bad, degraded)
-		}
+		l.health.says(t)
 		if bad, degraded := fails(steady+2*time.Second, 1); len(bad) > 0 || len(degraded) != 1 {
 			t.Errorf("not ready %v, degraded %v while events flow", bad, degraded)
 		}
@@ -327,7 +302,7 @@ func TestWorkThatFailsAgainAndAgain(t *testing.T) {
 }
 
 // gappy is a sink whose gates are never found as they were left.
-type gappy struct{ leaderSink }
+type gappy struct{ stream.Sink }
 
 // Check implements stream.Sink.
 func (gappy) Check(context.Context, outbox.Owner, []string) error { return outbox.ErrGap }
@@ -336,14 +311,12 @@ func (gappy) Check(context.Context, outbox.Owner, []string) error { return outbo
 func TestALeaderThatAdoptsAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
-		l.sink = gappy{l.sink}
+		l.o.Sink = gappy{l.o.Sink}
 		ctx, cancel := context.WithTimeout(context.Background(), steady+20*time.Second)
 		defer cancel()
 		go func() {
 			pass(steady + 15*time.Second)
-			if bad, degraded := l.health.lists(); len(bad) != 1 || !strings.HasPrefix(bad[0], conditionPhase) {
-				t.Errorf("not ready %v, degraded %v", bad, degraded)
-			}
+			l.health.says(t, conditionPhase)
 		}()
 		_ = l.run(ctx)
 	})
@@ -385,5 +358,19 @@ func TestASweepEndsWhenPollingIsWanted(t *testing.T) {
 		w.event("order", "a")
 		w.settles(outbox.ModePoll)
 		w.judge()
+	})
+}
+
+// A pass that failed on the way and then reached its end with nothing to publish leaves no reason behind: nothing else
+// would take it back before the next event.
+func TestADrainThatReachesItsEndIsWell(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		l.adopts(w.t)
+		l.outcome(errRefused)
+		if _, err := l.drain(context.Background(), false); err != nil {
+			t.Error(err)
+		}
+		l.health.says(t)
 	})
 }

@@ -30,10 +30,7 @@ import (
 type reconciler struct {
 	*reporter
 	store Restores
-	sink  interface {
-		stream.Publisher
-		stream.Restorer
-	}
+	sink  stream.Sink
 	// within bounds the age of the events that it restores.
 	within time.Duration
 	// uncounted is set while missing events may not be counted. Any goroutine may set it.

@@ -97,7 +97,6 @@ type Relay struct {
 	window   *window
 	activity *activity
 	sweeps   *sweeps
-	follower *follower
 	keeper   *slotKeeper
 	// id identifies this process in its signs of life.
 	id string
@@ -112,25 +111,18 @@ func New(o Options) *Relay {
 	w := newWindow(o.Window, o.WindowBytes)
 	rep := &reporter{
 		log: o.Logger.With("component", "relay"), health: newHealth(), onPublished: o.OnPublished,
-		metrics:   newMetrics(o.Registerer, func() float64 { n, _ := w.inflight(); return float64(n) }),
-		recurring: recurring{runs: map[string]failures{}},
+		metrics: newMetrics(o.Registerer, func() float64 { n, _ := w.inflight(); return float64(n) }),
+	}
+	if o.Poison == PoisonBlockKey {
+		rep.blocks = newBlocks()
 	}
 	rep.health.fail(conditionPostgres, "not connected yet")
-	act := newActivity(rep, o.Store)
+	act := &activity{reporter: rep, store: o.Store, phase: phaseStandby, since: time.Now()}
 	sw := &sweeps{reporter: rep, store: o.Store, sweeper: o.Sweeper}
-	if o.Poison == PoisonBlockKey {
-		sw.blocks = newBlocks()
-	}
-	id := newNonce().String()
 	return &Relay{
-		reporter: rep, o: o, window: w, activity: act, sweeps: sw, id: id,
-		follower: &follower{
-			reporter: rep, spread: o.Spread, store: o.Store, sink: o.Sink, activity: act, sweeps: sw,
-			member: outbox.Member{ID: id, Holder: o.Holder},
-		},
+		reporter: rep, o: o, window: w, activity: act, sweeps: sw, id: newNonce().String(),
 		keeper: &slotKeeper{
-			reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, phase: act.current,
-			epoch: act.epoch, mu: make(callLock, 1),
+			reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, activity: act, mu: make(callLock, 1),
 		},
 	}
 }
@@ -138,17 +130,12 @@ func New(o Options) *Relay {
 // newLeadership joins the parts that live as long as one holding of the leader lock.
 func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 	return &leadership{
-		reporter: r.reporter, holder: r.o.Holder, id: r.id, prefix: r.o.Prefix, spread: r.o.Spread, locks: locks,
-		store: r.o.Store, sink: r.o.Sink, slots: r.o.Slots, activity: r.activity,
-		sweeps: r.sweeps, keeper: r.keeper,
+		Relay: r, locks: locks,
 		reconciler: &reconciler{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},
 		housekeeper: &housekeeper{
 			reporter: r.reporter, store: r.o.Store, known: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps,
 			window: r.window, observe: r.o.Observe,
 		},
-		watchdog:  &watchdog{reporter: r.reporter, store: r.o.Store, phase: r.activity.current},
-		unobserve: r.o.Unobserve,
-		newStream: r.newStream,
 	}
 }
 
@@ -159,13 +146,12 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 	chunks := make(chan outbox.Chunk, 4)
 	tr := &tracker{}
 	ro := &router{
-		reporter: r.reporter, horizons: r.o.Store, dead: r.o.Store, sink: r.o.Sink, gates: g, blocks: r.sweeps.blocks,
-		window: r.window, tracker: tr, chunks: chunks, workers: map[string]*worker{},
+		reporter: r.reporter, horizons: r.o.Store, dead: r.o.Store, sink: r.o.Sink, gates: g, window: r.window,
+		tracker: tr, chunks: chunks, workers: map[string]*worker{},
 	}
 	s := &streaming{
 		source: r.o.Source, keeper: r.keeper, window: r.window, drain: r.o.DrainTimeout, begin: begin, guard: guard,
-		chunks: chunks, router: ro,
-		ready: make(chan struct{}), begun: make(chan error, 1),
+		chunks: chunks, router: ro, owner: make(callLock, 1),
 		settler: &settler{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, source: r.o.Source, gates: g, window: r.window,
 			router: ro, tracker: tr, begun: make(chan struct{}), ended: make(chan struct{}), stuck: map[string]error{},
@@ -185,7 +171,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	wctx, stop := context.WithCancel(ctx)
 	defer stop()
 	wg.Go(func() { r.watchSink(wctx) })
-	wg.Go(func() { r.oversee(wctx) })
+	wg.Go(func() { (&watchdog{reporter: r.reporter, store: r.o.Store, activity: r.activity}).run(wctx) })
 	if r.o.Spread != nil {
 		wg.Go(func() { r.troubles(wctx) })
 	}
@@ -197,7 +183,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		if r.o.Spread != nil && r.o.Spread.done {
 			return r.o.Spread.err
 		}
-		var p permanent
+		var p interface{ Permanent() bool } // waiting does not mend it
 		if !r.started && errors.As(err, &p) && p.Permanent() {
 			return err
 		}
@@ -257,7 +243,7 @@ func (r *Relay) work(ctx context.Context, locks outbox.LockSession) error {
 		if led {
 			return r.newLeadership(locks).run(ctx)
 		}
-		if err := r.follower.assist(ctx, locks); err != nil && ctx.Err() == nil {
+		if err := r.assist(ctx, locks); err != nil && ctx.Err() == nil {
 			return err
 		}
 	}

@@ -24,9 +24,9 @@ type reporter struct {
 	// onPublished is Options.OnPublished.
 	onPublished func(mode outbox.Mode, stream string, events []*outbox.Record)
 	// moved counts what was published, settled or parked, for the watchdog.
-	moved     atomic.Int64
-	labels    sync.Mutex // of streams
-	recurring recurring
+	moved  atomic.Int64
+	labels sync.Mutex // of streams
+	blocks *blocks    // nil unless block-key
 	// sessions and phases are the runs of those that have ended with an error.
 	sessions, phases outage.Run
 }
@@ -75,6 +75,7 @@ func (r *reporter) published(mode outbox.Mode, stream string, shards int, events
 
 // parked reports an event that is dead now.
 func (r *reporter) parked(e *outbox.Record, err error) {
+	r.blocks.add(e)
 	r.moved.Add(1)
 	r.metrics.parked.Inc()
 	r.log.Error("event is dead", "event_id", e.ID, "aggregate_type", e.AggregateType, "seq", e.Seq, "err", err)

@@ -3,6 +3,8 @@ package relay
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -226,3 +228,20 @@ func value(t *testing.T, m prometheus.Metric) float64 {
 
 // reasons are why the instance is not ready, and what is wrong although it is.
 func (i *instance) reasons() (bad, degraded []string) { return i.relay.health.lists() }
+
+// says checks what is wrong with the instance, by the beginning of each reason.
+func (i *instance) says(t testing.TB, want ...string) {
+	t.Helper()
+	i.relay.health.says(t, want...)
+}
+
+func (h *health) says(t testing.TB, want ...string) {
+	t.Helper()
+	got, degraded := h.lists()
+	for _, d := range degraded {
+		got = append(got, "degraded: "+d)
+	}
+	if !slices.EqualFunc(got, want, strings.HasPrefix) {
+		t.Errorf("wrong is %q, want %q", got, want)
+	}
+}

@@ -22,7 +22,6 @@ type router struct {
 	dead     DeadEvents
 	sink     stream.Publisher
 	gates    *gates
-	blocks   *blocks
 	window   *window
 	tracker  *tracker
 	chunks   <-chan outbox.Chunk
@@ -59,7 +58,7 @@ func (r *router) begin(settled outbox.Settled, handover outbox.LSN) {
 }
 
 // meet raises H for a stream that the adoption did not know: a fenced relay may have published to it in between.
-func (r *router) meet(ctx context.Context, _ string) error {
+func (r *router) meet(ctx context.Context) error {
 	if r.handover.Load() == 0 {
 		return nil // the sweep still runs: H comes later and covers it
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -78,20 +77,6 @@ func TestAStreamMetLateHasItsOwnH(t *testing.T) {
 	})
 }
 
-func TestMeetBeforeHIsKnown(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		if err := r.s.router.meet(r.intake, "outbox.order"); err != nil || r.count("Store.InsertLSN") != 0 {
-			r.t.Errorf("%v, and a position was asked for", err)
-		}
-		r.from(5)
-		r.plan = fault{"Store.InsertLSN", 0, refused}
-		if err := r.s.router.meet(r.intake, "outbox.order"); !errors.Is(err, errRefused) {
-			r.t.Errorf("without an answer: %v", err)
-		}
-	})
-}
-
 // If doubt cannot be cleared, the next chunk retries. Doubt is cleared only once.
 func TestDoubtIsForgottenOnce(t *testing.T) {
 	t.Parallel()
@@ -107,38 +92,6 @@ func TestDoubtIsForgottenOnce(t *testing.T) {
 		if n := r.count("Sink.ForgetDoubt"); n != 2 {
 			r.t.Errorf("%d calls, want one that fails and one that does not", n)
 		}
-	})
-}
-
-// Events that an earlier owner published and did not settle stay in doubt until H is passed, because they may be
-// delivered until then.
-func TestDoubtIsKeptUntilHIsPassed(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		tx := r.begin()
-		tx.insert("order", "b", "done")
-		tx.commitNow()
-		before, doubtful := tx.delivered(), r.commit("done")
-		done := r.goPublish()
-		r.s.chunks <- chunk(doubtful...)
-		soon()
-		close(r.s.chunks)
-		_ = <-done
-		r.adopt()
-		if err := r.gates.adopt(r.intake, streamsOf("outbox.order")[0], false, nil); err != nil {
-			r.t.Fatal(err)
-		}
-		r.s = r.i.relay.newStream(r.gates, nil, nil)
-		r.from(doubtful[0].End)
-		r.goPublish()
-		for n, c := range []outbox.Chunk{chunk(before...), chunk(doubtful...)} {
-			r.s.chunks <- c
-			r.forgetDoubt()
-			if forgotten := r.count("Sink.ForgetDoubt"); forgotten != n {
-				r.t.Errorf("forgotten %d times after %d chunks; the second one passes H", forgotten, n+1)
-			}
-		}
-		wantSeqs(t, r.published("outbox.order"), doubtful[0].Seq, before[0].Seq)
 	})
 }
 
@@ -215,33 +168,6 @@ func TestPublisherWaitsForTheWindow(t *testing.T) {
 	})
 }
 
-// The publisher does not wait in the middle of a transaction, because nothing of it is settled before the rest is
-// published. The rest forms its own batch, so later events do wait.
-func TestNobodyWaitsInTheMiddleOfATransaction(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{Window: 4}, func(r *rig) {
-		rows := slices.Concat(r.transactions(1), r.commit(slices.Repeat([]string{"done"}, 8)...), r.transactions(3))
-		r.goPublish()
-		r.s.chunks <- chunk(rows[:4]...)
-		r.s.chunks <- chunk(rows[4:]...)
-		pass(time.Minute)
-		if n := len(r.published("outbox.order")); n != 9 {
-			r.t.Errorf("%d events are published, want all of the transaction, and none behind it", n)
-		}
-		var sizes []int
-		for held := 9; held > 0; {
-			f := r.landed()
-			sizes = append(sizes, f.events)
-			held -= f.events
-		}
-		r.s.window.release(9, 9*rows[0].Size())
-		soon()
-		if n := len(r.published("outbox.order")); n != 12 || !slices.Equal(sizes, []int{2, 2, 2, 2, 1}) {
-			r.t.Errorf("%d events are published, the first in pieces of %v", n, sizes)
-		}
-	})
-}
-
 // An end of a transaction without rows of ours goes to the settler, in its turn: else the slot would never pass it.
 func TestAMarkerIsHandedOn(t *testing.T) {
 	t.Parallel()
@@ -268,9 +194,7 @@ func TestPublisherRepeatsTrouble(t *testing.T) {
 		r.do(func() { r.rd.down = true })
 		r.s.chunks <- chunk(r.commit("done")...)
 		pass(time.Minute)
-		if bad, _ := r.i.reasons(); len(bad) != 1 || !strings.HasPrefix(bad[0], "publish: ") {
-			r.t.Errorf("reasons %v", bad)
-		}
+		r.i.says(r.t, "publish: ")
 		r.do(func() { r.rd.down = false })
 		r.landed()
 		if bad, _ := r.i.reasons(); len(bad) > 0 || len(r.pg.dead) > 0 {

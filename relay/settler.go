@@ -154,7 +154,7 @@ func (s *settler) advance(sp span) error {
 	}
 	passed := s.tracker.position() // before the scan, which finds what was committed since
 	if err := s.confirm(sp); err != nil {
-		return wrap("confirm", err)
+		return fmt.Errorf("confirm: %w", err)
 	}
 	if err := s.missed(passed); err != nil {
 		s.metrics.auditFailures.WithLabelValues(outbox.ReasonMissed).Inc()
@@ -371,7 +371,7 @@ func (s *settler) forgetDoubt(ctx context.Context) {
 // trouble notes that a step has failed. An error says that it is not to be repeated.
 func (s *settler) trouble(sp span, step string, err error) error {
 	if finished(err) || errors.Is(err, outbox.ErrSuperseded) || sp.intake.Err() != nil || sp.work.Err() != nil {
-		return wrap(step, err)
+		return fmt.Errorf("%s: %w", step, err)
 	}
 	if s.troubled.IsZero() {
 		s.troubled = time.Now()

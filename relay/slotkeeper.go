@@ -28,16 +28,10 @@ const (
 // lost, because the rows that a slot was moved past, or dropped with, are still in the table.
 type slotKeeper struct {
 	*reporter
-	store interface {
-		States
-		Horizons
-		Barriers
-	}
-	slots  outbox.Slots
-	budget int64
-	// phase and epoch return the current phase and the epoch of the owner.
-	phase func() phase
-	epoch func() int64
+	store    Store
+	slots    outbox.Slots
+	budget   int64
+	activity *activity
 
 	// mu is held while the slot is moved, so that a hand-over and the budget do not move it at the same time.
 	mu   callLock
@@ -73,9 +67,7 @@ func (k *slotKeeper) hard() int64 { return k.budget / 4 * 3 }
 func (k *slotKeeper) run(ctx context.Context) {
 	// A slot that did not move while no instance led is left to the first hand-over. Its next target may be invalid:
 	// another instance may have led, or the server may be a different one, which never had a slot.
-	k.mu.Lock()
-	k.last, k.next, k.still, k.known = time.Now(), slotTarget{}, false, false
-	k.mu.Unlock()
+	k.with(func() { k.last, k.next, k.still, k.known = time.Now(), slotTarget{}, false, false })
 	for ctx.Err() == nil {
 		next, err := k.tick(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -93,7 +85,7 @@ func (k *slotKeeper) tick(ctx context.Context) (next time.Duration, err error) {
 		return keepInterval, err
 	}
 	next = keepInterval
-	if st.Active && k.phase() == phaseStream && k.hard()-st.RetainedBytes > keepRoom {
+	if st.Active && k.activity.current() == phaseStream && k.hard()-st.RetainedBytes > keepRoom {
 		next = keepLong
 	}
 	return next, k.act(ctx, st)
@@ -105,7 +97,7 @@ func (k *slotKeeper) act(ctx context.Context, st outbox.SlotStatus) error {
 		k.health.clear(conditionWAL) // it holds nothing back
 		return nil
 	}
-	phase := k.phase()
+	phase := k.activity.current()
 	over := st.RetainedBytes > k.hard()
 	if !over {
 		k.health.clear(conditionWAL)
@@ -118,7 +110,7 @@ func (k *slotKeeper) act(ctx context.Context, st outbox.SlotStatus) error {
 		return nil
 	case phase == phaseStream:
 		if st.RetainedBytes > k.soft() && k.idle() > nudgeInterval {
-			k.helped()
+			k.with(func() { k.last = time.Now() })
 			return k.slots.Nudge(ctx)
 		}
 		return nil
@@ -148,17 +140,17 @@ func (k *slotKeeper) overBudget(ctx context.Context, err error) error {
 	return err
 }
 
-// helped records that the slot was just helped. idle returns the time since then.
-func (k *slotKeeper) helped() {
+// with runs f while nothing of this instance moves the slot.
+func (k *slotKeeper) with(f func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.last = time.Now()
+	f()
 }
 
-func (k *slotKeeper) idle() time.Duration {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return time.Since(k.last)
+// idle is how long the slot was not helped.
+func (k *slotKeeper) idle() (d time.Duration) {
+	k.with(func() { d = time.Since(k.last) })
+	return d
 }
 
 // look reads the slot's state, updates the gauges, and detects a move by another program.
@@ -166,7 +158,7 @@ func (k *slotKeeper) look(ctx context.Context) (outbox.SlotStatus, error) {
 	k.mu.Lock() // so that nobody of ours moves it between the look and the comparison
 	defer k.mu.Unlock()
 	m := k.metrics
-	before := k.phase()
+	before := k.activity.current()
 	st, err := k.slots.Status(ctx)
 	if err != nil {
 		m.scrapeErrors.WithLabelValues("slot").Inc()
@@ -206,35 +198,13 @@ func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before pha
 	}
 	// A stream moves it, also one that is just ending; and one that is being made moves when it is complete.
 	k.position = st.Confirmed
-	k.still = !st.Active && !k.beingMade && resting(before) && resting(k.phase())
+	k.still = !st.Active && !k.beingMade && resting(before) && resting(k.activity.current())
 	return nil
 }
 
 // moved records that the slot has passed, or that the stream has left out, commits that may not be visible.
 func (k *slotKeeper) moved(ctx context.Context) error {
-	return k.store.RaiseBarrier(ctx, k.epoch(), outbox.BarrierUnknown, false)
-}
-
-// know records whether a slot exists that only another program would drop.
-func (k *slotKeeper) know(known bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.known = known
-}
-
-// made returns the reason why a slot is made when the state was st.
-func (k *slotKeeper) made(st outbox.SlotStatus) string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	switch {
-	case st.Lost:
-		return madeLost
-	case st.Exists:
-		return madePublication
-	case k.known:
-		return madeMissing
-	}
-	return madeNew
+	return k.store.RaiseBarrier(ctx, k.activity.epoch(), outbox.BarrierUnknown, false)
 }
 
 // follow moves the idle slot, and only to a position up to which everything is visible. All of that is swept before the
@@ -243,7 +213,7 @@ func (k *slotKeeper) made(st outbox.SlotStatus) string {
 func (k *slotKeeper) follow(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.phase() == phaseStream {
+	if k.activity.current() == phaseStream {
 		k.next = slotTarget{}
 		return nil
 	}
@@ -271,7 +241,7 @@ func (k *slotKeeper) follow(ctx context.Context) error {
 func (k *slotKeeper) advance(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.phase() == phaseStream {
+	if k.activity.current() == phaseStream {
 		return nil
 	}
 	k.last, k.still = time.Now(), false
@@ -284,7 +254,7 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 	}
 	// The barrier is raised before the slot moves, so that the next leader finds it. A failure in between only makes a
 	// hand-over wait unnecessarily.
-	if err := k.store.RaiseBarrier(ctx, k.epoch(), xid, false); err != nil {
+	if err := k.store.RaiseBarrier(ctx, k.activity.epoch(), xid, false); err != nil {
 		return err
 	}
 	if err := k.slots.Advance(ctx, lsn); err != nil {
@@ -311,7 +281,7 @@ func (k *slotKeeper) enforce(ctx context.Context) error {
 	if serr != nil {
 		return serr
 	}
-	if !st.Exists || st.RetainedBytes <= k.hard() || k.phase() == phaseStream {
+	if !st.Exists || st.RetainedBytes <= k.hard() || k.activity.current() == phaseStream {
 		return err
 	}
 	k.mu.Lock()
@@ -334,19 +304,36 @@ func (k *slotKeeper) streams(on bool) {
 	}
 }
 
-// making records that a slot is about to be created, in case the answer to its creation is lost. madeOrNot ends that.
-func (k *slotKeeper) making(ctx context.Context) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.still, k.beingMade = false, true
-	return k.moved(ctx)
-}
-
-// madeOrNot records that this instance no longer creates a slot.
-func (k *slotKeeper) madeOrNot() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.beingMade = false
+// ensure makes sure that there is a slot that can be streamed.
+func (k *slotKeeper) ensure(ctx context.Context) error {
+	st, err := k.slots.Status(ctx)
+	if err != nil {
+		return err
+	}
+	reason := madeNew
+	k.with(func() {
+		switch {
+		case st.Lost:
+			reason = madeLost
+		case st.Exists:
+			reason = madePublication
+		case k.known:
+			reason = madeMissing
+		}
+	})
+	defer k.with(func() { k.beingMade = false })
+	created, err := k.slots.Ensure(ctx, func(ctx context.Context) (err error) {
+		// Before the slot can be seen, in case the answer to its creation is lost.
+		k.with(func() { k.still, k.beingMade = false, true; err = k.moved(ctx) })
+		return err
+	})
+	if err != nil || !created {
+		return err
+	}
+	k.metrics.slotCreated.WithLabelValues(reason).Inc()
+	k.with(func() { k.known = true }) // it may be dropped before anything reads it again
+	_, err = k.ensured(ctx)
+	return err
 }
 
 // ensured raises the barrier for a new slot: transactions that committed before its position and were not visible yet
@@ -357,7 +344,7 @@ func (k *slotKeeper) ensured(ctx context.Context) (xid uint64, err error) {
 	if _, xid, err = k.store.Horizon(ctx); err != nil {
 		return 0, err
 	}
-	return xid, k.store.RaiseBarrier(ctx, k.epoch(), xid, true)
+	return xid, k.store.RaiseBarrier(ctx, k.activity.epoch(), xid, true)
 }
 
 // shortcut moves the slot to lsn, everything below which has been swept and was visible, as was every transaction older
@@ -370,7 +357,7 @@ func (k *slotKeeper) shortcut(ctx context.Context, lsn outbox.LSN, xid uint64) e
 	}
 	k.last, k.still = time.Now(), false
 	// A younger one stays: the budget moved the slot in between, and that still has to be waited for.
-	return k.store.LowerBarrier(ctx, k.epoch(), xid)
+	return k.store.LowerBarrier(ctx, k.activity.epoch(), xid)
 }
 
 // hidden reports whether a transaction may have committed before the slot's position without being visible yet.

@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,9 +14,7 @@ func keeping(t *testing.T, p phase, do func(w *world, k *slotKeeper)) {
 	t.Helper()
 	inLeadership(t, Options{WALBudget: 100_000}, func(w *world, l *leadership) {
 		w.pg.slot = &slot{w: w, confirmed: 1000, restart: 1000}
-		if _, err := l.adopt(context.Background()); err != nil {
-			w.t.Fatal(err)
-		}
+		l.adopts(w.t)
 		l.activity.enter(p, "")
 		do(w, l.keeper)
 	})
@@ -137,15 +134,11 @@ func TestTheBudgetIsEnforced(t *testing.T) {
 		k.slots = stuck
 		w.do(func() { w.grow(80_000) })
 		w.tick(t, k)
-		if _, degraded := k.health.lists(); len(degraded) != 1 || !strings.HasPrefix(degraded[0], "wal: ") {
-			t.Errorf("degraded %v", degraded)
-		}
+		k.health.says(t, "degraded: wal: ")
 		k.slots = stuck.Slots
 		w.tick(t, k)
 		w.tick(t, k)
-		if bad, degraded := k.health.lists(); len(bad)+len(degraded) > 0 {
-			t.Errorf("afterwards %v, %v", bad, degraded)
-		}
+		k.health.says(t)
 	})
 }
 
@@ -176,18 +169,16 @@ func TestASlotIsMadeUnderABarrier(t *testing.T) {
 	t.Parallel()
 	for reason, prepare := range map[string]func(w *world, k *slotKeeper){
 		madeNew:         func(w *world, _ *slotKeeper) { w.pg.slot = nil },
-		madeMissing:     func(w *world, k *slotKeeper) { w.pg.slot = nil; k.know(true) },
+		madeMissing:     func(w *world, k *slotKeeper) { w.pg.slot = nil; k.known = true },
 		madeLost:        func(w *world, _ *slotKeeper) { w.pg.slot.lost = true },
 		madePublication: func(w *world, _ *slotKeeper) { w.pg.unpublished = true },
 	} {
 		inLeadership(t, Options{}, func(w *world, l *leadership) {
 			w.pg.slot = &slot{w: w, confirmed: 1000, restart: 1000}
-			if _, err := l.adopt(context.Background()); err != nil {
-				w.t.Fatal(err)
-			}
+			l.adopts(w.t)
 			prepare(w, l.keeper)
 			from := len(w.trace)
-			if err := l.ensureSlot(context.Background()); err != nil {
+			if err := l.keeper.ensure(context.Background()); err != nil {
 				w.t.Fatal(err)
 			}
 			want := []string{
@@ -203,7 +194,7 @@ func TestASlotIsMadeUnderABarrier(t *testing.T) {
 			if b := w.pg.state.Barrier; b == 0 || b == outbox.BarrierUnknown || !l.keeper.known {
 				t.Errorf("%s: barrier %d, known %v", reason, b, l.keeper.known)
 			}
-			if err := l.ensureSlot(context.Background()); err != nil || w.count("Slots.Create") != 1 {
+			if err := l.keeper.ensure(context.Background()); err != nil || w.count("Slots.Create") != 1 {
 				t.Errorf("%s: made again, %v", reason, err)
 			}
 		})
@@ -216,14 +207,12 @@ func TestASlotOfOurOwnIsNoSurprise(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
 		ctx := context.Background()
-		if _, err := l.adopt(ctx); err != nil {
-			w.t.Fatal(err)
-		}
+		l.adopts(w.t)
 		l.activity.enter(phaseSweep, "")
 		w.tick(t, l.keeper)
 		tx := w.begin() // the slot waits for it
 		made := make(chan error)
-		go func() { made <- l.ensureSlot(ctx) }()
+		go func() { made <- l.keeper.ensure(ctx) }()
 		elapse(time.Second)
 		w.tick(t, l.keeper)
 		tx.rollback()
@@ -280,13 +269,13 @@ func TestTheKeeperBeginsAnew(t *testing.T) {
 	})
 	// Nor of a missing slot: this may be a new server, which never had one.
 	keeping(t, phaseSweep, func(w *world, k *slotKeeper) {
-		k.know(true)
+		k.known = true
 		w.do(w.dropSlot)
 		ctx, cancel := context.WithTimeout(context.Background(), keepInterval)
 		defer cancel()
 		k.run(ctx)
-		if got := k.made(outbox.SlotStatus{}); got != madeNew {
-			t.Errorf("a slot would be made because it is %s, want %s", got, madeNew)
+		if k.known {
+			t.Error("a slot that was never there counts as missing")
 		}
 	})
 }

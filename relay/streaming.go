@@ -18,8 +18,12 @@ const (
 	guardInterval = 500 * time.Millisecond
 )
 
+// span holds the two contexts of an orderly stop. While intake lasts, new work is taken; while work lasts, the work
+// that was taken is finished. Work never ends before intake has, and each ends with a cause.
+type span struct{ intake, work context.Context }
+
 // streaming is one run of the slot reader: reader, router, settler and auditor, each a goroutine, are joined here
-// and nowhere else. The goroutine that calls run owns it, and calls begin and guard.
+// and nowhere else.
 type streaming struct {
 	source  outbox.Source
 	router  *router
@@ -36,9 +40,8 @@ type streaming struct {
 	guard func(ctx context.Context, well bool) error
 
 	chunks chan outbox.Chunk
-	// ready is the reader's question for begin, and begun the answer.
-	ready chan struct{}
-	begun chan error
+	// owner is held while begin or guard runs: the reader calls begin, and guard waits for it.
+	owner callLock
 	// running is set when H is known and the stream is being read, since then.
 	running atomic.Bool
 	since   time.Time
@@ -68,7 +71,7 @@ func (s *streaming) run(ctx context.Context) error {
 	var reading, working sync.WaitGroup
 	reading.Go(func() {
 		defer close(s.chunks)
-		err := s.source.Run(source, s.started, s.chunks)
+		err := s.source.Run(source, func(ctx context.Context) error { return s.started(ctx, intake) }, s.chunks)
 		if err == nil {
 			err = errSourceEnded
 		}
@@ -100,7 +103,7 @@ func (s *streaming) run(ctx context.Context) error {
 			stopWork(errors.New("drain timeout"))
 		}
 	}()
-	if err := s.lead(intake); err != nil {
+	if err := s.watch(intake); err != nil {
 		fail(err)
 	}
 	working.Wait()
@@ -113,45 +116,36 @@ func (s *streaming) run(ctx context.Context) error {
 	return context.Cause(intake)
 }
 
-// started is called by the source when nobody else can move the slot any more. It waits for the owner to end the
-// hand-over.
-func (s *streaming) started(ctx context.Context) error {
-	select {
-	case s.ready <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	select {
-	case err := <-s.begun:
+// started is called by the source when nobody else can move the slot any more. It ends the hand-over.
+func (s *streaming) started(ctx, intake context.Context) error {
+	s.owner.Lock()
+	defer s.owner.Unlock()
+	intake, cancel := context.WithCancel(intake)
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)() // the connection of the source may be lost meanwhile
+	at, err := s.begin(intake)
+	if err != nil {
 		return err
-	case <-ctx.Done():
-		return ctx.Err()
 	}
+	s.router.begin(at.Settled, at.End)
+	s.settler.begin(at)
+	s.since = time.Now()
+	s.running.Store(true)
+	return nil
 }
 
-// lead is the owner's part: it ends the hand-over and guards the stream, until the intake ends or there is a reason to
-// end it.
-func (s *streaming) lead(intake context.Context) error {
-	look := time.NewTimer(pause.UntilTick(guardInterval))
-	defer look.Stop()
-	for intake.Err() == nil {
+// watch guards the stream until the intake ends or there is a reason to end it.
+func (s *streaming) watch(intake context.Context) error {
+	for pause.Tick(intake, guardInterval) == nil {
 		select {
-		case <-intake.Done():
-		case <-s.ready:
-			at, err := s.begin(intake)
-			if err == nil {
-				s.router.begin(at.Settled, at.End)
-				s.settler.begin(at)
-				s.since = time.Now()
-				s.running.Store(true)
-			}
-			s.begun <- err // there is room: it is asked once
-		case <-look.C:
-			look.Reset(pause.UntilTick(guardInterval))
-			well := s.running.Load() && time.Since(s.since) > goodStream
-			if err := s.guard(intake, well); err != nil {
-				return err
-			}
+		case s.owner <- struct{}{}:
+		default:
+			continue // the hand-over checks the same
+		}
+		err := s.guard(intake, s.running.Load() && time.Since(s.since) > goodStream)
+		s.owner.Unlock()
+		if err != nil {
+			return err
 		}
 	}
 	return nil

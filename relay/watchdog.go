@@ -19,10 +19,14 @@ const (
 
 // watchdog checks whether events make progress while rows wait in the table. It does not consider causes, so it also
 // reports a pipeline that is stalled for an unknown reason as unhealthy. One goroutine owns it.
+//
+// On a standby it watches the leader. A session that is not a relay's (one that a pooler has kept, a psql) could hold
+// the leader's lock forever while every relay is a ready standby. The watchdog ends that session if it has the right
+// to. Of relays it ends only the session of one that does not reach the sink, and only while this instance does.
 type watchdog struct {
 	*reporter
-	store Audits
-	phase func() phase
+	store    Audits
+	activity *activity
 
 	// first is the first row of each part and since when it has been that.
 	first map[int16]standing
@@ -106,38 +110,90 @@ func (w *watchdog) check(first map[int16]int64, moves int64, now time.Time) find
 	return finding{}
 }
 
-// run audits the table until ctx ends, and reports stalls in health, log and metric.
+// run checks until ctx ends.
 func (w *watchdog) run(ctx context.Context) {
-	for ctx.Err() == nil {
+	for led := false; ctx.Err() == nil; pause.Tick(ctx, watchInterval) {
+		if leads := w.activity.leading.Load(); leads != led { // what was seen in the other role does not count
+			*w = watchdog{reporter: w.reporter, store: w.store, activity: w.activity}
+			w.health.clear(conditionStalled)
+			w.health.clear(conditionLeader)
+			led = leads
+		}
 		var f finding
-		if mark, err := w.store.Audit(ctx); err == nil {
+		mark, err := w.store.Audit(ctx)
+		switch {
+		case err == nil:
 			f = w.check(mark.First, w.moved.Load(), time.Now())
-			if w.phase() == phaseLayout { // it stands still on purpose, and says so
-				w.since, w.first, f = time.Now(), nil, finding{}
-			}
-		} else if ctx.Err() == nil {
+		case !led || ctx.Err() != nil:
+			continue // the relay's own session reports it
+		default:
 			f = w.untold(w.moved.Load(), time.Now())
 		}
-		w.stand(f)
-		pause.Tick(ctx, watchInterval)
+		if !led {
+			w.oversee(ctx, f)
+			continue
+		}
+		if err == nil && w.activity.current() == phaseLayout { // it stands still on purpose, and says so
+			w.since, w.first, f = time.Now(), nil, finding{}
+		}
+		boolGauge(w.metrics.stalled, f.text != "")
+		w.report(conditionStalled, f)
 	}
 }
 
-func (w *watchdog) stand(f finding) {
-	boolGauge(w.metrics.stalled, f.text != "")
-	if f.text == "" {
-		if w.health.clear(conditionStalled) {
+// oversee reports on a standby that no event makes progress, and which session holds the leader's lock.
+func (w *watchdog) oversee(ctx context.Context, f finding) {
+	if f.all {
+		holder, err := w.store.LeaderSession(ctx)
+		if err != nil || holder.PID == 0 {
+			return
+		}
+		f.text += "; the leader's lock is held by " + holder.String()
+		replace := !holder.Relay
+		switch {
+		case replace:
+			f.text += ", which is no relay"
+		case holder.Sinkless && !w.health.failing(conditionRedis):
+			replace = true
+			f.text += ", whose relay does not reach the sink, as this one does"
+		}
+		if replace {
+			if err := w.store.EndSession(ctx, holder.PID); err != nil {
+				f.text += " and cannot be ended: " + err.Error()
+			}
+		}
+		w.report(conditionLeader, f)
+		return
+	}
+	w.report(conditionLeader, finding{})
+}
+
+func (w *watchdog) report(condition string, f finding) {
+	known := w.health.clear(condition)
+	switch {
+	case f.text == "":
+		if known {
 			w.log.Info("events make progress again")
 		}
 		return
+	case f.all:
+		w.health.fail(condition, f.text)
+	default:
+		w.health.degrade(condition, f.text)
 	}
-	news := !w.health.clear(conditionStalled)
-	if f.all {
-		w.health.fail(conditionStalled, f.text)
-	} else {
-		w.health.degrade(conditionStalled, f.text)
-	}
-	if news {
+	if !known {
 		w.log.Error("no event makes progress", "why", f.text)
+	}
+}
+
+// tellSink shows the other instances whether this leader reaches the sink, until ctx ends. If it does not, and one of
+// them does, that one leads instead.
+func (l *leadership) tellSink(ctx context.Context) {
+	told := true
+	for pause.For(ctx, time.Second) == nil {
+		reached := !l.health.failing(conditionRedis)
+		if reached != told && l.locks.TellSink(ctx, reached) == nil {
+			told = reached
+		}
 	}
 }

@@ -1,10 +1,7 @@
 package relay
 
 import (
-	"context"
-	"errors"
 	"testing"
-	"time"
 
 	"pgregory.net/rapid"
 )
@@ -48,23 +45,4 @@ func TestWindowModel(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestWindowWaitsAndGivesUp(t *testing.T) {
-	t.Parallel()
-	w := newWindow(10, 1000)
-	if err := w.acquire(t.Context(), 10, 10, false); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	if err := w.acquire(ctx, 1, 1, false); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("full window: got %v, want a deadline", err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- w.acquire(context.Background(), 10, 10, false) }()
-	w.release(10, 10)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
 }

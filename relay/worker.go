@@ -265,7 +265,6 @@ func (w *worker) park(ctx context.Context, r *outbox.Row, why outbox.Refused) er
 			w.log.Warn("a refused event cannot be made dead; the stream waits for it", "event_id", r.ID, "err", err)
 		}
 		if err == nil && parked {
-			w.blocks.add(&r.Record)
 			w.parked(&r.Record, why.Err)
 			return nil
 		}

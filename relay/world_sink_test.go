@@ -31,6 +31,11 @@ func sinkCall[T any](ctx context.Context, i *instance, name string, effect func(
 	})
 }
 
+func sinkCommand(ctx context.Context, i *instance, name string, effect func(r *redis) error) error {
+	_, err := sinkCall(ctx, i, name, func(r *redis) (struct{}, error) { return struct{}{}, effect(r) })
+	return err
+}
+
 // thawed waits until the servers of streams answer. What it was asked before then is not done.
 func (i *instance) thawed(ctx context.Context, streams ...string) error {
 	for _, name := range streams {
@@ -121,10 +126,10 @@ func (s memSink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry
 
 func (s memSink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []uuid.UUID, last string) error {
 	ids = slices.Clone(ids)
-	_, err := sinkCall(ctx, s.i, "Sink.Recall", func(r *redis) (nothing, error) {
+	return sinkCommand(ctx, s.i, "Sink.Recall", func(r *redis) error {
 		g, err := r.judge(stream, o)
 		if err != nil {
-			return nothing{}, err
+			return err
 		}
 		for _, id := range ids { // also those that have gone since they were seen: the last entry tells
 			g.doubt[id] = doubtful{entry: r.entry(stream, id)}
@@ -132,9 +137,8 @@ func (s memSink) Recall(ctx context.Context, o outbox.Owner, stream string, ids 
 		if e := outbox.NewEntry(uuid.UUID{}, last); int64(e.Millis) > g.last {
 			g.last = int64(e.Millis)
 		}
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memSink) Missed(int) {}
@@ -153,7 +157,7 @@ func (s memSink) Adopt(ctx context.Context, stream string, o outbox.Owner, intac
 }
 
 func (s memSink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Check", func(r *redis) (_ nothing, down error) {
+	return sinkCommand(ctx, s.i, "Sink.Check", func(r *redis) (down error) {
 		for _, name := range streams {
 			_, err := r.judge(name, o)
 			if r.away[name] { // which hides nothing of the others
@@ -164,12 +168,11 @@ func (s memSink) Check(ctx context.Context, o outbox.Owner, streams []string) er
 				err = outbox.ErrGap
 			}
 			if err != nil {
-				return nothing{}, err
+				return err
 			}
 		}
-		return nothing{}, down
+		return down
 	})
-	return err
 }
 
 func (s memSink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
@@ -177,10 +180,9 @@ func (s memSink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mar
 	if err := s.i.thawed(ctx, marked(marks)...); err != nil {
 		return err
 	}
-	_, err := sinkCall(ctx, s.i, "Sink.Confirm", func(r *redis) (nothing, error) {
-		return nothing{}, r.confirm(o, marks)
+	return sinkCommand(ctx, s.i, "Sink.Confirm", func(r *redis) error {
+		return r.confirm(o, marks)
 	})
-	return err
 }
 
 func (s memSink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
@@ -188,39 +190,35 @@ func (s memSink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mar
 	if err := s.i.thawed(ctx, marked(marks)...); err != nil {
 		return err
 	}
-	_, err := sinkCall(ctx, s.i, "Sink.Settled", func(r *redis) (nothing, error) {
-		return nothing{}, r.settle(o, marks)
+	return sinkCommand(ctx, s.i, "Sink.Settled", func(r *redis) error {
+		return r.settle(o, marks)
 	})
-	return err
 }
 
 func (s memSink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
 	if err := s.i.thawed(ctx, stream); err != nil {
 		return err
 	}
-	_, err := sinkCall(ctx, s.i, "Sink.ForgetDoubt", func(r *redis) (nothing, error) {
-		return nothing{}, r.forgetDoubt(o, stream)
+	return sinkCommand(ctx, s.i, "Sink.ForgetDoubt", func(r *redis) error {
+		return r.forgetDoubt(o, stream)
 	})
-	return err
 }
 
 func (s memSink) Sharded(ctx context.Context, _ string) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Sharded", func(*redis) (nothing, error) { return nothing{}, nil })
-	return err
+	return sinkCommand(ctx, s.i, "Sink.Sharded", func(*redis) error { return nil })
 }
 
 func (s memSink) Follow(ctx context.Context, stream string, others []string) error {
 	others = slices.Clone(others)
-	_, err := sinkCall(ctx, s.i, "Sink.Follow", func(r *redis) (nothing, error) {
+	return sinkCommand(ctx, s.i, "Sink.Follow", func(r *redis) error {
 		if r.away[stream] {
-			return nothing{}, errDown
+			return errDown
 		}
 		for _, other := range others {
 			r.regroup(stream, r.groups[other])
 		}
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memSink) Groups(ctx context.Context, o outbox.Owner, streams []string) (map[string][]string, error) {
@@ -237,14 +235,13 @@ func (s memSink) Groups(ctx context.Context, o outbox.Owner, streams []string) (
 
 func (s memSink) Regroup(ctx context.Context, stream string, groups []string) error {
 	groups = slices.Clone(groups)
-	_, err := sinkCall(ctx, s.i, "Sink.Regroup", func(r *redis) (nothing, error) {
+	return sinkCommand(ctx, s.i, "Sink.Regroup", func(r *redis) error {
 		if r.away[stream] {
-			return nothing{}, errDown
+			return errDown
 		}
 		r.regroup(stream, groups)
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memSink) Unread(ctx context.Context, _ uuid.UUID, streams []string) ([]outbox.Unread, error) {
@@ -259,14 +256,13 @@ func (s memSink) Unread(ctx context.Context, _ uuid.UUID, streams []string) ([]o
 }
 
 func (s memSink) Trim(ctx context.Context, stream string) error {
-	_, err := sinkCall(ctx, s.i, "Sink.Trim", func(r *redis) (nothing, error) {
+	return sinkCommand(ctx, s.i, "Sink.Trim", func(r *redis) error {
 		if r.away[stream] {
-			return nothing{}, errDown
+			return errDown
 		}
 		s.i.trimmed = append(s.i.trimmed, stream)
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memSink) Lane(stream string, o outbox.Owner, l outbox.Lane) outbox.LanePublisher {

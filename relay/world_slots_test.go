@@ -82,50 +82,46 @@ func (s memSlots) create(ctx context.Context) (bool, error) {
 }
 
 func (s memSlots) Advance(ctx context.Context, target outbox.LSN) error {
-	_, err := call(ctx, s.i, "Slots.Advance", func() (nothing, error) {
+	return command(ctx, s.i, "Slots.Advance", func() error {
 		pg := s.pg()
 		switch {
 		case pg.slot == nil:
-			return nothing{}, slotTrouble(outbox.ReasonSlotMissing)
+			return slotTrouble(outbox.ReasonSlotMissing)
 		case pg.slot.active != nil:
-			return nothing{}, slotTrouble(outbox.ReasonSlotActive)
+			return slotTrouble(outbox.ReasonSlotActive)
 		case pg.slot.lost:
-			return nothing{}, slotTrouble(outbox.ReasonSlotLost)
+			return slotTrouble(outbox.ReasonSlotLost)
 		}
 		pg.slot.confirmed = max(pg.slot.confirmed, min(target, pg.wal))
 		pg.slot.follow()
 		pg.passed("moved")
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memSlots) Nudge(ctx context.Context) error {
-	_, err := call(ctx, s.i, "Slots.Nudge", func() (nothing, error) {
+	return command(ctx, s.i, "Slots.Nudge", func() error {
 		if s.pg().slot != nil {
 			s.pg().slot.follow()
 		}
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memSlots) Drop(ctx context.Context) error {
-	_, err := call(ctx, s.i, "Slots.Drop", func() (nothing, error) {
+	return command(ctx, s.i, "Slots.Drop", func() error {
 		s.i.w.dropSlot()
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memSlots) Evict(ctx context.Context) error {
-	_, err := call(ctx, s.i, "Slots.Evict", func() (nothing, error) {
+	return command(ctx, s.i, "Slots.Evict", func() error {
 		if sl := s.pg().slot; sl != nil && sl.active != nil {
 			sl.active.end()
 		}
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 // slotTrouble is what the server says of a slot that cannot be used.
@@ -351,14 +347,13 @@ func (r *reading) status(ctx context.Context) error {
 	if !news {
 		return nil
 	}
-	_, err := call(ctx, r.i, "Source.Status", func() (nothing, error) {
+	return command(ctx, r.i, "Source.Status", func() error {
 		if r.slot.active != r.walsender || r.i.w.pg.slot != r.slot {
-			return nothing{}, slotTrouble(outbox.ReasonConnection)
+			return slotTrouble(outbox.ReasonConnection)
 		}
 		r.i.w.pg.confirm(to)
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 // slot is the replication slot.

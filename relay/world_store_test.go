@@ -20,12 +20,8 @@ var _ Store = memStore{}
 
 func (s memStore) pg() *postgres { return s.i.w.pg }
 
-// nothing is the result of a call that has none.
-type nothing = struct{}
-
 func (s memStore) Register(ctx context.Context) error {
-	_, err := call(ctx, s.i, "Store.Register", func() (nothing, error) { return nothing{}, nil })
-	return err
+	return command(ctx, s.i, "Store.Register", func() error { return nil })
 }
 
 func (s memStore) State(ctx context.Context) (outbox.State, error) {
@@ -111,20 +107,18 @@ func (s memStore) Owed(ctx context.Context, stream string, visit func(id uuid.UU
 }
 
 func (s memStore) Restoring(ctx context.Context, _ outbox.Repair, _ int64) error {
-	_, err := call(ctx, s.i, "Store.Restoring", func() (nothing, error) { return nothing{}, nil })
-	return err
+	return command(ctx, s.i, "Store.Restoring", func() error { return nil })
 }
 
 func (s memStore) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair, _ outbox.Repaired) error {
-	_, err := call(ctx, s.i, "Store.Repaired", func() (nothing, error) {
+	return command(ctx, s.i, "Store.Repaired", func() error {
 		pg := s.pg()
 		if pg.state.Owner != o {
-			return nothing{}, outbox.ErrSuperseded
+			return outbox.ErrSuperseded
 		}
 		pg.repairs = slices.DeleteFunc(pg.repairs, func(p outbox.Repair) bool { return p.Stream == r.Stream })
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memStore) SetActive(
@@ -158,9 +152,9 @@ func (s memStore) Newest(ctx context.Context) (map[string]string, error) {
 }
 
 func (s memStore) Missing(ctx context.Context) (missing, phantoms int64, err error) {
-	_, err = call(ctx, s.i, "Store.Missing", func() (nothing, error) {
+	err = command(ctx, s.i, "Store.Missing", func() error {
 		missing = int64(len(s.pg().suspected))
-		return nothing{}, nil
+		return nil
 	})
 	return missing, 0, err
 }
@@ -193,33 +187,30 @@ func (s memStore) Ungated(ctx context.Context) ([]string, error) {
 }
 
 func (s memStore) NoteGroups(ctx context.Context, epoch int64, groups map[string][]string) error {
-	_, err := call(ctx, s.i, "Store.NoteGroups", func() (nothing, error) {
+	return command(ctx, s.i, "Store.NoteGroups", func() error {
 		if s.pg().state.Owner.Epoch == epoch {
 			maps.Copy(s.pg().groups, groups)
 		}
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memStore) Gated(ctx context.Context, streams []string) error {
-	_, err := call(ctx, s.i, "Store.Gated", func() (nothing, error) {
+	return command(ctx, s.i, "Store.Gated", func() error {
 		for _, stream := range streams {
 			s.pg().gated[stream] = true
 		}
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memStore) CheckLayout(ctx context.Context, shards int) error {
-	_, err := call(ctx, s.i, "Store.CheckLayout", func() (nothing, error) {
+	return command(ctx, s.i, "Store.CheckLayout", func() error {
 		if shards == impossibleShards && !s.pg().impossibleLater {
-			return nothing{}, errImpossible
+			return errImpossible
 		}
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 // impossibleShards is a number of streams that a type cannot have.
@@ -228,13 +219,12 @@ const impossibleShards = 8
 var errImpossible = fmt.Errorf("%w: it is impossible", outbox.ErrLayout)
 
 func (s memStore) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layout) error {
-	_, err := call(ctx, s.i, "Store.ChangeLayout", func() (nothing, error) {
+	return command(ctx, s.i, "Store.ChangeLayout", func() error {
 		if to.Shards == impossibleShards {
-			return nothing{}, errImpossible
+			return errImpossible
 		}
-		return nothing{}, s.pg().changeLayout(o, to)
+		return s.pg().changeLayout(o, to)
 	})
-	return err
 }
 
 func (s memStore) FirstLayout(ctx context.Context, o outbox.Owner, prefix string) (bool, error) {
@@ -252,13 +242,12 @@ func (s memStore) FirstLayout(ctx context.Context, o outbox.Owner, prefix string
 }
 
 func (s memStore) AwaitLayout(ctx context.Context) error {
-	_, err := call(ctx, s.i, "Store.AwaitLayout", func() (nothing, error) {
+	return command(ctx, s.i, "Store.AwaitLayout", func() error {
 		if s.pg().unawaited {
-			return nothing{}, errDown
+			return errDown
 		}
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memStore) InsertLSN(ctx context.Context) (outbox.LSN, error) {
@@ -280,30 +269,28 @@ func (s memStore) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
 }
 
 func (s memStore) RaiseBarrier(ctx context.Context, epoch int64, xid uint64, known bool) error {
-	_, err := call(ctx, s.i, "Store.RaiseBarrier", func() (nothing, error) {
+	return command(ctx, s.i, "Store.RaiseBarrier", func() error {
 		st := &s.pg().state
 		switch {
 		case st.Owner.Epoch != epoch:
-			return nothing{}, outbox.ErrSuperseded
+			return outbox.ErrSuperseded
 		case known && st.Barrier == outbox.BarrierUnknown:
 			st.Barrier = xid
 		default:
 			st.Barrier = max(st.Barrier, xid)
 		}
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memStore) LowerBarrier(ctx context.Context, epoch int64, xid uint64) error {
-	_, err := call(ctx, s.i, "Store.LowerBarrier", func() (nothing, error) {
+	return command(ctx, s.i, "Store.LowerBarrier", func() error {
 		st := &s.pg().state
 		if st.Owner.Epoch == epoch && (st.Barrier <= xid || st.Barrier == outbox.BarrierUnknown) {
 			st.Barrier = 0
 		}
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }
 
 func (s memStore) BeginPass(ctx context.Context, o outbox.Owner) (outbox.Pass, error) {
@@ -316,14 +303,13 @@ func (s memStore) BeginPass(ctx context.Context, o outbox.Owner) (outbox.Pass, e
 }
 
 func (s memStore) SettleAll(ctx context.Context, o outbox.Owner, pass outbox.Pass) error {
-	_, err := call(ctx, s.i, "Store.SettleAll", func() (nothing, error) {
+	return command(ctx, s.i, "Store.SettleAll", func() error {
 		pg := s.pg()
 		if !slices.ContainsFunc(pg.marks, func(m *mark) bool { return equal(m.pass, pass.Settled) }) {
 			pg.w.wrongly("a pass becomes the mark that was never written")
 		}
-		return nothing{}, pg.mark(o, &mark{part: -1, settled: &pass.Settled})
+		return pg.mark(o, &mark{part: -1, settled: &pass.Settled})
 	})
-	return err
 }
 
 func equal(a, b outbox.Settled) bool {
@@ -380,15 +366,15 @@ var errBehind = errors.New("the newest mark sees what this one does not")
 
 func (m *memMarker) Move(ctx context.Context, o outbox.Owner, to outbox.Settled, entries outbox.Entries) error {
 	entries = maps.Clone(entries)
-	_, err := call(ctx, m.i, "Marker.Move", func() (nothing, error) {
+	return command(ctx, m.i, "Marker.Move", func() error {
 		pg := m.i.w.pg
 		switch {
 		case m.run != pg.run:
-			return nothing{}, errGone
+			return errGone
 		case pg.state.Owner != o:
-			return nothing{}, outbox.ErrSuperseded
+			return outbox.ErrSuperseded
 		case m.closed && pg.sees(pg.newest(0), &mark{settled: &to}):
-			return nothing{}, errBehind // one that does so before it is given up is seen below
+			return errBehind // one that does so before it is given up is seen below
 		}
 		for x := pg.first; x < pg.xid; x++ {
 			if to.Snapshot.Sees(x) && !m.seen.Snapshot.Sees(x) {
@@ -400,9 +386,8 @@ func (m *memMarker) Move(ctx context.Context, o outbox.Owner, to outbox.Settled,
 				pg.w.wrongly("entry %q of %s is noted, and never was there", id, stream)
 			}
 		}
-		return nothing{}, pg.mark(o, &mark{part: -1, settled: &to, entries: entries})
+		return pg.mark(o, &mark{part: -1, settled: &to, entries: entries})
 	})
-	return err
 }
 
 func (m *memMarker) Close() {
@@ -471,8 +456,7 @@ func (s memStore) Housekeep(ctx context.Context) (int64, error) {
 }
 
 func (s memStore) KeepHistory(ctx context.Context) error {
-	_, err := call(ctx, s.i, "Store.KeepHistory", func() (nothing, error) { return nothing{}, nil })
-	return err
+	return command(ctx, s.i, "Store.KeepHistory", func() error { return nil })
 }
 
 // memLocks is an instance's Locker.

@@ -76,6 +76,11 @@ func sweepCall[T any](ctx context.Context, c *sweepConn, name string, effect fun
 	})
 }
 
+func sweepCommand(ctx context.Context, c *sweepConn, name string, effect func(pg *postgres) error) error {
+	_, err := sweepCall(ctx, c, name, func(pg *postgres) (struct{}, error) { return struct{}{}, effect(pg) })
+	return err
+}
+
 // mine returns an error unless the connection holds the part for the present owner.
 func (c *sweepConn) mine(pg *postgres, part int) error {
 	switch {
@@ -184,11 +189,10 @@ func (c *sweepConn) Ahead(ctx context.Context, p *outbox.PartPass, within *outbo
 }
 
 func (c *sweepConn) Park(ctx context.Context, p *outbox.PartPass, _ outbox.Owner, events []outbox.Refused) error {
-	_, err := sweepCall(ctx, c, "Sweep.Park", func(pg *postgres) (nothing, error) {
+	return sweepCommand(ctx, c, "Sweep.Park", func(pg *postgres) error {
 		c.parks = events
-		return nothing{}, c.mine(pg, p.Part)
+		return c.mine(pg, p.Part)
 	})
-	return err
 }
 
 func (*sweepConn) ParkRow(context.Context, *outbox.PartPass, outbox.Owner, error) (*outbox.Record, error) {
@@ -232,12 +236,11 @@ func (c *sweepConn) Settle(ctx context.Context, p *outbox.PartPass, o outbox.Own
 }
 
 func (c *sweepConn) Drop(ctx context.Context) error {
-	_, err := sweepCall(context.WithoutCancel(ctx), c, "Sweep.Release", func(pg *postgres) (nothing, error) {
+	return sweepCommand(context.WithoutCancel(ctx), c, "Sweep.Release", func(pg *postgres) error {
 		if len(c.parks) > 0 && pg.state.Owner != c.owner {
-			return nothing{}, errGone
+			return errGone
 		}
 		c.commit(pg)
-		return nothing{}, nil
+		return nil
 	})
-	return err
 }

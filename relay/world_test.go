@@ -184,6 +184,11 @@ type instance struct {
 // start starts an instance.
 func (w *world) start(name string) *instance {
 	i := w.instance(name)
+	w.launch(i)
+	return i
+}
+
+func (w *world) launch(i *instance) {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.do(func() {
 		i.cancel, i.done = cancel, make(chan struct{})
@@ -195,7 +200,6 @@ func (w *world) start(name string) *instance {
 		defer close(i.done)
 		i.err = i.relay.Run(ctx)
 	}()
-	return i
 }
 
 // instance makes an instance that is not run: its parts are the test's to use.
@@ -347,6 +351,12 @@ func call[T any](ctx context.Context, i *instance, name string, effect func() (T
 		return none, errDead
 	}
 	return v, err
+}
+
+// command is a call that returns nothing.
+func command(ctx context.Context, i *instance, name string, effect func() error) error {
+	_, err := call(ctx, i, name, func() (struct{}, error) { return struct{}{}, effect() })
+	return err
 }
 
 // abandon ends a call whose caller gave up. The server may have received it: every second one takes effect.

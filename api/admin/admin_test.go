@@ -39,7 +39,7 @@ type world struct {
 func newWorld(t *testing.T, token string, edit ...func(*admin.Options)) *world {
 	t.Helper()
 	d := testenv.Postgres(t)
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
+	slots, err := cdc.NewSlots(cdc.Options{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
 	must(t, err)
 	reg := prometheus.NewRegistry()
 	relay := relay.New(relay.Options{Registerer: reg})
@@ -118,7 +118,7 @@ func TestTheVerdictIsInTheAnswer(t *testing.T) {
 func TestWithoutARelayRedisIsAsked(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
+	slots, err := cdc.NewSlots(cdc.Options{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
 	must(t, err)
 	must(t, ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto))
 	// Take the leader's lock: a missing leader would otherwise be reported before Redis.

@@ -55,7 +55,7 @@ func (c Config) WithDatabase(ctx context.Context, do func(ctx context.Context, p
 
 // Slots returns the manager of the slot and the publication. log may be nil.
 func (c Config) Slots(pool *pgxpool.Pool, log *slog.Logger) (*cdc.Slots, error) {
-	return cdc.NewSlots(cdc.SlotsOptions{
+	return cdc.NewSlots(cdc.Options{
 		Pool: pool, Schema: c.Schema, Slot: c.Slot, Publication: c.Publication, Logger: log,
 	})
 }

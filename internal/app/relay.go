@@ -89,7 +89,7 @@ func (p *Relay) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	reader, err := cdc.NewReader(cdc.ReaderOptions{
+	reader, err := cdc.NewReader(cdc.Options{
 		URL: c.PostgresURL, Pool: p.pool, Schema: c.Schema, Slot: c.Slot, Publication: c.Publication, Registerer: reg,
 		Logger: p.log,
 	})

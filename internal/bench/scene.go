@@ -56,7 +56,7 @@ func (b *session) in(ctx context.Context, do func(ctx context.Context, s *scene)
 	if s.pool, err = openPool(ctx, s.config.PostgresURL, 2*writers); err != nil {
 		return err
 	}
-	if s.slots, err = cdc.NewSlots(cdc.SlotsOptions{Pool: s.pool, Slot: s.config.Slot, Logger: s.log}); err != nil {
+	if s.slots, err = cdc.NewSlots(cdc.Options{Pool: s.pool, Slot: s.config.Slot, Logger: s.log}); err != nil {
 		return err
 	}
 	return do(ctx, s)

@@ -33,5 +33,4 @@
 // After a silent gap in the publication, the hidden events are published after events that were streamed in the
 // meantime, because the stream cannot know of them. A parked event that is retried is published after later ones. All
 // other order is kept.
-// other order is given up.
 package model

@@ -353,11 +353,11 @@ var mutations = []mutation{
 		old: `	if pass, err = l.drain(ctx, false); err != nil {
 		return pass, err
 	}
-	if err = l.store.SettleAll`,
-		replacement: `	if pass, err = l.store.BeginPass(ctx, l.gates.owner); err != nil {
+	if err = l.o.Store.SettleAll`,
+		replacement: `	if pass, err = l.o.Store.BeginPass(ctx, l.gates.owner); err != nil {
 		return pass, err
 	}
-	if err = l.store.SettleAll`,
+	if err = l.o.Store.SettleAll`,
 		pkg: "./relay", test: "TestCrashPoints",
 	},
 	{
@@ -370,7 +370,7 @@ var mutations = []mutation{
 	{
 		safeguard: "the budget notes what it passes", about: "it does not",
 		file: "relay/slotkeeper.go",
-		old: `	if err := k.store.RaiseBarrier(ctx, k.epoch(), xid, false); err != nil {
+		old: `	if err := k.store.RaiseBarrier(ctx, k.activity.epoch(), xid, false); err != nil {
 		return err
 	}
 	if err := k.slots.Advance(ctx, lsn); err != nil {

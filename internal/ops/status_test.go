@@ -18,7 +18,7 @@ import (
 func TestCountingIsBounded(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
+	slots, err := cdc.NewSlots(cdc.Options{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
 	must(t, err)
 	must(t, ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto))
 	look := func(most int64) ops.Backlog {
@@ -64,7 +64,7 @@ func TestCountingIsBounded(t *testing.T) {
 func TestRepairsAreShown(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
+	slots, err := cdc.NewSlots(cdc.Options{Pool: d.Pool, Slot: "posthaste_" + d.Relay})
 	must(t, err)
 	must(t, ops.SetMode(t.Context(), d.Pool, d.Relay, outbox.ModeAuto))
 	d.Exec(t, `INSERT INTO outbox_reconcile

@@ -1,9 +1,11 @@
 package sweep
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"posthaste/internal/pause"
@@ -78,7 +80,7 @@ func (c *claim) batch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	out := &outcome{entries: outbox.Entries{}}
+	out := &outcome{}
 	if err = c.publish(ctx, events, out); err == nil {
 		err = c.settle(ctx, out)
 	} else if outbox.Alone(err) {
@@ -123,18 +125,19 @@ func (c *claim) unreadable(ctx context.Context, rows int, outOfMemory bool, caus
 	return errParked
 }
 
-// outcome is the result of publishing a batch.
+// outcome is the result of publishing a batch: what was published, is to be parked, and the blocked streams.
 type outcome struct {
-	entries outbox.Entries
-	marks   []outbox.Mark
-	groups  []group
-	parked  []outbox.Refused
-	blocked []string
+	published []*putting
+	parked    []outbox.Refused
+	blocked   []string
 }
 
-type group struct {
-	stream string
-	events []*outbox.Record
+// putting is the part of a batch that goes to one stream. The receipt is final when it is published.
+type putting struct {
+	stream   string
+	events   []*outbox.Record
+	delivery *stream.Delivery
+	receipt  outbox.Receipt
 }
 
 // publish puts the events into their streams in order, with one bounded attempt per stream. If a stream refuses an
@@ -197,13 +200,6 @@ func (c *claim) blocker(e *outbox.Record) string {
 	return ""
 }
 
-// putting is the part of a batch that goes to one stream.
-type putting struct {
-	stream   string
-	events   []*outbox.Record
-	delivery *stream.Delivery
-}
-
 // publishTo makes one attempt, unless the stream was blocked a moment ago.
 func (c *claim) publishTo(ctx context.Context, p *putting, out *outcome) error {
 	err := c.w.s.blocked.why(p.stream, time.Since(c.began) > claimTime)
@@ -246,7 +242,7 @@ func (c *claim) ahead(ctx context.Context, out *outcome) error {
 		}
 		// A stream that is blocked since is left out, even if it takes events again: earlier ones of it wait.
 		events = slices.DeleteFunc(events, func(e *outbox.Record) bool { return slices.Contains(blocked, w.stream(e)) })
-		out := &outcome{entries: outbox.Entries{}}
+		out := &outcome{}
 		if err := c.publish(ctx, events, out); err != nil && !outbox.Alone(err) {
 			return err
 		}
@@ -259,13 +255,14 @@ func (c *claim) ahead(ctx context.Context, out *outcome) error {
 
 // passed notes what the claim has published ahead of a mark, and what it parks.
 func (c *claim) passed(out *outcome) {
-	for _, g := range out.groups {
-		for _, e := range g.events {
-			c.w.sent[c.part][e.Seq] = true
+	sent := c.w.sent[c.part]
+	for _, p := range out.published {
+		for _, e := range p.delivery.Sent() {
+			sent[e.Seq] = true
 		}
 	}
 	for _, p := range out.parked {
-		c.w.sent[c.part][p.Event.Seq] = true
+		sent[p.Event.Seq] = true
 	}
 	c.hold(out.parked)
 }
@@ -316,15 +313,11 @@ func (c *claim) attempt(ctx context.Context, p *putting, out *outcome) error {
 	for ; len(given) > 0; receipt, given, err = attempt(actx, p.delivery) {
 		out.parked = append(out.parked, given...)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		p.receipt = receipt
+		out.published = append(out.published, p)
 	}
-	out.entries.Raise(p.stream, receipt.Last)
-	out.groups = append(out.groups, group{stream: p.stream, events: p.delivery.Sent()})
-	if receipt.Number > 0 {
-		out.marks = append(out.marks, outbox.Mark{Stream: p.stream, Lane: c.lane, Number: receipt.Number})
-	}
-	return nil
+	return err
 }
 
 // open returns the claim's lane into a stream, after ensuring that the stream's gate is raised.
@@ -370,9 +363,17 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 	// Settle published events even if ctx has ended since.
 	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	if len(out.marks) > 0 {
+	var marks []outbox.Mark
+	entries := outbox.Entries{}
+	for _, p := range out.published {
+		entries.Raise(p.stream, p.receipt.Last)
+		if p.receipt.Number > 0 {
+			marks = append(marks, outbox.Mark{Stream: p.stream, Lane: c.lane, Number: p.receipt.Number})
+		}
+	}
+	if len(marks) > 0 {
 		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
-		err := w.s.o.Sink.Confirm(actx, w.scope.Owner, out.marks)
+		err := w.s.o.Sink.Confirm(actx, w.scope.Owner, marks)
 		cancel()
 		if err != nil {
 			return err
@@ -382,18 +383,71 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 	if err := c.park(ctx); err != nil {
 		return err
 	}
-	if err := w.conn.Settle(sctx, c.pass, w.scope.Owner, out.entries); err != nil {
+	if err := w.conn.Settle(sctx, c.pass, w.scope.Owner, entries); err != nil {
 		return err
 	}
 	c.committed()
 	clear(w.sent[c.part])
-	for _, m := range out.marks {
+	for _, m := range marks {
 		c.settled[m.Stream] = m
-		w.untold = append(w.untold, m)
 	}
-	for _, g := range out.groups {
-		w.scope.Published(g.stream, g.events)
+	w.untold = append(w.untold, marks...)
+	for _, p := range out.published {
+		w.scope.Published(p.stream, p.delivery.Sent())
 	}
 	w.scope.Outcome(nil)
 	return nil
+}
+
+// blockades are the streams that cannot be published to. The workers share them, so that attempts are spaced for all
+// parts together. Its methods are safe for concurrent use.
+type blockades struct {
+	mu      sync.Mutex
+	streams map[string]blockade
+}
+
+// blockade is why a stream cannot be published to, and the time of the next attempt.
+type blockade struct {
+	err  error
+	wait pause.Backoff
+	next time.Time
+}
+
+// note records the result of an attempt.
+func (b *blockades) note(stream string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !outbox.Alone(err) {
+		delete(b.streams, stream)
+		return
+	}
+	s, ok := b.streams[stream]
+	if !ok {
+		s.wait = pause.Backoff{First: blockedFirst, Most: blockedMost}
+	}
+	s.err, s.next = err, time.Now().Add(s.wait.Next())
+	b.streams[stream] = s
+}
+
+// why returns why a stream cannot be published to, nil if it is time for an attempt. If late, it is not.
+func (b *blockades) why(stream string, late bool) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s, ok := b.streams[stream]; ok && (late || time.Now().Before(s.next)) {
+		return s.err
+	}
+	return nil
+}
+
+// order sorts streams for publishing: the blocked ones first, because what is sent to others depends on them.
+func (b *blockades) order(one, other string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	rank := func(stream string) int {
+		if _, ok := b.streams[stream]; ok {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Compare(rank(one), rank(other))
 }

@@ -210,7 +210,7 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(o.Pool.Close)
-		o.Slots, err = cdc.NewSlots(cdc.SlotsOptions{Pool: o.Pool, Slot: o.Doctor.Slot})
+		o.Slots, err = cdc.NewSlots(cdc.Options{Pool: o.Pool, Slot: o.Doctor.Slot})
 		must(t, err)
 	})
 	w.db.Exec(t, "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES "+

@@ -49,7 +49,7 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	client, err := sink.NewClient(w.redis.URL())
 	must(t, err)
 	t.Cleanup(func() { _ = client.Close() })
-	slots, err := cdc.NewSlots(cdc.SlotsOptions{Pool: pool, Slot: "posthaste_" + w.db.Relay})
+	slots, err := cdc.NewSlots(cdc.Options{Pool: pool, Slot: "posthaste_" + w.db.Relay})
 	must(t, err)
 	metrics := prometheus.NewRegistry()
 	o := console.Options{
