@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,113 +19,55 @@ const (
 	ackMax = 2000
 )
 
-// acks is the queue between the workers and the one goroutine that acknowledges. It is first in, first out, and the
-// entries of one stream go in one command, so that no acknowledgement of a subject overtakes an earlier one.
-type acks struct {
-	mu     sync.Mutex
-	queue  []*entry
-	closed bool
-	wake   chan struct{}
-	enough chan struct{}
-}
-
-func newAcks() *acks {
-	return &acks{wake: make(chan struct{}, 1), enough: make(chan struct{}, 1)}
-}
-
-func (a *acks) push(e *entry) {
-	a.mu.Lock()
-	a.queue = append(a.queue, e)
-	n := len(a.queue)
-	a.mu.Unlock()
-	if n == 1 {
-		signal(a.wake)
-	}
-	if n == ackEnough {
-		signal(a.enough)
-	}
-}
-
-func signal(ch chan struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
-}
-
-func (a *acks) close() {
-	a.mu.Lock()
-	a.closed = true
-	a.mu.Unlock()
-	signal(a.wake)
-	signal(a.enough)
-}
-
-func (a *acks) len() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(a.queue)
-}
-
-// next returns a copy of the front of the queue, waiting for one; nil when closed and empty, or when ctx has ended.
-func (a *acks) next(ctx context.Context) []*entry {
-	for ctx.Err() == nil {
-		a.mu.Lock()
-		n, closed := len(a.queue), a.closed
-		a.mu.Unlock()
-		switch {
-		case n == 0 && closed:
-			return nil
-		case n == 0:
-			select {
-			case <-a.wake:
-			case <-ctx.Done():
-			}
-			continue
-		case n < ackEnough && !closed:
-			select {
-			case <-a.enough:
-			default:
-				a.linger(ctx)
-			}
-		}
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return append([]*entry(nil), a.queue[:min(len(a.queue), ackMax)]...)
-	}
-	return nil
-}
-
-func (a *acks) linger(ctx context.Context) {
-	t := time.NewTimer(ackLinger)
-	defer t.Stop()
-	select {
-	case <-a.enough:
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
-
-// drop removes the first n, which are acknowledged.
-func (a *acks) drop(n int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	rest := copy(a.queue, a.queue[n:])
-	clear(a.queue[rest:])
-	a.queue = a.queue[:rest]
-}
-
-// run acknowledges until the queue is closed and empty, or ctx ends.
-func (a *acks) run(ctx context.Context, flush func(ctx context.Context, es []*entry) error) {
+// acknowledge takes what the workers have put into acks, in turn, until closing is closed and nothing is left, or ctx
+// ends. The entries of one stream go in one command, so that no acknowledgement of a subject overtakes an earlier one.
+func (c *Consumer) acknowledge(ctx context.Context, closing <-chan struct{}) {
 	for {
-		es := a.next(ctx)
-		if es == nil {
+		var first *entry
+		select {
+		case first = <-c.acks:
+		case <-ctx.Done():
 			return
+		case <-closing:
+			if len(c.acks) == 0 {
+				return
+			}
+			first = <-c.acks
 		}
-		if flush(ctx, es) == nil {
-			a.drop(len(es))
+		es := c.together(ctx, closing, []*entry{first})
+		for c.flush(ctx, es) != nil {
+			if ctx.Err() != nil {
+				return
+			}
 		}
 	}
+}
+
+// together adds more acknowledgements to es, for which it waits a moment if they are few.
+func (c *Consumer) together(ctx context.Context, closing <-chan struct{}, es []*entry) []*entry {
+	linger := time.NewTimer(ackLinger)
+	defer linger.Stop()
+	for len(es) < ackEnough {
+		select {
+		case e := <-c.acks:
+			es = append(es, e)
+		case <-linger.C:
+			return es
+		case <-closing:
+			return es
+		case <-ctx.Done():
+			return es
+		}
+	}
+	for len(es) < ackMax {
+		select {
+		case e := <-c.acks:
+			es = append(es, e)
+		default:
+			return es
+		}
+	}
+	return es
 }
 
 // flush acknowledges es, in one round trip. An error means that some may not be; all are tried again, which is

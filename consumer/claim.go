@@ -51,11 +51,11 @@ func (r *reader) take(ctx context.Context, stream, mode, cursor string) (string,
 	if err != nil {
 		return "", r.failed(ctx, err)
 	}
-	next, es, gone, err := parseTake(stream, reply)
-	if err != nil {
-		return "", err
+	if len(reply) != 3 {
+		return "", fmt.Errorf("unexpected reply to the take script on stream %q", stream)
 	}
-	if len(gone) > 0 {
+	es := entriesOf(stream, reply[1])
+	if gone, _ := reply[2].([]any); len(gone) > 0 {
 		c.lost(stream, len(gone))
 	}
 	r.received(es, time.Since(began))
@@ -63,7 +63,7 @@ func (r *reader) take(ctx context.Context, stream, mode, cursor string) (string,
 		c.metrics.claimed.Add(float64(n))
 		c.log.Info("entries taken over", "stream", stream, "entries", n)
 	}
-	return next, nil
+	return text(reply[0]), nil
 }
 
 // skipHeld returns the id of the first pending entry from cursor on that this consumer does not own and hold, "" if it
@@ -90,29 +90,25 @@ func (c *Consumer) skipHeld(ctx context.Context, stream, mode, cursor string) (s
 	}
 }
 
-func parseTake(stream string, reply []any) (next string, es []*entry, gone []any, err error) {
-	bad := fmt.Errorf("unexpected reply to the take script on stream %q", stream)
-	if len(reply) != 3 {
-		return "", nil, nil, bad
-	}
-	next, ok1 := reply[0].(string)
-	list, ok2 := reply[1].([]any)
-	gone, ok3 := reply[2].([]any)
-	if !ok1 || !ok2 || !ok3 {
-		return "", nil, nil, bad
-	}
-	now := time.Now()
-	for _, item := range list {
+// entriesOf reads entries of a stream as the scripts answer them: {id, {field, value, …}}, and of pending ones how often
+// they were delivered.
+func entriesOf(stream string, list any) []*entry {
+	items, _ := list.([]any)
+	es, now := make([]*entry, 0, len(items)), time.Now()
+	for _, item := range items {
 		it, _ := item.([]any)
-		if len(it) != 3 {
-			return "", nil, nil, bad
+		if len(it) < 2 {
+			continue
 		}
-		deliveries, _ := it[1].(int64)
-		e := newEntry(stream, redis.XMessage{ID: text(it[0]), Values: fieldMap(it[2])}, int(deliveries)+1, now)
+		deliveries := int64(0)
+		if len(it) == 3 {
+			deliveries, _ = it[2].(int64)
+		}
+		e := newEntry(stream, redis.XMessage{ID: text(it[0]), Values: fieldMap(it[1])}, int(deliveries)+1, now)
 		e.suspect = deliveries >= suspectAfter
 		es = append(es, e)
 	}
-	return next, es, gone, nil
+	return es
 }
 
 func text(v any) string { s, _ := v.(string); return s }

@@ -34,7 +34,7 @@ type peer struct{ id, addr, of string }
 
 // with runs do while it holds a connection to the server that holds stream.
 func (r *readConn) with(ctx context.Context, stream string, do func() error) error {
-	node, err := nodeOf(ctx, r.c.client, stream)
+	node, err := redisurl.Holder(ctx, r.c.client, stream)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (r *readConn) with(ctx context.Context, stream string, do func() error) err
 func (r *readConn) settled(ctx context.Context) error {
 	for len(r.doubtful) > 0 {
 		old := r.doubtful[0]
-		node, err := nodeOf(ctx, r.c.client, old.of)
+		node, err := redisurl.Holder(ctx, r.c.client, old.of)
 		if err == nil {
 			err = node.Do(ctx, "client", "kill", "id", old.id, "addr", old.addr).Err()
 		}
@@ -83,14 +83,6 @@ func (r *readConn) read(ctx context.Context, cmd redis.Cmder) error {
 		r.doubtful = append(r.doubtful, r.me)
 	}
 	return err
-}
-
-// nodeOf returns the server that holds a key.
-func nodeOf(ctx context.Context, client redis.UniversalClient, key string) (*redis.Client, error) {
-	if ring, ok := client.(*redis.Ring); ok {
-		return ring.GetShardClientForKey(key)
-	}
-	return redisurl.Holder(ctx, client, key)
 }
 
 // isReply reports that the server has answered, if only by an error.

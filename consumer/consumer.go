@@ -26,8 +26,9 @@ type Consumer struct {
 	// self tells this process's turns from those of another one with the same name.
 	self string
 
-	queues  *queues
-	acks    *acks
+	queues *queues
+	// acks are the entries that are done, for the goroutine that acknowledges them.
+	acks    chan *entry
 	streams *streams
 	leases  *leases
 	suspect quarantine
@@ -54,8 +55,9 @@ func New(opt Options) (*Consumer, error) {
 	_, cluster := opt.Client.(*redis.ClusterClient)
 	c := &Consumer{
 		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster,
-		self:   fmt.Sprintf("%016x", rand.Uint64()), //nolint:gosec // a name, not a secret
-		queues: newQueues(opt.Window, opt.ClaimIdle*3/4), acks: newAcks(),
+		self:    fmt.Sprintf("%016x", rand.Uint64()), //nolint:gosec // a name, not a secret
+		queues:  newQueues(opt.Window, opt.ClaimIdle*3/4),
+		acks:    make(chan *entry, 2*opt.Window), // more than are held without an acknowledgement
 		streams: newStreams(opt.Streams), leases: newLeases(), dog: newWatchdog(),
 	}
 	c.outages = outages{log: c.log, metrics: m}
@@ -90,19 +92,20 @@ func (c *Consumer) Run(ctx context.Context) error {
 	intake.Go(func() { every(ctx, min(5*time.Second, c.opt.ClaimIdle), c.inspectAll) })
 	intake.Go(func() { c.watch(ctx) })
 	upkeep.Go(func() { every(upkeepCtx, c.opt.ClaimIdle/3, c.holdAll) })
-	acking := make(chan struct{})
-	go func() { defer close(acking); c.acks.run(upkeepCtx, c.flush) }()
+	last, acking := make(chan struct{}), make(chan struct{})
+	go func() { defer close(acking); c.acknowledge(upkeepCtx, last) }()
 	for range c.opt.Workers {
 		c.workers.Go(func() { c.work(handlerCtx) })
 	}
 
 	<-ctx.Done()
-	return c.shutdown(&intake, &upkeep, acking, cancelHandlers, stopUpkeep)
+	return c.shutdown(&intake, &upkeep, last, acking, cancelHandlers, stopUpkeep)
 }
 
-// shutdown ends Run in order, within the drain timeout and a little more.
-func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, acking <-chan struct{}, cancelHandlers,
-	stopUpkeep func(),
+// shutdown ends Run in order, within the drain timeout and a little more. It closes last after the last
+// acknowledgement; acking is closed when all have reached Redis.
+func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, last chan<- struct{}, acking <-chan struct{},
+	cancelHandlers, stopUpkeep func(),
 ) error {
 	deadline := time.Now().Add(c.opt.DrainTimeout)
 	c.queues.stop()
@@ -119,11 +122,11 @@ func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, acking <-chan struct
 	}
 	// A reader ends within its block time unless Redis hangs; what it read last is given back with the rest.
 	quiet := waitUntil(intake, later(deadline, time.Second))
-	c.acks.close()
+	close(last)
 	select {
 	case <-acking:
 	case <-time.After(time.Until(later(deadline, time.Second))):
-		c.log.Warn("acknowledgements lost: the events will be delivered again", "entries", c.acks.len())
+		c.log.Warn("acknowledgements lost: the events will be delivered again", "entries", c.queues.counts().unacked)
 		quiet = false
 	}
 	stopUpkeep()

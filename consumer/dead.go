@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,51 +43,14 @@ const deadPage = 100
 // complete, however long it is. With an error it returns the events that could be read: in a cluster one node may be
 // down.
 func Dead(ctx context.Context, client redis.UniversalClient, prefix string) ([]DeadEntry, error) {
-	seen := map[string]bool{}
 	var names []string
-	err := scanStreams(ctx, client, deadPrefixes(prefix), func(name string) {
-		if !seen[name] {
-			seen[name] = true
-			names = append(names, name)
-		}
-	})
+	err := scanStreams(ctx, client, deadPrefixes(prefix), func(name string) { names = append(names, name) })
 	if err != nil {
 		err = fmt.Errorf("look for dead streams: %w", err)
 	}
-	errs := []error{err}
-	var out []DeadEntry
-	for _, name := range names {
-		for start := "-"; start != ""; {
-			var list []DeadEntry
-			var err error
-			if list, _, start, err = readDead(ctx, client, name, start, deadPage, "all"); err != nil {
-				errs = append(errs, err)
-				break
-			}
-			out = append(out, list...)
-		}
-	}
-	return out, errors.Join(errs...)
-}
-
-// readDead reads a page of a dead stream from start on, without the payloads unless what is "all". It returns the
-// length of the stream and where the next page starts, "" at the end.
-func readDead(ctx context.Context, client redis.UniversalClient, name, start string, limit int, what string) (
-	list []DeadEntry, total int64, next string, err error,
-) {
-	reply, err := headsScript.RunRO(ctx, client, []string{name}, start, limit, what).Slice()
-	if err == nil && len(reply) < 2 {
-		err = errors.New("unexpected reply")
-	}
-	if err != nil {
-		return nil, 0, "", fmt.Errorf("read dead stream %q: %w", name, err)
-	}
-	total, _ = reply[0].(int64)
-	next, _ = reply[1].(string)
-	for _, item := range reply[2:] {
-		list = append(list, deadHead(name, item))
-	}
-	return list, total, next, nil
+	slices.Sort(names)
+	list, _, unread := deadIn(ctx, client, slices.Compact(names), math.MaxInt, "all")
+	return list, errors.Join(err, unread)
 }
 
 // DeadHeads lists dead events of the named streams without their Data: at most limit of them, oldest first within a
@@ -94,20 +59,38 @@ func readDead(ctx context.Context, client redis.UniversalClient, name, start str
 func DeadHeads(ctx context.Context, client redis.UniversalClient, streams []string,
 	limit int,
 ) (list []DeadEntry, total int64, err error) {
+	names := make([]string, len(streams))
+	for i, stream := range streams {
+		names[i] = DeadStream(client, stream)
+	}
+	return deadIn(ctx, client, names, limit, "")
+}
+
+// deadIn lists at most limit entries of the named dead streams, page by page, and returns their total number. It omits
+// the payloads unless what is "all".
+func deadIn(ctx context.Context, client redis.UniversalClient, names []string, limit int, what string) (
+	list []DeadEntry, total int64, err error,
+) {
 	var errs []error
-	for _, stream := range streams {
-		name, start := DeadStream(client, stream), "-"
+	for _, name := range names {
+		start := "-"
 		for page := 0; start != "" && (page == 0 || len(list) < limit); page++ {
-			found, n, next, err := readDead(ctx, client, name, start, min(deadPage, limit-len(list)), "")
+			most := min(deadPage, limit-len(list))
+			reply, err := headsScript.RunRO(ctx, client, []string{name}, start, most, what).Slice()
+			if err == nil && len(reply) < 2 {
+				err = errors.New("unexpected reply")
+			}
 			if err != nil {
-				errs = append(errs, err)
+				errs = append(errs, fmt.Errorf("read dead stream %q: %w", name, err))
 				break
 			}
-			if page == 0 {
+			if n, _ := reply[0].(int64); page == 0 {
 				total += n
 			}
-			start = next
-			list = append(list, found...)
+			start, _ = reply[1].(string) // "" at the end
+			for _, item := range reply[2:] {
+				list = append(list, deadHead(name, item))
+			}
 		}
 	}
 	return list, total, errors.Join(errs...)

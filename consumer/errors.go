@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"errors"
-	"fmt"
 	"time"
 )
 
@@ -55,13 +54,5 @@ func retryAfter(err error) time.Duration {
 	}
 	return 0
 }
-
-// panicError is what a handler's panic becomes. The stack goes to the log, not into the dead stream.
-type panicError struct {
-	value any
-	stack []byte
-}
-
-func (e *panicError) Error() string { return fmt.Sprintf("panic: %v", e.value) }
 
 var errGoexit = errors.New("the handler ended its goroutine (runtime.Goexit)")

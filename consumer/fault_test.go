@@ -184,39 +184,6 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// Replies of Redis are lost: entries delivered in a lost reply run before anything newer of their subject.
-func TestLostRepliesKeepOrder(t *testing.T) {
-	t.Parallel()
-	r := testenv.Redis(t)
-	p := testenv.NewLink(t, r.Addr())
-	client := redis.NewClient(&redis.Options{Addr: p.Addr(), ReadTimeout: time.Second})
-	defer client.Close()
-	var rec record
-	c := start(t, consumer.Options{Client: client, Streams: []string{"outbox.order"}, Handler: rec.handle})
-	total := 0
-	for round := range 4 {
-		// The connection is cut in the middle of a reply, after a different number of bytes each time.
-		p.Set(testenv.Trouble{CutReplies: 900 + 3100*round})
-		for i := range 100 {
-			add(t, r.Client, "outbox.order", event{fmt.Sprint(total + i), fmt.Sprintf("s%d", i%3), total + i})
-		}
-		total += 100
-		testenv.Eventually(t, 20*time.Second, func() error { // the cut has hit a read
-			st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g")
-			return testenv.FailIf(err != nil || st.Lag == 100, "%+v, %w", st, err)
-		})
-		p.Set(testenv.Trouble{})
-		eventuallyRan(t, &rec, 20*time.Second, total)
-	}
-	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-	must(t, c.stop())
-	var lines []string
-	for _, ev := range rec.list() {
-		lines = append(lines, fmt.Sprintf("%s %d", ev.Subject, number(t, ev)))
-	}
-	ascending(t, firsts(t, lines), total)
-}
-
 // A handler that takes longer than the claim time keeps its event, as long as its process lives.
 func TestSlowHandlerKeepsItsEvent(t *testing.T) {
 	t.Parallel()

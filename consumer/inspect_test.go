@@ -28,12 +28,10 @@ func TestInspectLag(t *testing.T) {
 	}
 	read := func(n int64) {
 		t.Helper()
-		if err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
+		must(t, r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
 			Group: "g", Consumer: "c", Streams: []string{"s", ">"},
 			Count: n, NoAck: true,
-		}).Err(); err != nil {
-			t.Fatal(err)
-		}
+		}).Err())
 	}
 	fill(t, r.Client, "s", 100, 1)
 	r.Client.XTrimMaxLen(ctx, "s", 60)
@@ -78,12 +76,10 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	fill(t, r.Client, "outbox.order", 10, 10)
 	// A group that has read 4 of 10, and acknowledged none; its consumer is gone.
 	must(t, r.Client.XGroupCreate(ctx, "outbox.order", "g", "0").Err())
-	if err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
+	must(t, r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
 		Group: "g", Consumer: "gone",
 		Streams: []string{"outbox.order", ">"}, Count: 4,
-	}).Err(); err != nil {
-		t.Fatal(err)
-	}
+	}).Err())
 	must(t, r.Client.XTrimMaxLen(ctx, "outbox.order", 3).Err())
 	regs := []*prometheus.Registry{prometheus.NewRegistry(), prometheus.NewRegistry()}
 	var rec record

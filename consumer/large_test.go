@@ -234,11 +234,9 @@ func TestParkedPayloadsAreBoundedByBytes(t *testing.T) {
 			var m meter
 			data := strings.Repeat("x", size)
 			for i := range n {
-				if err := r.Client.XAdd(t.Context(), &redis.XAddArgs{
+				must(t, r.Client.XAdd(t.Context(), &redis.XAddArgs{
 					Stream: "outbox.order", Values: []any{"id", fmt.Sprint(i), "subject", "one", "data", data},
-				}).Err(); err != nil {
-					t.Fatal(err)
-				}
+				}).Err())
 			}
 			add(t, r.Client, "outbox.order", event{"other", "two", 1})
 			var rec record

@@ -76,9 +76,9 @@ func (o *Options) validate() error {
 		check(c.Options().PoolSize > 1 && c.Options().MaxActiveConns != 1,
 			"the Redis client's pool has one connection, which reading takes: PoolSize and MaxActiveConns must be at "+
 				"least 2")
-	case *redis.ClusterClient, *redis.Ring:
+	case *redis.ClusterClient:
 	default:
-		check(false, fmt.Sprintf("a client of type %T lends no connection", c))
+		check(false, fmt.Sprintf("a client of type %T is not supported", c))
 	}
 	check(o.Group != "", "no group")
 	check(o.Handler != nil, "no handler")

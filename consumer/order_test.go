@@ -113,50 +113,6 @@ func TestPoisonSubjectIsolatesItself(t *testing.T) {
 	close(release)
 }
 
-// The events behind a failing one run, in order, once it has gone to the dead stream; those that were parked too.
-func TestParkedEventsRunInOrder(t *testing.T) {
-	t.Parallel()
-	r := testenv.Redis(t)
-	const n = 500
-	gate := make(chan struct{})
-	var others record
-	var mu sync.Mutex
-	var ran []int
-	for i := range n {
-		add(t, r.Client, "outbox.order", event{uuid.NewString(), "one", i})
-	}
-	fill(t, r.Client, "outbox.order", 300, 300)
-	c := start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, Window: 64, Workers: 4, Registerer: nil,
-		Handler: func(ctx context.Context, ev consumer.Event) error {
-			if ev.Subject != "one" {
-				return others.handle(ctx, ev)
-			}
-			<-gate
-			mu.Lock()
-			defer mu.Unlock()
-			ran = append(ran, number(t, ev))
-			return nil
-		},
-	})
-	// The first event of the one subject occupies one worker; 64 are the window; yet the others all run.
-	testenv.Eventually(t, 20*time.Second, func() error {
-		got := len(others.list())
-		return testenv.FailIf(got != 300, "%d of 300", got)
-	})
-	close(gate)
-	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-	_ = c.stop()
-	if len(ran) != n {
-		t.Fatalf("%d events ran, want %d", len(ran), n)
-	}
-	for i, v := range ran {
-		if v != i {
-			t.Fatalf("event %d ran in place %d", v, i)
-		}
-	}
-}
-
 // Entries taken over from another consumer go before the later ones of their subject that wait here already.
 func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 	t.Parallel()

@@ -3,12 +3,14 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime/debug"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/exemplar"
+	"posthaste/internal/redisurl"
 	"posthaste/internal/traceparent"
 )
 
@@ -82,10 +84,9 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 func (c *Consumer) call(ctx context.Context, ev Event) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			p := &panicError{value: v, stack: debug.Stack()}
 			c.log.Error("handler panicked", "event_id", ev.ID, "stream", ev.Stream, "entry_id", ev.EntryID, "stack",
-				string(p.stack))
-			err = p
+				string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", v) // without the stack: it may go into the dead stream
 		}
 	}()
 	if traceparent.Valid(ev.TraceParent) {
@@ -135,7 +136,7 @@ func (c *Consumer) wait(e *entry, ev *Event, err error) {
 // in the order of its events.
 func (c *Consumer) finish(e *entry) {
 	e.acking = true
-	c.acks.push(e)
+	c.acks <- e
 	c.queues.done(e, true)
 }
 
@@ -167,7 +168,7 @@ func (c *Consumer) reload(ctx context.Context, e *entry) bool {
 	cmds := make([]*redis.XMessageSliceCmd, len(es))
 	client := c.client
 	if e.reloads > 0 {
-		node, err := nodeOf(ctx, client, e.stream)
+		node, err := redisurl.Holder(ctx, client, e.stream)
 		if err != nil {
 			c.again(e, "reload", err)
 			return false

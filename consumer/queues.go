@@ -435,7 +435,7 @@ func (qs *queues) heldSince(t, now time.Time) map[string][]*entry {
 	return out
 }
 
-// laneCounts is a snapshot for the metrics and the watchdog.
+// queueCounts is a snapshot for the metrics and the watchdog.
 type queueCounts struct {
 	held, loaded, parked, delayed, unacked int
 	// running are the handlers that run; behind the entries that wait for them, those that run included; resting those

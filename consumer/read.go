@@ -328,25 +328,17 @@ func (r *reader) readBytes(ctx context.Context, once onceScripter, keys []string
 	if err != nil {
 		return "", r.failed(ctx, err)
 	}
-	now := time.Now()
-	all := []*entry{}
+	took := time.Since(began)
+	var all []*entry
 	list, _ := reply[0].([]any)
 	for _, item := range list {
-		it, _ := item.([]any)
-		if len(it) != 2 {
-			continue
+		if it, _ := item.([]any); len(it) == 2 {
+			es := entriesOf(text(it[0]), it[1])
+			r.took(text(it[0]), es)
+			all = append(all, es...)
 		}
-		stream, es := text(it[0]), []*entry{}
-		messages, _ := it[1].([]any)
-		for _, m := range messages {
-			if m, _ := m.([]any); len(m) == 2 {
-				es = append(es, newEntry(stream, redis.XMessage{ID: text(m[0]), Values: fieldMap(m[1])}, 1, now))
-			}
-		}
-		r.took(stream, es)
-		all = append(all, es...)
 	}
-	r.received(all, now.Sub(began))
+	r.received(all, took)
 	full, _ := reply[1].(int64)
 	r.more = full == 1 || len(all) >= fewEntries
 	if len(reply) == 3 {
@@ -432,7 +424,7 @@ func (r *reader) scripter(ctx context.Context, stream string) (onceScripter, err
 	if r.size.patience == 0 {
 		return onceScripter{r.c.client, r.c.client.Process}, nil
 	}
-	node, err := nodeOf(ctx, r.c.client, stream)
+	node, err := redisurl.Holder(ctx, r.c.client, stream)
 	if err != nil {
 		return onceScripter{}, err
 	}

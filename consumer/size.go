@@ -50,8 +50,6 @@ func readTimeout(client redis.UniversalClient) time.Duration {
 		return c.Options().ReadTimeout
 	case *redis.ClusterClient:
 		return c.Options().ReadTimeout
-	case *redis.Ring:
-		return c.Options().ReadTimeout
 	}
 	return 0
 }

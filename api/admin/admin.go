@@ -107,7 +107,7 @@ func alive(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "o
 
 func RelayReady(r *relay.Relay) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		ready := ops.ReadyOf(r.Health())
+		ready := r.Health()
 		status := http.StatusOK
 		if !ready.Ready {
 			status = http.StatusServiceUnavailable

@@ -104,7 +104,9 @@ func TestTheVerdictIsInTheAnswer(t *testing.T) {
 		t.Fatalf("%d %s %v", status, body, err)
 	}
 	want := ops.Brief{
-		Word: "broken", Why: "no relay runs", Also: []string{"this relay: postgres: not connected yet"},
+		Word: "broken", Why: "No relay publishes: Events wait in Postgres and none is lost",
+		Remedy: "Start one: posthaste relay. If it is running, its log says why it does not lead.",
+		Also:   []string{"This relay is not ready: postgres: not connected yet"},
 	}
 	if !reflect.DeepEqual(r.Verdict, want) || r.Desired != outbox.ModeAuto {
 		t.Errorf("the answer is %s", body)
@@ -130,8 +132,9 @@ func TestWithoutARelayRedisIsAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, err := range map[string]error{
-		`{"word":"ok","why":"a relay is starting"}`:                nil,
-		`{"word":"degraded","why":"redis unreachable: no answer"}`: errors.New("redis unreachable:\nno answer"),
+		`{"word":"ok","why":"a relay is starting"}`: nil,
+		`{"word":"degraded","why":"Redis does not take events: Redis unreachable: no answer. `: errors.New(
+			"redis unreachable:\nno answer"),
 	} {
 		h := admin.Handler(admin.Options{
 			Source: ops.Source{

@@ -34,7 +34,7 @@ func (c bridgeCreateCmd) Run(ctx context.Context, e *env) error {
 	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
 		plan, err := bridge.New(ctx, pool, c.Config)
 		if err != nil {
-			return cli.OneLine(err)
+			return err
 		}
 		waiting := humanize.Comma(plan.Waiting)
 		if !c.Yes {
@@ -48,7 +48,7 @@ func (c bridgeCreateCmd) Run(ctx context.Context, e *env) error {
 		var copied int64
 		create := func(ctx context.Context) (_ audit.Detail, err error) {
 			copied, err = plan.Create(ctx, pool)
-			return audit.Detail{"copied": copied}, cli.OneLine(err)
+			return audit.Detail{"copied": copied}, err
 		}
 		if err := e.audited(ctx, pool, audit.BridgeCreate, audit.Detail{"table": c.Table}, create); err != nil {
 			return err
@@ -91,7 +91,7 @@ func (c bridgeDropCmd) Run(ctx context.Context, e *env) error {
 		err := e.audited(ctx, pool, audit.BridgeDrop, audit.Detail{"table": c.Table},
 			func(ctx context.Context) (audit.Detail, error) { return nil, bridge.Drop(ctx, pool, c.Table) })
 		if err != nil {
-			return cli.OneLine(err)
+			return err
 		}
 		fmt.Fprintf(e.Stdout, "the bridge of %s is gone; the copied rows stay\n", c.Table)
 		return nil

@@ -31,15 +31,12 @@ func (e *env) withDead(ctx context.Context, do func(ctx context.Context, d *ops.
 		groups, err := ops.GroupsDead(ctx, client, e.config.StreamPrefix)
 		// Without Redis, do still handles the relay's own dead events.
 		d := &ops.DeadIn{Pool: pool, Client: client, Groups: groups, Limit: app.OneShotTimeout}
-		if derr := do(ctx, d); derr != nil && (err == nil || !errors.Is(derr, errNotDead)) {
+		if derr := do(ctx, d); derr != nil && (err == nil || !errors.Is(derr, sql.ErrNotParked)) {
 			return derr
 		}
 		return cli.WithRedisRemedy(err)
 	})
 }
-
-// errNotDead means that an id is unknown, as far as the answers of Postgres and Redis go.
-var errNotDead = errors.New("no dead event has the id")
 
 type deadListCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
@@ -98,7 +95,7 @@ func (c deadShowCmd) Run(ctx context.Context, e *env) error {
 		case err != nil:
 			return cli.WithRedisRemedy(err)
 		case len(list) == 0:
-			return fmt.Errorf("%w %q: see posthaste dead list", errNotDead, c.ID)
+			return fmt.Errorf("%q: %w", c.ID, sql.ErrNotParked)
 		case c.JSON:
 			return e.JSON(list)
 		}

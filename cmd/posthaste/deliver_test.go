@@ -269,7 +269,7 @@ func TestDeliverExplainsMistakes(t *testing.T) {
 	deliver(2, "none: no such file or directory: want a file", "--group=g", to, "--secret-file="+dir+"/none")
 	deliver(2, "does not begin with whsec_; make one with: echo", "--group=g", to, "--secret-file="+bare)
 	deliver(2, "--timeout must be positive", "--group=g", to, "--timeout=0s")
-	deliver(2, "--cert and --key need each other", "--group=g", to, "--cert="+bare)
+	deliver(2, "--ca, --cert, --key: a certificate and its key need each other", "--group=g", to, "--cert="+bare)
 	deliver(2, "has no certificate in PEM", "--group=g", to, "--ca="+bare)
 	ca := testenv.WriteFile(t, dir, "ca", testenv.NewCA(t).PEM)
 	deliver(2, "must begin with https://", "--group=g", "--to=http://h", "--ca="+ca)

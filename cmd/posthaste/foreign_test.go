@@ -34,8 +34,9 @@ func (w *world) refused(r *child, load *testenv.Load) {
 	text := strings.TrimPrefix(h.Reasons[0], "foreign_stream: ")
 	what, remedy, _ := strings.Cut(text, "; remedy: ")
 	testenv.Eventually(w.t, 20*time.Second, func() error {
-		first, _, _ := strings.Cut(w.once("status").out, "\n")
-		return testenv.FailIf(!strings.Contains(first, text), "status: %s; want %s", first, text)
+		out := strings.ToLower(w.once("status").out)
+		return testenv.FailIf(!strings.Contains(out, strings.ToLower(what)) ||
+			!strings.Contains(out, strings.ToLower(remedy)), "status: %s; want %s", out, text)
 	})
 	testenv.Eventually(w.t, 20*time.Second, func() error {
 		var state struct {

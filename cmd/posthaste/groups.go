@@ -55,7 +55,7 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 	if g == nil {
 		return cli.WithRedisRemedy(err)
 	}
-	return cli.OneLine(errors.Join(do(ctx, g), err))
+	return errors.Join(do(ctx, g), err)
 }
 
 // auditedOrSaid makes a change in Redis and its audit entry. If Postgres is unreachable, it makes the change anyway,

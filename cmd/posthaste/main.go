@@ -36,32 +36,32 @@ type commandLine struct {
 
 	VersionFlag kong.VersionFlag `name:"version" help:"Print the version."`
 
-	Migrate     migrateCmd     `cmd:"" group:"Run"`
-	Serve       serveCmd       `cmd:"" group:"Run" settings:"Servers,Names,API,Admin listener,Process"`
-	Relay       relayCmd       `cmd:"" group:"Run" settings:"Servers,Names,Relay,Admin listener,Process"`
-	Consume     consumeCmd     `cmd:"" group:"Run"`
-	Deliver     deliverCmd     `cmd:"" group:"Run"`
-	Healthcheck healthcheckCmd `cmd:"" group:"Run" settings:"API,Admin listener"`
-	Mode        modeCmd        `cmd:"" group:"Operate"`
-	Status      statusCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay"`
-	Dead        deadCmd        `cmd:"" group:"Operate"`
-	Replay      replay.Options `cmd:"" group:"Operate"`
-	Streams     streamsCmd     `cmd:"" group:"Operate"`
-	Phantoms    phantomsCmd    `cmd:"" group:"Operate"`
-	Audit       auditCmd       `cmd:"" group:"Operate"`
-	Groups      groupsCmd      `cmd:"" group:"Operate"`
-	Trace       traceCmd       `cmd:"" group:"Operate"`
-	Doctor      doctorCmd      `cmd:"" group:"Operate" settings:"Servers,Names,Relay"`
-	Adopt       adoptCmd       `cmd:"" group:"Operate"`
-	Bridge      bridgeCmd      `cmd:"" group:"Operate"`
-	Credits     creditsCmd     `cmd:"" group:"Operate"`
-	Keygen      app.Keygen     `cmd:"" group:"Operate" settings:"none"`
-	Uninstall   uninstallCmd   `cmd:"" group:"Operate"`
-	Shadow      shadow.Options `cmd:"" group:"Try and measure"`
-	Dev         app.Dev        `cmd:"" group:"Try and measure" settings:"Servers,Names,Relay,Admin listener,Process"`
-	Demo        demoCmd        `cmd:"" group:"Try and measure" settings:"Process"`
-	Bench       benchCmd       `cmd:"" group:"Try and measure" settings:"Servers"`
-	Prove       proveCmd       `cmd:"" group:"Try and measure" settings:"Process"`
+	Migrate     migrateCmd      `cmd:"" group:"Run"`
+	Serve       serveCmd        `cmd:"" group:"Run" settings:"Servers,Names,API,Admin listener,Process"`
+	Relay       relayCmd        `cmd:"" group:"Run" settings:"Servers,Names,Relay,Admin listener,Process"`
+	Consume     app.Consume     `cmd:"" group:"Run"`
+	Deliver     app.Deliver     `cmd:"" group:"Run"`
+	Healthcheck app.Healthcheck `cmd:"" group:"Run" settings:"API,Admin listener"`
+	Mode        modeCmd         `cmd:"" group:"Operate"`
+	Status      statusCmd       `cmd:"" group:"Operate" settings:"Servers,Names,Relay"`
+	Dead        deadCmd         `cmd:"" group:"Operate"`
+	Replay      replay.Options  `cmd:"" group:"Operate"`
+	Streams     streamsCmd      `cmd:"" group:"Operate"`
+	Phantoms    phantomsCmd     `cmd:"" group:"Operate"`
+	Audit       auditCmd        `cmd:"" group:"Operate"`
+	Groups      groupsCmd       `cmd:"" group:"Operate"`
+	Trace       traceCmd        `cmd:"" group:"Operate"`
+	Doctor      doctorCmd       `cmd:"" group:"Operate" settings:"Servers,Names,Relay"`
+	Adopt       adoptCmd        `cmd:"" group:"Operate"`
+	Bridge      bridgeCmd       `cmd:"" group:"Operate"`
+	Credits     creditsCmd      `cmd:"" group:"Operate"`
+	Keygen      app.Keygen      `cmd:"" group:"Operate" settings:"none"`
+	Uninstall   uninstallCmd    `cmd:"" group:"Operate"`
+	Shadow      shadow.Options  `cmd:"" group:"Try and measure"`
+	Dev         app.Dev         `cmd:"" group:"Try and measure" settings:"Servers,Names,Relay,Admin listener,Process"`
+	Demo        demoCmd         `cmd:"" group:"Try and measure" settings:"Process"`
+	Bench       benchCmd        `cmd:"" group:"Try and measure" settings:"Servers"`
+	Prove       proveCmd        `cmd:"" group:"Try and measure" settings:"Process"`
 
 	Shown      settingsCmd        `cmd:"" name:"settings" group:"About" settings:"all"`
 	Completion gendocs.Completion `cmd:"" group:"About" settings:"none"`

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 
-	"posthaste/internal/cli"
 	"posthaste/sql"
 )
 
@@ -23,7 +22,7 @@ func (c migrateCmd) Run(ctx context.Context, e *env) error {
 	applied, err := sql.MigrateFor(ctx, e.config.PostgresURL, e.config.Schema, e.config.RelayName,
 		slog.New(slog.DiscardHandler), lines...)
 	if err != nil {
-		return cli.OneLine(err)
+		return err
 	}
 	var said []string
 	for _, a := range applied {

@@ -100,8 +100,8 @@ func TestDeadShow(t *testing.T) {
 			t.Errorf("%q shows the payload or the value of a header: %s", args, r.out)
 		}
 	}
-	w.once("dead", "show", uuid.NewString()).oneLine(t, 1, "no dead event has the id")
-	w.once("dead", "show", "nonsense").oneLine(t, 1, "no dead event has the id")
+	w.once("dead", "show", uuid.NewString()).oneLine(t, 1, "no dead event has this id")
+	w.once("dead", "show", "nonsense").oneLine(t, 1, "no dead event has this id")
 }
 
 func TestPoisonIsParkedRetriedAndDropped(t *testing.T) {

@@ -133,7 +133,7 @@ func TestACluster(t *testing.T) {
 	w.worksWith()
 	// As with a managed service, the URL has only the address of one node.
 	one := "redis://" + c.Nodes[2].Addr()
-	w.once("doctor", "--redis-url="+one).says(t, 0, "3 masters and no replicas")
+	w.once("doctor", "--redis-url="+one).says(t, 0, "3 masters and 0 replicas")
 	w.once("groups", "list", "--redis-url="+one).says(t, 0, "outbox.b")
 	if r := w.once("groups", "list", "--redis-url="+one+"/1"); r.code != 2 ||
 		!strings.Contains(r.errOut, "database 0") {
@@ -161,7 +161,7 @@ func TestAClusterBehindTLS(t *testing.T) {
 	w.worksWith(files...)
 	one := "--redis-url=rediss://" + c.Nodes[1].Addr()
 	if r := w.once(append([]string{"doctor", one}, files...)...); r.code != 0 ||
-		!strings.Contains(r.out, "3 masters and no replicas") {
+		!strings.Contains(r.out, "3 masters and 0 replicas") {
 		t.Errorf("by one address: %+v", r)
 	}
 	_, _, wrong := testenv.NewCA(t).Files(t, t.TempDir())

@@ -17,6 +17,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
+var must = testenv.Must
+
 func TestMain(m *testing.M) {
 	code := testenv.Main(m)
 	if err := goleak.Find(); err != nil && code == 0 {
@@ -29,9 +31,7 @@ func TestMain(m *testing.M) {
 func v7(t *testing.T) string {
 	t.Helper()
 	id, err := uuid.NewV7()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return id.String()
 }
 
@@ -53,18 +53,14 @@ func once(t *testing.T, d *testenv.Database, group, id string) bool {
 		first, err = inbox.Once(t.Context(), tx, group, id)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return first
 }
 
 func TestOncePerGroupAndEvent(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	if err := inbox.Maintain(t.Context(), d.Pool, 24*time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	must(t, inbox.Maintain(t.Context(), d.Pool, 24*time.Hour))
 	for _, id := range []string{v7(t), old(t, 400), uuid.NewString(), "not a uuid"} {
 		if !once(t, d, "a", id) || once(t, d, "a", id) || !once(t, d, "b", id) || once(t, d, "b", id) {
 			t.Errorf("event %q is not seen exactly once per group", id)
@@ -83,9 +79,7 @@ func TestTheFunctionDoesTheSame(t *testing.T) {
 	d.Exec(t, "CREATE ROLE "+role+" "+testenv.Login(d.URL))
 	d.Exec(t, "GRANT INSERT (day, consumer_group, event_id) ON inbox TO "+role)
 	c, err := pgx.Connect(t.Context(), testenv.As(d.URL, role))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = c.Close(t.Context()) })
 	call := func(group, id string) (first bool) {
 		t.Helper()
@@ -105,9 +99,7 @@ func TestTheFunctionDoesTheSame(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return first
 	}
 	for _, id := range []string{
@@ -145,13 +137,9 @@ func TestAFailingDatabaseIsUnavailable(t *testing.T) {
 			url = testenv.As(d.URL, c.role)
 		}
 		conn, err := pgx.Connect(t.Context(), url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		tx, err := conn.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if c.before == "ROLLBACK" {
 			_ = tx.Rollback(t.Context())
 		} else {
@@ -207,9 +195,7 @@ func TestIdleTransactionIsBounded(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 }
 
@@ -293,9 +279,7 @@ func TestMaintain(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if err := inbox.Maintain(t.Context(), d.Pool, retention); err != nil {
-		t.Fatal(err)
-	}
+	must(t, inbox.Maintain(t.Context(), d.Pool, retention))
 	if got := testenv.Value[int](t, d,
 		"SELECT count(*) FROM pg_inherits WHERE inhparent = 'inbox'::regclass"); got != 1+1+3 {
 		t.Errorf("%d partitions, want the default one, the one with the late note, and 3 of the 4 ahead", got)
@@ -324,9 +308,7 @@ func TestMaintainDoesNotQueueHandlers(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := inbox.Maintain(t.Context(), d.Pool, 24*time.Hour); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}

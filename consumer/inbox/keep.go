@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/statement"
 )
 
 const (
@@ -115,43 +117,33 @@ func makePartition(ctx context.Context, db *pgxpool.Pool, day time.Time) error {
 
 // oldPartitions returns the partitions whose day is over for longer than the retention.
 func oldPartitions(ctx context.Context, db *pgxpool.Pool, today time.Time, retention time.Duration) ([]string, error) {
-	rows, err := db.Query(ctx, query("partitions"))
-	if err != nil {
-		return nil, fmt.Errorf("list the inbox partitions: %w", err)
+	type partition struct {
+		Name string
+		Day  time.Time
 	}
-	defer rows.Close()
+	list, err := statement.Structs[partition](ctx, db, "list the inbox partitions", query("partitions"))
 	var old []string
-	for rows.Next() {
-		var name string
-		var day time.Time
-		if err := rows.Scan(&name, &day); err != nil {
-			return nil, fmt.Errorf("list the inbox partitions: %w", err)
-		}
-		if day.AddDate(0, 0, 1).Add(retention).Before(today) {
-			old = append(old, name)
+	for _, p := range list {
+		if p.Day.AddDate(0, 0, 1).Add(retention).Before(today) {
+			old = append(old, p.Name)
 		}
 	}
-	return old, rows.Err()
+	return old, err
 }
 
 func dropPartition(ctx context.Context, db *pgxpool.Pool, name string, retention time.Duration) error {
 	ident := pgx.Identifier{name}.Sanitize()
 	// An event may have been seen long after its day.
+	const seen = " WHERE seen_at > clock_timestamp() - $1::interval)"
 	var fresh bool
-	err := db.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+" WHERE seen_at > clock_timestamp() - $1::interval)",
-		retention).Scan(&fresh)
-	if err == nil && fresh {
-		return nil
-	}
-	if err == nil {
+	err := db.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+seen, retention).Scan(&fresh)
+	if err == nil && !fresh {
 		err = locked(ctx, db, func(tx pgx.Tx) error {
 			// Checked again under the lock: a handler may have inserted a note of that day since.
 			if _, err := tx.Exec(ctx, "LOCK TABLE "+ident+" IN ACCESS EXCLUSIVE MODE"); err != nil {
 				return err
 			}
-			err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+
-				" WHERE seen_at > clock_timestamp() - $1::interval)",
-				retention).Scan(&fresh)
+			err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+seen, retention).Scan(&fresh)
 			if err != nil || fresh {
 				return err
 			}

@@ -3,7 +3,7 @@
 -- but at least one.
 -- KEYS[1] stream, in ordered mode KEYS[2] lease; ARGV group, consumer, 'own' or the least idle time in ms, cursor,
 -- count, the lease as the caller has it, bytes.
--- Returns {next cursor ('' at the end), {{id, deliveries, {field, value, …}}, …}, {ids of trimmed entries}}; 'held'
+-- Returns {next cursor ('' at the end), {{id, {field, value, …}, deliveries}, …}, {ids of trimmed entries}}; 'held'
 -- without the lease.
 if KEYS[2] and redis.call('GET', KEYS[2]) ~= ARGV[6] then return 'held' end
 local k, g, c, cursor, count, bytes = KEYS[1], ARGV[1], ARGV[2], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[7])
@@ -19,7 +19,7 @@ local function add(id, own)
   end
   local p = redis.call('XPENDING', k, g, id, id, 1)[1]
   if own then redis.call('XCLAIM', k, g, c, 0, id, 'JUSTID') end
-  out[#out + 1] = {id, p and p[4] or 1, e[2]}
+  out[#out + 1] = {id, e[2], p and p[4] or 1}
   for _, s in ipairs(e[2]) do bytes = bytes - #s end
 end
 

@@ -20,9 +20,7 @@ type dialed struct {
 func newDialed(t *testing.T, c Config) *dialed {
 	t.Helper()
 	l, err := Listen(t.Context(), "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d := &dialed{t: t, accepted: make(chan net.Conn), refused: newRefusals(prometheus.NewRegistry())}
 	d.listener = boundPublic(l, c, d.refused)
 	done := make(chan struct{})
@@ -45,9 +43,7 @@ func (d *dialed) dial(from string) (client net.Conn) {
 	d.t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	c, err := dialer.DialContext(d.t.Context(), "tcp", d.listener.Addr().String())
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	d.t.Cleanup(func() { _ = c.Close() })
 	return c
 }

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/api/admin/console"
@@ -12,59 +11,33 @@ import (
 	"posthaste/sql"
 )
 
-// consoleProcess is the console with connections of its own, so that its queries and the work do not delay each
-// other.
-type consoleProcess struct {
-	*console.Console
-
-	pool   *pgxpool.Pool
-	client redis.UniversalClient
-}
-
-// newConsole fills in the missing fields of o. The console connects at its first request.
-func newConsole(ctx context.Context, c Config, o console.Options) (*consoleProcess, error) {
+// newConsole makes the console, with o and what o lacks, and returns its client of Redis. It has connections of its own,
+// so that its queries and the work do not delay each other, and connects at its first request.
+func (p *process) newConsole(ctx context.Context, o console.Options) (redis.UniversalClient, error) {
+	c := p.config
 	poolConfig, err := sql.PoolConfig(c.PostgresURL, c.Schema, "console")
 	if err != nil {
 		return nil, cli.Usage(err.Error())
 	}
 	poolConfig.MaxConns, poolConfig.MinConns = console.Conns, 0
-	p := &consoleProcess{}
-	if p.pool, err = pgxpool.NewWithConfig(ctx, poolConfig); err != nil {
+	if o.Pool, err = p.pooled(ctx, poolConfig); err != nil {
 		return nil, err
 	}
-	if p.client, err = c.RedisClient(ctx); err == nil {
-		o.Slots, err = c.Slots(p.pool, nil)
-	}
-	if err == nil {
-		o.Doctor, err = c.DoctorOptions(ctx)
-	}
+	client, err := c.RedisClient(ctx)
 	if err != nil {
-		p.close()
 		return nil, err
 	}
-	o.Holder, o.Version, o.RelayName, o.StreamPrefix = holder(), c.Version, c.RelayName, c.StreamPrefix
-	o.Pool, o.Redis = p.pool, p.client
+	p.closes(client)
+	if o.Slots, err = c.Slots(o.Pool, nil); err != nil {
+		return nil, err
+	}
+	if o.Doctor, err = c.DoctorOptions(ctx); err != nil {
+		return nil, err
+	}
 	o.Doctor.WriterOnly = o.Relay == nil
-	p.Console = console.New(o)
-	return p, nil
-}
-
-// run runs the console, if there is one, until ctx ends.
-func (p *consoleProcess) run(ctx context.Context) error {
-	if p == nil {
-		return nil
-	}
-	return p.Run(ctx)
-}
-
-func (p *consoleProcess) close() {
-	if p == nil {
-		return
-	}
-	if p.client != nil {
-		_ = p.client.Close()
-	}
-	p.pool.Close()
+	o.Redis, o.Holder, o.Version, o.RelayName, o.StreamPrefix = client, holder(), c.Version, c.RelayName, c.StreamPrefix
+	p.console = console.New(o)
+	return client, nil
 }
 
 // DoctorOptions returns the settings that the doctor measures against.

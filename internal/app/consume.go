@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"time"
 
@@ -15,22 +14,22 @@ import (
 	"posthaste/internal/tlsfile"
 )
 
-// ConsumeOptions select what a consumer reads.
-type ConsumeOptions struct {
-	// Group is the consumer group, Consumer the name within it. If Consumer is empty, a unique name is made.
-	Group, Consumer string
-	// Streams are full names. Without any, every stream with the prefix of the settings is read.
-	Streams []string
-	// Ordered keeps the order per subject over all consumers of the group.
-	Ordered bool
-	// ClaimIdle is how long an entry may be pending before another consumer claims it. 0: as the library.
-	ClaimIdle time.Duration
+// Consume is the command that prints events, and what selects them for other commands.
+type Consume struct {
+	Group     string        `help:"Consumer group; a new one starts at the first entry." required:""`
+	Stream    []string      `help:"Full stream name; may be repeated. Default: all streams with the prefix." sep:"none"`
+	Consumer  string        `help:"Name of this consumer within the group. Default: a unique name."`
+	Ordered   bool          `help:"Keep the order per subject over all consumers: one at a time reads a stream."`
+	ClaimIdle time.Duration `help:"Silence after which another consumer's entries are taken over." default:"15s"`
 }
 
-// Consume prints one JSON line per event to out until ctx ends. It acknowledges an entry only after its line was
-// written.
-func Consume(ctx context.Context, c Config, o ConsumeOptions, out io.Writer, log *slog.Logger) error {
-	return c.consume(ctx, o, member{newRegistry(c.Version), consumer.LineWriter(out), tlsfile.Collector{}}, log)
+// Run prints one JSON line per event until ctx ends. It acknowledges an entry only after its line was written.
+func (o Consume) Run(ctx context.Context, c Config, streams cli.IO) error {
+	if o.ClaimIdle <= 0 {
+		return cli.Usage("--claim-idle must be positive")
+	}
+	m := member{newRegistry(c.Version), consumer.LineWriter(streams.Stdout), tlsfile.Collector{}}
+	return c.consume(ctx, o, m, c.Logger())
 }
 
 // member is what differs between the processes that are members of a consumer group.
@@ -41,7 +40,7 @@ type member struct {
 }
 
 // consume handles events until ctx ends. With an admin address it serves its metrics there until it has drained.
-func (c Config) consume(ctx context.Context, o ConsumeOptions, m member, log *slog.Logger) error {
+func (c Config) consume(ctx context.Context, o Consume, m member, log *slog.Logger) error {
 	if o.Group == "" {
 		return cli.Usage("--group is empty: want the name of a consumer group")
 	}
@@ -55,11 +54,11 @@ func (c Config) consume(ctx context.Context, o ConsumeOptions, m member, log *sl
 	c.useTLS(log, m.registry, m.files)
 	refused := newRefusals(m.registry)
 	options := consumer.Options{
-		Client: client, Group: o.Group, Consumer: o.Consumer, Streams: o.Streams, ClaimIdle: o.ClaimIdle,
+		Client: client, Group: o.Group, Consumer: o.Consumer, Streams: o.Stream, ClaimIdle: o.ClaimIdle,
 		Ordered: o.Ordered, Handler: traces.handler(o.Group, m.handler),
 		DrainTimeout: c.DrainTimeout, Registerer: m.registry, Logger: log,
 	}
-	if len(o.Streams) == 0 {
+	if len(o.Stream) == 0 {
 		options.Prefix = c.StreamPrefix
 	}
 	cons, err := consumer.New(options)
@@ -72,7 +71,7 @@ func (c Config) consume(ctx context.Context, o ConsumeOptions, m member, log *sl
 	}
 	run := func() error {
 		if early {
-			awaitStream(ctx, client, o.Streams)
+			awaitStream(ctx, client, o.Stream)
 		}
 		return cons.Run(ctx)
 	}

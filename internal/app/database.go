@@ -50,7 +50,7 @@ func (c Config) WithDatabase(ctx context.Context, do func(ctx context.Context, p
 		return err
 	}
 	defer pool.Close()
-	return cli.OneLine(do(ctx, pool))
+	return do(ctx, pool)
 }
 
 // Slots returns the manager of the slot and the publication. log may be nil.

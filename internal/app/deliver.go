@@ -19,56 +19,56 @@ import (
 	"posthaste/internal/tlsfile"
 )
 
-// Deliver sends events to a receiver until ctx ends, or the receiver wants no more, which is an error. It sets
-// d.Group, d.TLS, from files, d.Gone, d.Logger and d.Registerer.
-func Deliver(ctx context.Context, c Config, o ConsumeOptions, d deliver.Options, files tlsfile.Names,
-	log *slog.Logger,
-) error {
-	if (files.Cert == "") != (files.Key == "") {
-		return cli.Usage("--cert and --key need each other")
+// Deliver is the command that sends events to a receiver.
+type Deliver struct {
+	Group      string   `help:"Consumer group; a new one starts at the first entry." required:""`
+	To         string   `help:"URL to which each event is POSTed." required:"" placeholder:"https://HOST/PATH"`
+	Stream     []string `help:"Full stream name; may be repeated. Default: all streams with the prefix." sep:"none"`
+	SecretFile string
+	Ordered    bool          `help:"Keep the order per subject over all processes: one at a time reads a stream."`
+	Timeout    time.Duration `help:"How long the receiver may take to answer." default:"10s"`
+	CA         string        `name:"ca"`
+	Cert       string        `help:"PEM file with the certificate to show to the receiver."`
+	Key        string        `help:"PEM file with its key."`
+}
+
+// Run delivers events until ctx ends, or until the receiver wants no more (410), which is an error.
+func (o Deliver) Run(ctx context.Context, c Config) error {
+	files, err := tlsfile.Load(tlsfile.Names{Cert: o.Cert, Key: o.Key, CA: o.CA})
+	if err != nil {
+		return cli.Usage("--ca, --cert, --key: " + err.Error())
 	}
-	var err error
-	if d.TLS, err = tlsfile.Load(files); err != nil {
-		return cli.Usage("--ca, --cert: " + err.Error())
-	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	gone := make(chan error, 1)
-	d.Gone = func(err error) {
-		select {
-		case gone <- err:
-			stop()
-		default: // stopping
-		}
-	}
-	reg := newRegistry(c.Version)
-	d.Group, d.Logger, d.Registerer = o.Group, log, reg
-	sender, err := deliver.New(d)
+	running, gone := context.WithCancelCause(ctx)
+	defer gone(nil)
+	log, reg := c.Logger(), newRegistry(c.Version)
+	sender, err := deliver.New(deliver.Options{
+		Group: o.Group, To: o.To, SecretFile: o.SecretFile, Timeout: o.Timeout, TLS: files, Gone: gone, Logger: log,
+		Registerer: reg,
+	})
 	if err != nil {
 		return cli.Usage(err.Error())
 	}
-	if d.SecretFile == "" {
+	if o.SecretFile == "" {
 		log.Warn("requests are not signed: the receiver cannot verify them", "remedy", "set --secret-file")
 	}
-	err = c.consume(ctx, o, member{reg, sender.Handle, tlsfile.Collector{"receiver": d.TLS}}, log)
-	select {
-	case why := <-gone:
+	err = c.consume(running, Consume{Group: o.Group, Stream: o.Stream, Ordered: o.Ordered},
+		member{reg, sender.Handle, tlsfile.Collector{"receiver": files}}, log)
+	if why := context.Cause(running); !errors.Is(why, context.Cause(ctx)) {
 		return errors.Join(why, err)
-	default:
-		return err
 	}
+	return err
 }
 
 // checkStreams returns an error for a named stream that does not exist. While no stream exists, a name that has the
 // prefix is probably right: it is only logged, and early is true if there is no other name. If Redis does not answer,
 // checkStreams returns nil, because the consumer waits for Redis.
 func (c Config) checkStreams(
-	ctx context.Context, client redis.UniversalClient, o ConsumeOptions, log *slog.Logger,
+	ctx context.Context, client redis.UniversalClient, o Consume, log *slog.Logger,
 ) (early bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, OneShotTimeout)
 	defer cancel()
 	expected := 0
-	for _, name := range o.Streams {
+	for _, name := range o.Stream {
 		if there, err := streamExists(ctx, client, name); err != nil || there {
 			continue
 		}
@@ -87,7 +87,7 @@ func (c Config) checkStreams(
 			"first event; without --stream, every stream that begins with %s is read", name, cmp.Or(found, "none yet"),
 			c.StreamPrefix))
 	}
-	return expected > 0 && expected == len(o.Streams), nil
+	return expected > 0 && expected == len(o.Stream), nil
 }
 
 // streamExists reports whether a type has a stream of this name, or several that share it.

@@ -31,9 +31,7 @@ func (d Dev) Run(ctx context.Context, config Config, o cli.IO) error {
 	g.Go(func() error { return p.Run(ctx) })
 	config.AdminAddr = "" // the relay serves it
 	g.Go(func() error {
-		return Consume(ctx, config, ConsumeOptions{
-			Group: d.Group, ClaimIdle: 15 * time.Second,
-		}, o.Stdout, log)
+		return Consume{Group: d.Group, ClaimIdle: 15 * time.Second}.Run(ctx, config, o)
 	})
 	if err := g.Wait(); !errors.Is(err, context.Canceled) {
 		return err

@@ -16,21 +16,23 @@ import (
 	"posthaste/internal/tlsfile"
 )
 
-// Healthcheck asks a running process for its health.
+// Healthcheck is the command that asks a running process, by default one on this machine, for its health.
 type Healthcheck struct {
-	// Addr is a URL, or the host:port of an admin listener. Without it, the address of the settings is asked, else the
-	// default ones of serve and relay.
-	Addr string
-	// Ready asks whether the process can do its work instead of whether it runs. A path in Addr is asked instead.
-	Ready bool
-	// Client is the certificate to present. Without one it is that of the admin listener.
-	Client tlsfile.Names
+	URL   string `arg:"" optional:"" help:"Admin listener to ask, as a URL or as host:port."`
+	Ready bool   `help:"Ask /readyz (can it do its work?) instead of /healthz (does it run?)."`
+	Addr  string // see help.txt
+	Cert  string ` env:"POSTHASTE_HEALTHCHECK_CERT"`
+	Key   string `help:"PEM file with its key." env:"POSTHASTE_HEALTHCHECK_KEY"`
 }
 
-// Do prints the answer of the first process that answers. It uses HTTPS if the address or the certificate of the admin
-// listener in the settings requires it. Like the probes of Kubernetes, it does not verify the certificate: it sends no
-// secret, and the certificate need not be valid for 127.0.0.1. An answer other than 200 is cli.ErrSaid.
-func (h Healthcheck) Do(ctx context.Context, c Config, out io.Writer) error {
+// Run prints the answer of the first process that answers. Without an address, those of the settings are asked, else
+// the default ones of serve and relay. It uses HTTPS if the address or the certificate of the admin listener in the
+// settings requires it. Like the probes of Kubernetes, it does not verify the certificate: it sends no secret, and the
+// certificate need not be valid for 127.0.0.1. An answer other than 200 is cli.ErrSaid.
+func (h Healthcheck) Run(ctx context.Context, c Config, o cli.IO) error {
+	if h.URL != "" && h.Addr != "" {
+		return cli.Usage("give the address once: as an argument, or as --addr")
+	}
 	files, err := h.files(c)
 	if err != nil {
 		return err
@@ -42,8 +44,8 @@ func (h Healthcheck) Do(ctx context.Context, c Config, out io.Writer) error {
 		},
 	}}
 	addrs := []string{defaultServeAdmin, defaultRelayAdmin}
-	if h.Addr != "" {
-		addrs = []string{h.Addr}
+	if one := h.URL + h.Addr; one != "" {
+		addrs = []string{one}
 	} else if c.AdminAddr != "" {
 		addrs = []string{c.AdminAddr}
 	}
@@ -70,7 +72,7 @@ func (h Healthcheck) Do(ctx context.Context, c Config, out io.Writer) error {
 		}
 		defer resp.Body.Close()
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
-		_, _ = fmt.Fprintf(out, "%d %s\n", resp.StatusCode, strings.TrimSpace(string(body)))
+		_, _ = fmt.Fprintf(o.Stdout, "%d %s\n", resp.StatusCode, strings.TrimSpace(string(body)))
 		if resp.StatusCode != http.StatusOK {
 			return cli.ErrSaid
 		}
@@ -105,17 +107,15 @@ func (h Healthcheck) url(addr string, secure bool) (string, error) {
 	return u.String(), nil
 }
 
-// files returns the client certificate to present.
+// files returns the client certificate to present: by default that of the admin listener.
 func (h Healthcheck) files(c Config) (*tlsfile.Files, error) {
-	if h.Client == (tlsfile.Names{}) && c.AdminTLS != nil {
+	names := tlsfile.Names{Cert: h.Cert, Key: h.Key}
+	if !names.Any() && c.AdminTLS != nil {
 		return c.AdminTLS, nil
 	}
-	if (h.Client.Cert == "") != (h.Client.Key == "") {
-		return nil, cli.Usage("--cert and --key need each other")
-	}
-	files, err := tlsfile.Load(h.Client)
+	files, err := tlsfile.Load(names)
 	if err != nil {
-		return nil, cli.Usage(err.Error())
+		return nil, cli.Usage("--cert, --key: " + err.Error())
 	}
 	return files, nil
 }

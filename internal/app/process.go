@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -42,14 +43,26 @@ type process struct {
 	pool     *pgxpool.Pool
 	// adminPool serves operators and probes, so that their queries and the work do not delay each other.
 	adminPool *pgxpool.Pool
-	client    io.Closer
-	// creditsClient is separate: its timeouts are longer, and it must not resend a command.
-	creditsClient io.Closer
-	console       *consoleProcess
-	admin         net.Listener
-	server        *http.Server
-	refused       *prometheus.CounterVec
+	// console is nil if events are published to NATS.
+	console *console.Console
+	admin   net.Listener
+	server  *http.Server
+	refused *prometheus.CounterVec
+	// closers free the resources of the process.
+	closers []func()
 }
+
+// pooled returns a pool that Close closes. It connects at its first use.
+func (p *process) pooled(ctx context.Context, config *pgxpool.Config) (*pgxpool.Pool, error) {
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err == nil {
+		p.closers = append(p.closers, pool.Close)
+	}
+	return pool, err
+}
+
+// closes makes Close close c.
+func (p *process) closes(c io.Closer) { p.closers = append(p.closers, func() { _ = c.Close() }) }
 
 func newProcess(c Config, log *slog.Logger) process {
 	pause.Spread()
@@ -57,9 +70,9 @@ func newProcess(c Config, log *slog.Logger) process {
 	return process{config: c, log: log, registry: reg, refused: newRefusals(reg)}
 }
 
-// connect makes the pools, which connect at their first use.
+// connect makes the pools.
 func (p *process) connect(ctx context.Context, config *pgxpool.Config) (err error) {
-	if p.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+	if p.pool, err = p.pooled(ctx, config); err != nil {
 		return err
 	}
 	p.registry.MustRegister(newPoolMetrics(p.pool))
@@ -70,7 +83,7 @@ func (p *process) connect(ctx context.Context, config *pgxpool.Config) (err erro
 	cfg.MaxConns, cfg.MinConns = admin.Conns+probes, 0
 	// This also ends the queries of clients that have disconnected.
 	cfg.ConnConfig.RuntimeParams["statement_timeout"] = strconv.FormatInt(adminTimeout.Milliseconds(), 10)
-	p.adminPool, err = pgxpool.NewWithConfig(ctx, cfg)
+	p.adminPool, err = p.pooled(ctx, cfg)
 	return err
 }
 
@@ -94,6 +107,7 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 	if p.admin, err = Listen(ctx, c.AdminAddr); err != nil {
 		return err
 	}
+	p.closes(p.admin)
 	p.admin = boundAdmin(p.admin, p.refused)
 	if err := p.guarded(); err != nil {
 		return err
@@ -101,12 +115,12 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 	var page http.Handler
 	takes := c.natsReady
 	if c.SinkURL == "" { // the console shows streams of Redis
-		p.console, err = newConsole(ctx, c, console.Options{Kind: kind, Relay: r, Metrics: p.registry, Logger: p.log})
+		client, err := p.newConsole(ctx, console.Options{Kind: kind, Relay: r, Metrics: p.registry, Logger: p.log})
 		if err != nil {
 			return err
 		}
 		// The console's client, so that an operator's request takes no connection of the API.
-		page, takes = p.console, sink.New(sink.Options{Client: p.console.client, Durability: c.Durability}).Ready
+		page, takes = p.console, sink.New(sink.Options{Client: client, Durability: c.Durability}).Ready
 	}
 	p.server = c.adminServer(p.log, admin.Handler(admin.Options{
 		Source: ops.Source{
@@ -140,21 +154,19 @@ func (p *process) AdminAddr() net.Addr { return p.admin.Addr() }
 
 // Close frees the resources of the process. It may be called again.
 func (p *process) Close() {
-	defer p.traces.shutdown() // last, because it may wait for a collector
-	if p.admin != nil {
-		_ = p.admin.Close()
+	for _, free := range slices.Backward(p.closers) {
+		free()
 	}
-	for _, c := range []io.Closer{p.client, p.creditsClient} {
-		if c != nil {
-			_ = c.Close()
-		}
+	p.closers = nil
+	p.traces.shutdown() // last, because it may wait for a collector
+}
+
+// runConsole runs the console, if there is one, until ctx ends.
+func (p *process) runConsole(ctx context.Context) error {
+	if p.console == nil {
+		return nil
 	}
-	p.console.close()
-	for _, pool := range []*pgxpool.Pool{p.pool, p.adminPool} {
-		if pool != nil {
-			pool.Close()
-		}
-	}
+	return p.console.Run(ctx)
 }
 
 // Listen binds an address. Its failure is the only one at a start that waiting cannot fix.

@@ -29,8 +29,6 @@ import (
 type Relay struct {
 	process
 
-	// events is set if they are published to NATS.
-	events   sinks
 	credits  *credits.Sync
 	bank     *credits.Bank
 	payments *api.Payments
@@ -119,15 +117,17 @@ func (p *Relay) build(ctx context.Context) error {
 func (p *Relay) publishTo(ctx context.Context) (events sinks, err error) {
 	c := p.config
 	if c.SinkURL != "" {
-		p.events, err = c.natsSink(p.registry)
-		return p.events, err
+		if events, err = c.natsSink(p.registry); err == nil {
+			p.closers = append(p.closers, events.close)
+		}
+		return events, err
 	}
 	options, err := c.redisOptions(ctx, c.RedisURL)
 	if err != nil {
 		return events, err
 	}
 	client, server := sink.NewBoundClient(options)
-	p.client = client
+	p.closes(client)
 	commands(client)
 	redis := sink.New(sink.Options{
 		Client: client, Server: server, Source: c.EntrySource(), Shared: c.SharedStreams, PubSub: c.PubSub,
@@ -135,14 +135,6 @@ func (p *Relay) publishTo(ctx context.Context) (events sinks, err error) {
 		TrimForce: c.TrimForce, Registerer: p.registry, Logger: p.log,
 	})
 	return sinks{Sink: redis, ready: redis.Ready, observe: redis.Observe, unobserve: redis.Unobserve}, nil
-}
-
-// Close frees the resources of the relay. It may be called again.
-func (p *Relay) Close() {
-	if p.events.close != nil {
-		p.events.close()
-	}
-	p.process.Close()
 }
 
 // migrate returns a function that applies the migrations of the outbox; nil if the settings do not want that.
@@ -176,7 +168,7 @@ func (p *Relay) buildCredits(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.creditsClient = client
+	p.closes(client)
 	p.credits = credits.NewSync(credits.SyncOptions{
 		Redis: client, Pool: p.pool, Logger: p.log, Registerer: p.registry,
 	})
@@ -223,7 +215,7 @@ func (p *Relay) work(ctx context.Context) error {
 		})
 		return nil
 	})
-	g.Go(func() error { return p.console.run(actx) })
+	g.Go(func() error { return p.runConsole(actx) })
 	g.Go(func() error { return ServeHTTP(actx, p.server, p.admin, time.Second) })
 	return g.Wait()
 }

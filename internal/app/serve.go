@@ -7,7 +7,6 @@ import (
 	"net"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"posthaste/api"
@@ -24,8 +23,6 @@ type Serve struct {
 
 	credits *credits.Bank
 	api     *api.Server
-	// guardClient is nil if the guard has no Redis of its own.
-	guardClient redis.UniversalClient
 	// keys is nil without authentication.
 	keys   *api.Keys
 	public net.Listener
@@ -60,13 +57,15 @@ func (p *Serve) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.client = client
-	var guard idem.Redis
+	p.closes(client)
+	var guard idem.Redis // nil if it has no Redis of its own
 	if c.GuardRedisURL != "" {
-		if p.guardClient, err = c.GuardClient(ctx, c.GuardRedisURL); err != nil {
+		own, err := c.GuardClient(ctx, c.GuardRedisURL)
+		if err != nil {
 			return err
 		}
-		guard = p.guardClient
+		p.closes(own)
+		guard = own
 	}
 	tokens, err := p.credentials()
 	if err != nil {
@@ -76,7 +75,7 @@ func (p *Serve) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.creditsClient = creditsClient
+	p.closes(creditsClient)
 	p.credits = credits.New(credits.Options{
 		Redis: creditsClient, Connections: connections, Pool: p.pool, Durability: c.CreditDurability(),
 		KeyMaxAge: c.KeyMaxAge, Logger: p.log, Registerer: reg,
@@ -92,6 +91,7 @@ func (p *Serve) build(ctx context.Context) error {
 	if p.public, err = Listen(ctx, c.HTTPAddr); err != nil {
 		return err
 	}
+	p.closes(p.public)
 	p.public = boundPublic(p.public, c, p.refused)
 	return p.listen(ctx, "serve", nil, p.api.Readyz())
 }
@@ -130,7 +130,7 @@ func (p *Serve) work(ctx context.Context) error {
 		srv := withTLS(p.config.HTTPTLS, p.log, api.NewHTTPServer(p.api.Public()))
 		return ServeHTTP(gctx, srv, p.public, p.config.DrainTimeout)
 	})
-	g.Go(func() error { return p.console.run(gctx) })
+	g.Go(func() error { return p.runConsole(gctx) })
 	g.Go(func() error { return ServeHTTP(gctx, p.server, p.admin, p.config.DrainTimeout) })
 	return g.Wait()
 }
@@ -159,14 +159,3 @@ func (p *Serve) ReloadKeys() {
 
 // PublicAddr returns the address of the public listener.
 func (p *Serve) PublicAddr() net.Addr { return p.public.Addr() }
-
-// Close frees the resources of the process. It may be called again.
-func (p *Serve) Close() {
-	if p.public != nil {
-		_ = p.public.Close()
-	}
-	if p.guardClient != nil {
-		_ = p.guardClient.Close()
-	}
-	p.process.Close()
-}

@@ -77,7 +77,7 @@ func WatchStatus(ctx context.Context, c Config, o cli.IO, asJSON bool) error {
 		case errors.As(err, &second):
 			return err // a retry would fail in the same way
 		case err != nil:
-			s = unread(cli.OneLine(err))
+			s = unread(err)
 		default:
 			s.Trend = backlog.Note(time.Now(), s.Backlog.Rows)
 		}
@@ -96,8 +96,9 @@ func WatchStatus(ctx context.Context, c Config, o cli.IO, asJSON bool) error {
 func unread(err error) cli.Screen {
 	refused := sql.SQLState(err) != "" || errors.Is(err, sql.ErrSchemaMissing) || errors.Is(err, sql.ErrSchemaNewer)
 	snap := ops.Snapshot{Now: time.Now()}
-	snap.Asked.Postgres = ops.Answer{Error: err.Error(), Refused: refused}
-	return cli.Screen{Err: err, Report: ops.Report{Verdict: ops.Assess(&snap).Brief()}}
+	text := strings.Join(strings.Fields(err.Error()), " ") // the connection library lists its attempts on several lines
+	snap.Asked.Postgres = ops.Answer{Error: text, Refused: refused}
+	return cli.Screen{Err: errors.New(text), Report: ops.Report{Verdict: ops.Assess(&snap).Brief()}}
 }
 
 // show prints one reading of a watch.

@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -34,11 +33,7 @@ func (p *parser) redisTLS(s Settings) *tlsfile.Files {
 				"--redis-skip-verify=on it has to begin with rediss://", u.name))
 		}
 	}
-	if (n.Cert == "") != (n.Key == "") {
-		p.faults = append(p.faults, errors.New("--redis-cert and --redis-key need each other"))
-		return nil
-	}
-	return p.load("--redis-ca, --redis-cert", n)
+	return p.load("--redis-ca, --redis-cert, --redis-key", n)
 }
 
 // hasQuery reports whether a valid URL has a parameter.
@@ -48,15 +43,11 @@ func hasQuery(rawURL, name string) bool {
 }
 
 func (p *parser) listenerTLS(name string, n tlsfile.Names) *tlsfile.Files {
-	if (n.Cert == "") != (n.Key == "") {
-		p.faults = append(p.faults, fmt.Errorf("--%s-tls-cert and --%s-tls-key need each other", name, name))
-		return nil
-	}
 	if n.CA != "" && n.Cert == "" {
 		p.faults = append(p.faults, fmt.Errorf("--%s-client-ca needs --%s-tls-cert", name, name))
 		return nil
 	}
-	return p.load("--"+name+"-tls-cert", n)
+	return p.load(fmt.Sprintf("--%s-tls-cert, --%[1]s-tls-key", name), n)
 }
 
 // load reads files. Its fault names one of the settings; the text names the file.

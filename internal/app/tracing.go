@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -22,6 +23,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/time/rate"
 
 	"posthaste/consumer"
 	"posthaste/outbox"
@@ -48,13 +50,17 @@ func setupTracing(ctx context.Context, service, version string, log *slog.Logger
 	if !tracingWanted(os.Getenv) {
 		return nil
 	}
-	if p := exportProtocol(); p != "" && p != "http/protobuf" {
-		log.Error("tracing is off: spans are sent as http/protobuf only", "protocol", p)
+	protocol := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL"))
+	if protocol != "" && protocol != "http/protobuf" {
+		log.Error("tracing is off: spans are sent as http/protobuf only", "protocol", protocol)
 		return nil
 	}
 	// The SDK reports its own errors, such as a bad variable, only to these two.
 	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
-	otel.SetErrorHandler(&errorLog{log: log})
+	sometimes := rate.Sometimes{Interval: time.Minute}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		sometimes.Do(func() { log.Warn("tracing reports a fault", "err", err) })
+	}))
 	exp, err := otlptracehttp.New(ctx)
 	if err != nil {
 		log.Error("tracing is off: the exporter cannot be made", "err", err)
@@ -78,13 +84,6 @@ func tracingWanted(getenv func(string) string) bool {
 		return false
 	}
 	return getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
-}
-
-func exportProtocol() string {
-	if p := os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"); p != "" {
-		return p
-	}
-	return os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL")
 }
 
 // shutdown sends the remaining spans, for stopTracing at most. It may be called again.
@@ -116,20 +115,6 @@ func (e *loggedExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadO
 		e.log.Info("spans are delivered again")
 	}
 	return nil
-}
-
-// errorLog logs the SDK's reports, once a minute at most.
-type errorLog struct {
-	log  *slog.Logger
-	last atomic.Int64
-}
-
-// Handle implements otel.ErrorHandler.
-func (l *errorLog) Handle(err error) {
-	now, last := time.Now().UnixNano(), l.last.Load()
-	if now-last >= int64(time.Minute) && l.last.CompareAndSwap(last, now) {
-		l.log.Warn("tracing reports a fault", "err", err)
-	}
 }
 
 // remote puts an external trace context into ctx, if it is valid.

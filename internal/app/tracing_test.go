@@ -15,6 +15,8 @@ import (
 	"posthaste/outbox"
 )
 
+var must = testenv.Must
+
 func TestTracingIsOffByDefault(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -48,14 +50,10 @@ func TestSpansOfStatementsQuoteNoValues(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(rec))
 	tr := &tracing{provider: tp, tracer: tp.Tracer("test")}
 	cfg, err := pgxpool.ParseConfig(testenv.Postgres(t).URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cfg.ConnConfig.Tracer = tr.queries()
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer pool.Close()
 	const statement = "-- why\nselect $1::text::int"
 	ask := func(ctx context.Context) {

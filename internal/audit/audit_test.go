@@ -21,6 +21,8 @@ import (
 	"posthaste/sql"
 )
 
+var must = testenv.Must
+
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
 var bob = Who{Actor: "bob@host", Source: "terminal"}
@@ -36,9 +38,7 @@ func nothing(context.Context) (Detail, error) { return nil, nil }
 func list(t *testing.T, db *testenv.Database) []Entry {
 	t.Helper()
 	l, err := List(t.Context(), db.Pool, time.Time{}, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
@@ -178,9 +178,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 func TestTheTableOnlyGrows(t *testing.T) {
 	t.Parallel()
 	trail, db, _ := newTrail(t)
-	if err := trail.Do(t.Context(), bob, Mode, nil, nothing); err != nil {
-		t.Fatal(err)
-	}
+	must(t, trail.Do(t.Context(), bob, Mode, nil, nothing))
 	for _, stmt := range []string{
 		"UPDATE posthaste_audit SET outcome = 'ok'", "DELETE FROM posthaste_audit", "TRUNCATE posthaste_audit",
 		"DELETE FROM posthaste_audit WHERE false",
@@ -208,11 +206,9 @@ func TestEntriesAreSmall(t *testing.T) {
 	for _, args := range []Detail{
 		{"ids": ids, "stream": long}, {"stream": "a\x00b\xffc"}, {"other": map[string]string{"a": long}},
 	} {
-		if err := trail.Do(t.Context(), Who{long, "a\x00b"}, Mode, args, func(context.Context) (Detail, error) {
+		must(t, trail.Do(t.Context(), Who{long, "a\x00b"}, Mode, args, func(context.Context) (Detail, error) {
 			return args, nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	for _, e := range list(t, db) {
 		if len(e.Detail) > maxDetail || len(e.Actor) > 2*maxText {
@@ -232,14 +228,10 @@ func TestEntriesAreSmall(t *testing.T) {
 		tally.Add(id, nil)
 	}
 	became, err := tally.Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := trail.Do(t.Context(), bob, DeadRetry, Detail{"ids": ids}, func(context.Context) (Detail, error) {
+	must(t, err)
+	must(t, trail.Do(t.Context(), bob, DeadRetry, Detail{"ids": ids}, func(context.Context) (Detail, error) {
 		return became, nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	var d struct {
 		IDs  []string `json:"ids"`
 		More int      `json:"ids_more"`
@@ -275,11 +267,9 @@ func TestList(t *testing.T) {
 	t.Parallel()
 	trail, db, _ := newTrail(t)
 	for i := range 3 {
-		if err := trail.Do(t.Context(), bob, Mode, Detail{"n": i}, func(context.Context) (Detail, error) {
+		must(t, trail.Do(t.Context(), bob, Mode, Detail{"n": i}, func(context.Context) (Detail, error) {
 			return nil, nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	l, err := List(t.Context(), db.Pool, time.Time{}, 2)
 	if err != nil || len(l) != 2 || string(l[0].Detail) != `{"n": 2}` || string(l[1].Detail) != `{"n": 1}` {

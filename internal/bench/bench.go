@@ -40,7 +40,7 @@ func benchmark(
 	}
 	defer b.close()
 	if err := b.open(ctx, o.Stderr); err != nil {
-		return cli.OneLine(err)
+		return err
 	}
 	list := steps(b)
 	b.progress = newProgress(o.Stderr, len(list)*f.Runs)
@@ -52,7 +52,7 @@ func benchmark(
 				if ctx.Err() != nil && !errors.Is(err, errLeft) {
 					return errors.New("interrupted; everything it created was removed")
 				}
-				return cli.OneLine(fmt.Errorf("%s: %w", s.name, err))
+				return fmt.Errorf("%s: %w", s.name, err)
 			}
 		}
 	}

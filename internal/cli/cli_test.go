@@ -58,22 +58,6 @@ func TestRoughHasTwoUnits(t *testing.T) {
 	}
 }
 
-func TestOneLineKeepsTheError(t *testing.T) {
-	t.Parallel()
-	cause := errors.New("first\n\tsecond")
-	got := cli.OneLine(fmt.Errorf("connect: %w", cause))
-	if got.Error() != "connect: first second" || !errors.Is(got, cause) {
-		t.Errorf("folded into %q", got)
-	}
-	if cli.OneLine(nil) != nil {
-		t.Error("no error becomes one")
-	}
-	if plain := errors.New("one line"); !errors.Is(cli.OneLine(plain), plain) ||
-		cli.OneLine(plain).Error() != "one line" {
-		t.Error("an error on one line is changed")
-	}
-}
-
 func TestRemedies(t *testing.T) {
 	t.Parallel()
 	refused := func(code string) error {
@@ -83,7 +67,7 @@ func TestRemedies(t *testing.T) {
 		err  error
 		want string
 	}{
-		"unknown":   {errors.New("something"), "something"},
+		"unknown":   {errors.New("first\n\tsecond"), "first second"},
 		"standby":   {refused(pgerrcode.ReadOnlySQLTransaction), "write: refused: point --postgres-url at the primary"},
 		"recovery":  {errors.New("recovery is in progress"), "progress: point --postgres-url"},
 		"disk":      {refused(pgerrcode.DiskFull), "write: refused: free space on the disk of Postgres"},

@@ -81,19 +81,3 @@ func Line(err error, redisAt string) string {
 	}
 	return ops.Printable(strings.Join(strings.Fields(problem), " "))
 }
-
-// OneLine folds an error into one line: the connection library lists its attempts on several. It returns nil for nil.
-func OneLine(err error) error {
-	if err == nil || !strings.Contains(err.Error(), "\n") {
-		return err
-	}
-	return folded{err}
-}
-
-type folded struct{ err error }
-
-// Error implements error.
-func (f folded) Error() string { return strings.Join(strings.Fields(f.err.Error()), " ") }
-
-// Unwrap returns the error on several lines.
-func (f folded) Unwrap() error { return f.err }

@@ -47,6 +47,9 @@ func (s Screen) Print(w io.Writer, coloured bool) error {
 	t := Table(w)
 	row := func(k, format string, args ...any) { Row(t, k, fmt.Sprintf(format, args...)) }
 	fmt.Fprintln(t)
+	if s.Verdict.Remedy != "" {
+		row("remedy", "%s", s.Verdict.Remedy)
+	}
 	for _, also := range s.Verdict.Also {
 		row("also", "%s", also)
 	}

@@ -22,9 +22,7 @@ func TestTablesTakeNoOrders(t *testing.T) {
 	err := errors.Join(
 		List(o, false, []string{hostile}, "", "", func(s string) []any { return []any{s, s} }),
 		o.Groups([]sink.Group{{Stream: hostile, Name: hostile, Lag: 1, Idle: 2 * time.Hour, HoldsBack: 1}}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if n := strings.Count(out.String(), "\n"); n != 5 || strings.ContainsFunc(out.String(),
 		func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 		t.Errorf("%d lines: %q", n, out.String())
@@ -38,9 +36,7 @@ func TestStatusIsAlignedAndColouredOnATerminal(t *testing.T) {
 		Verdict: ops.Brief{Word: "degraded", Why: "3 events are parked"},
 	}}
 	var plain, coloured strings.Builder
-	if err := errors.Join(s.Print(&plain, false), s.Print(&coloured, true)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(s.Print(&plain, false), s.Print(&coloured, true)))
 	lines := strings.Split(plain.String(), "\n")
 	if lines[0] != "degraded: 3 events are parked" || strings.Contains(plain.String(), "\x1b") {
 		t.Errorf("plain:\n%s", plain.String())

@@ -9,6 +9,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
+var must = testenv.Must
+
 // The line that is overwritten fits into a terminal of any width.
 func TestTallyFitsTheTerminal(t *testing.T) {
 	t.Parallel()

@@ -32,7 +32,7 @@ type assessment struct {
 // add appends a problem. Its names and errors come from any writer to Redis: characters that change the direction of
 // writing would change the sentence around them, so they are replaced.
 func (a *assessment) add(p Problem) {
-	p.Title, p.Why, p.Remedy, p.line = Printable(p.Title), Printable(p.Why), Printable(p.Remedy), Printable(p.line)
+	p.Title, p.Why, p.Remedy = Printable(p.Title), Printable(p.Why), Printable(p.Remedy)
 	a.problems = append(a.problems, p)
 }
 
@@ -44,61 +44,43 @@ func (a *assessment) blocked() Level {
 	return Broken
 }
 
-// waiting describes the events that wait in the outbox; "" without any, or if that is unknown.
-func (a *assessment) waiting() string {
-	b := a.s.Postgres.Backlog
-	if !a.s.Asked.Postgres.known() || b.Rows == 0 {
-		return ""
-	}
-	return b.wait() + ", the oldest for " + Rough(seconds(b.OldestSeconds))
-}
-
 // servers checks whether both servers answer.
 func (a *assessment) servers() {
 	pg, rd := a.s.Asked.Postgres, a.s.Asked.Redis
-	line := "Postgres does not answer: " + pg.Error
-	switch {
-	case pg.Refused:
-		line = "Postgres refuses: " + pg.Error
-	case pg.Slow:
-		line = "Postgres is too slow to answer: " + pg.Error
-	}
 	switch {
 	case pg.Slow: // said below
 	case pg.Error != "" && pg.Refused:
 		a.add(Problem{
-			Level: Broken, Part: partOutbox, Title: "Postgres refuses", line: line, Action: actionDoctor,
-			Why: "Committed events are safe. " + sentence(pg.Error), Runbook: "OutboxNoLeader",
+			Level: Broken, Part: partOutbox, Title: "Postgres refuses", Action: actionDoctor,
+			Why: sentence(pg.Error) + " Committed events are safe.", Runbook: "OutboxNoLeader",
 			Remedy: "Fix what it reports: posthaste doctor names the command.",
 		})
 	case pg.Error != "":
 		a.add(Problem{
-			Level: Broken, Part: partOutbox, Title: "Postgres does not answer", line: line, Action: actionDoctor,
-			Why: "Nothing can be ordered and nothing moves; committed events are safe. " + sentence(pg.Error),
+			Level: Broken, Part: partOutbox, Title: "Postgres does not answer", Action: actionDoctor,
+			Why: sentence(pg.Error) + " Nothing can be ordered and nothing moves; committed events are safe.",
 			Remedy: "Start Postgres, or fix what keeps posthaste doctor from reaching it. Everything continues " +
 				"automatically.",
 			Runbook: "OutboxNoLeader",
 		})
 	}
 	if rd.Error != "" {
-		why := "Events are late, none is lost: they wait in Postgres"
+		why := " Events are late, none is lost: they wait in Postgres"
 		if pg.known() {
 			why += fmt.Sprintf(" (%s now)", a.s.Postgres.Backlog.Size())
 		}
 		a.add(Problem{
 			Level: a.blocked(), Part: partRedis, Title: "Redis does not take events", Action: actionDoctor,
-			Why: why + ". " + sentence(rd.Error), Runbook: "OutboxPublishFailing",
+			Why: sentence(rd.Error) + why + ".", Runbook: "OutboxPublishFailing",
 			Remedy: "Start Redis, or fix what it reports: posthaste doctor names the setting. Everything continues " +
 				"automatically.",
-			line: join(rd.Error, a.waiting()),
 		})
 	}
 	if pg.Slow {
 		// After Redis: without Redis the outbox grows until counting is too slow, and the cause comes first.
 		a.add(Problem{
-			Level: Broken, Part: partOutbox, Title: "Postgres is too slow to answer", line: line,
-			Action: actionDoctor,
-			Why:    "Committed events are safe; the number of waiting ones is unknown. " + sentence(pg.Error),
+			Level: Broken, Part: partOutbox, Title: "Postgres is too slow to answer", Action: actionDoctor,
+			Why: sentence(pg.Error) + " Committed events are safe; the number of waiting ones is unknown.",
 			Remedy: "Check the relay's log, locks on the table outbox, and the load of Postgres; posthaste status " +
 				"counts without a limit of time.",
 			Runbook: "OutboxSlotScrapeFailing",
@@ -118,7 +100,7 @@ func (a *assessment) held() {
 			return
 		}
 		why, remedy, _ := strings.Cut(what, outbox.RemedyMark)
-		problem.Level, problem.Why, problem.line = a.blocked(), sentence(why), join(what, a.waiting())
+		problem.Level, problem.Why = a.blocked(), sentence(why)
 		problem.Remedy = cmp.Or(problem.Remedy, sentence(remedy))
 		a.heldTold = condition
 		a.add(problem)
@@ -148,21 +130,19 @@ func (a *assessment) flow() {
 			Level: Broken, Part: partOutbox, Title: "Commits wait for a synchronous standby", Action: actionDoctor,
 			Why:    "Writers hang, and what they wrote is not published before their commits end.",
 			Remedy: sentence(sql.StandbyRemedy + ": posthaste doctor shows it"), Runbook: "OutboxRelayNotPublishing",
-			line: join("commits wait for a synchronous standby: "+sql.StandbyRemedy, a.waiting()),
 		})
 	}
 	if !p.Led {
 		why := "Events wait in Postgres and none is lost"
+		if p.Backlog.Rows > 0 {
+			why = p.Backlog.wait() + " in Postgres and none is lost"
+		}
 		if p.Owner != "" {
 			why += "; " + p.Owner + " led last"
 		}
 		problem := Problem{
 			Level: Broken, Part: partPath, Title: "No relay publishes", Why: why + ".", Runbook: "OutboxNoLeader",
 			Remedy: "Start one: posthaste relay. If it is running, its log says why it does not lead.",
-			line:   join("no relay runs", a.waiting()),
-		}
-		if p.Relays > 0 {
-			problem.line = join(fmt.Sprintf("no relay leads, %d connected", p.Relays), a.waiting())
 		}
 		if p.Relays > 0 && oldest < veryLateAfter {
 			problem.Level = Degraded
@@ -184,7 +164,7 @@ func (a *assessment) flow() {
 		Why:     p.Backlog.wait() + " in the outbox, none is lost.",
 		Remedy:  "If the backlog shrinks, wait. Otherwise run posthaste doctor, and check the relay's log.",
 		Runbook: "OutboxOldestPendingTooOld", Action: actionDoctor,
-		Follows: !a.reachable || a.heldTold != "", line: join(a.waiting(), p.Degraded),
+		Follows: !a.reachable || a.heldTold != "",
 	})
 }
 
@@ -204,7 +184,6 @@ func (a *assessment) slot() {
 			Level: unusable, Part: partPath, Title: "Events flow in mode cdc again, since a moment ago",
 			Why: "Before: " + sentence(p.Degraded), Runbook: "OutboxRelayFallbackActive",
 			Remedy: "Wait some seconds: this notice ends when the stream lasts. posthaste status shows it, too.",
-			line:   "events flow in mode cdc again, but only since a moment ago; before: " + p.Degraded,
 		})
 	case wanted:
 		a.slotTold = unusable
@@ -213,7 +192,6 @@ func (a *assessment) slot() {
 			Why: sentence(p.Degraded), Action: actionMode, Runbook: "OutboxRelayFallbackActive",
 			Remedy: "Nothing is lost, and the relay retries automatically. posthaste doctor names the remedy; " +
 				"posthaste mode poll stops the retries.",
-			line: "events flow in mode poll although cdc is desired: " + p.Degraded,
 		})
 	}
 	if p.Slot.Lost && wanted { // otherwise the slot is unused, and it holds nothing back
@@ -223,7 +201,6 @@ func (a *assessment) slot() {
 			Why:     "Postgres has invalidated it" + reason + "; until there is another one, events flow in mode poll.",
 			Remedy:  "The relay creates a new one automatically. If it does not, posthaste doctor says why.",
 			Runbook: "OutboxRelayFallbackActive",
-			line:    "the slot is lost" + reason,
 		})
 	}
 	if muchWAL(p.Slot.RetainedBytes, a.s.WALBudget) {
@@ -232,7 +209,6 @@ func (a *assessment) slot() {
 			Why:     Size(p.Slot.RetainedBytes) + " of the budget of " + Size(a.s.WALBudget) + ".",
 			Remedy:  "The relay acts on it automatically. If no relay is running, start one: posthaste relay.",
 			Runbook: "OutboxSlotRetainedWALCritical",
-			line:    "the slot holds " + Size(p.Slot.RetainedBytes) + " of WAL; the budget is " + Size(a.s.WALBudget),
 		})
 	}
 }
@@ -255,8 +231,7 @@ func (a *assessment) relay() {
 		a.add(Problem{
 			Level: level, Part: partPath, Title: title, Why: sentence(condition),
 			Remedy: "posthaste doctor names the remedy.", Runbook: "OutboxRelayNotPublishing",
-			Action: actionDoctor, line: "this relay: " + condition, condition: condition,
-			Follows: !a.reachable || told(level, condition),
+			Action: actionDoctor, Follows: !a.reachable || told(level, condition),
 		})
 	}
 	for _, condition := range a.s.Relay.Reasons {
@@ -330,7 +305,7 @@ func (a *assessment) dead() {
 		a.add(Problem{
 			Level: Failing, Part: partPath, Title: are(d.Relay) + " dead: Redis refuses " + them(d.Relay),
 			Why: "The oldest: " + sentence(d.First), Remedy: cure + press, Runbook: "OutboxDeadEvents",
-			Action: actionDead, line: are(d.Relay) + " dead (posthaste dead list): " + d.First,
+			Action: actionDead,
 		})
 	}
 	if d.Groups > 0 {
@@ -446,9 +421,9 @@ func (a *assessment) repairs() {
 	p := a.s.Postgres
 	if open := p.open(); len(open) > 0 {
 		a.repairTold = true
-		title, progress := open[0].Stream+" is compared with what is settled", open[0].progress()
+		title := open[0].Stream + " is compared with what is settled"
 		if n := len(open); n > 1 {
-			title, progress = fmt.Sprintf("%d streams are compared with what is settled", n), open[0].Found()
+			title = fmt.Sprintf("%d streams are compared with what is settled", n)
 		}
 		far := sentence(open[0].Found())
 		if a.s.Relay != nil { // the relay knows the progress and the obstacle better
@@ -461,12 +436,11 @@ func (a *assessment) repairs() {
 		oldest := slices.MinFunc(open, func(x, y Compared) int { return x.Noticed.Compare(y.Noticed) }).Noticed
 		a.add(Problem{
 			Level: a.blocked(), Part: partRedis, Title: title, Follows: !a.reachable || a.heldTold != "",
-			Why: "Redis or Postgres may have lost data. Nothing newer is published until the streams are complete. " +
-				far,
+			Why: a.noticed(oldest) + ": Redis or Postgres may have lost data. Nothing newer is published until the " +
+				"streams are complete. " + far,
 			Remedy: "Wait: the relay publishes the missing events again, and continues. posthaste status shows the " +
 				"progress.",
 			Runbook: "OutboxRedisLostData",
-			line:    join(title+", for "+Rough(a.s.Now.Sub(oldest)), progress, a.waiting()),
 		})
 	}
 	if p.Phantoms > 0 {
@@ -481,14 +455,14 @@ func (a *assessment) repairs() {
 			Remedy: "posthaste phantoms names them; the runbook says what to do. posthaste phantoms --ack ends " +
 				"this notice.",
 			Runbook: "OutboxPhantomEvents",
-			line:    what + " (posthaste phantoms)",
 		})
 	}
 }
 
+func (a *assessment) noticed(at time.Time) string { return "Noticed " + span(a.s.Now.Sub(at)) + " ago" }
+
 // losses reports what Redis or Postgres has lost.
 func (a *assessment) losses() {
-	noticed := func(at time.Time) string { return "Noticed " + span(a.s.Now.Sub(at)) + " ago" }
 	var lost []Compared
 	for _, l := range a.s.Postgres.Compared {
 		switch {
@@ -498,9 +472,8 @@ func (a *assessment) losses() {
 		default:
 			a.add(Problem{
 				Level: Degraded, Part: partOutbox, Title: l.Lost(), Remedy: l.Remedy, Runbook: "OutboxPhantomEvents",
-				Why: noticed(l.Noticed) + ". The new server lacks what it had not received. Events in the streams " +
+				Why: a.noticed(l.Noticed) + ". The new server lacks what it had not received. Events in the streams " +
 					"are not published again; commits may be missing.",
-				line: l.Lost() + "; " + l.Remedy,
 			})
 		}
 	}
@@ -515,23 +488,22 @@ func (a *assessment) losses() {
 		}
 		a.add(Problem{
 			Level: Broken, Part: partRedis, Title: title, Remedy: remedy, Runbook: "OutboxRedisLostData",
-			Why: noticed(lost[0].Noticed) + ". They had been acknowledged, and were not restored: they were settled " +
-				"longer ago than --restore reaches, or there is no history of them." + which,
-			line: title + "; to restore them: " + remedy,
+			Why: a.noticed(lost[0].Noticed) + ". They had been acknowledged, and were not restored: they were " +
+				"settled longer ago than --restore reaches, or there is no history of them." + which,
 		})
 	}
 	if at := a.s.Lost; at != nil && len(lost) == 0 {
-		a.add(a.seen(*at, noticed(*at)))
+		a.add(a.seen(*at))
 	}
 }
 
 // seen is the problem of a loss that was noticed in Redis and that Postgres does not list.
-func (a *assessment) seen(lost time.Time, noticed string) Problem {
+func (a *assessment) seen(lost time.Time) Problem {
 	if at := a.s.Postgres.Repaired; at != nil && at.After(lost.Add(-repairedBefore)) && !a.repairTold {
 		return Problem{
 			Level: Degraded, Part: partRedis, Title: "Redis had lost data, and has it again", Action: actionGroups,
-			Why: noticed + ": streams or gates had disappeared. The relay has published the missing settled events " +
-				"again, as far back as --restore reaches.",
+			Why: a.noticed(lost) + ": streams or gates had disappeared. The relay has published the missing settled " +
+				"events again, as far back as --restore reaches.",
 			Remedy: "Find out why it was flushed, restarted without its data, or failed over: redis-cli INFO server. " +
 				"This stays for 15 minutes.",
 			Runbook: "OutboxRedisLostData",
@@ -539,7 +511,7 @@ func (a *assessment) seen(lost time.Time, noticed string) Problem {
 	}
 	return Problem{
 		Level: Broken, Part: partRedis, Title: "Redis has lost data", Action: actionGroups,
-		Why: noticed + ": streams or gates have disappeared. The relay publishes the waiting events, and the " +
+		Why: a.noticed(lost) + ": streams or gates have disappeared. The relay publishes the waiting events, and the " +
 			"missing settled events as far back as --restore reaches.",
 		Remedy: "Check that a relay runs: posthaste status. Find out why Redis was flushed, restarted without its " +
 			"data, or failed over. This stays for 15 minutes.",

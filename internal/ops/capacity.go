@@ -284,14 +284,9 @@ func (d *doctor) foreign(ctx context.Context, client redis.UniversalClient) {
 
 // lasts describes how long bytes last at a rate of bytes per second.
 func lasts(bytes, rate float64) string {
-	switch h := bytes / max(rate, 1e-9) / 3600; {
-	case h < 1:
-		return fmt.Sprintf("%.0f min", h*60)
-	case h < 48:
-		return fmt.Sprintf("%.0f h", h)
-	case h < 24*365:
-		return fmt.Sprintf("%.0f days", h/24)
-	default:
-		return "over a year"
+	const year = 365 * 24 * 3600
+	if seconds := bytes / max(rate, 1e-9); seconds < year {
+		return span(time.Duration(seconds) * time.Second)
 	}
+	return "over a year"
 }

@@ -1,7 +1,6 @@
 package ops
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -33,7 +32,11 @@ func (r Compared) Lost() string {
 // Found describes the progress, or what was found apart from missing events, in a few words; "" for nothing.
 func (r Compared) Found() string {
 	if r.Done == nil {
-		return r.Stream + ": " + r.progress()
+		progress := r.Stream + ": " + humanize.Comma(r.Restored) + " restored so far"
+		if r.Expected > 0 {
+			progress += ", about " + humanize.Comma(r.Expected) + " to compare"
+		}
+		return progress
 	}
 	if r.Restored+r.Recalled+r.Phantoms == 0 {
 		return ""
@@ -46,14 +49,6 @@ func (r Compared) Found() string {
 		found = append(found, CountOf(r.Phantoms, "phantom"))
 	}
 	return strings.Join(found, ", ")
-}
-
-func (r Compared) progress() string {
-	if r.Expected == 0 {
-		return humanize.Comma(r.Restored) + " restored so far"
-	}
-	return fmt.Sprintf("%s restored so far, about %s to compare", humanize.Comma(r.Restored),
-		humanize.Comma(r.Expected))
 }
 
 // open returns the reports of streams that are being compared.

@@ -14,9 +14,9 @@ func TestVerdictOfADiagnosis(t *testing.T) {
 	redis := ops.Finding{Check: "redis", Severity: ops.SeverityFail}
 	for want, findings := range map[string][]ops.Finding{
 		"all is well": {ok, ok},
-		"no problems, 1 warning: the relay can run":                                        {ok, warn},
-		"no problems, 2 warnings: the relay can run":                                       {warn, warn},
-		"1 problem, no warnings: the relay cannot run safely before this is fixed: schema": {ok, schema},
+		"no problems, 1 warning: the relay can run":                                       {ok, warn},
+		"no problems, 2 warnings: the relay can run":                                      {warn, warn},
+		"1 problem, 0 warnings: the relay cannot run safely before this is fixed: schema": {ok, schema},
 		"2 problems, 1 warning: the relay cannot run safely before this is fixed: schema, redis": {
 			ok, schema, warn, redis,
 		},

@@ -82,24 +82,14 @@ func (d Diagnosis) Verdict() string {
 			warned++
 		}
 	}
-	switch warnings := countOf(warned, "warning"); {
+	switch warnings := CountOf(int64(warned), "warning"); {
 	case len(failed) > 0:
 		return fmt.Sprintf("%s, %s: the relay cannot run safely before this is fixed: %s",
-			countOf(len(failed), "problem"), warnings, strings.Join(failed, ", "))
+			CountOf(int64(len(failed)), "problem"), warnings, strings.Join(failed, ", "))
 	case warned > 0:
 		return "no problems, " + warnings + ": the relay can run"
 	}
 	return "all is well"
-}
-
-func countOf(n int, what string) string {
-	switch n {
-	case 0:
-		return "no " + what + "s"
-	case 1:
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // Diagnose checks everything the relay needs. It makes its own connections, changes nothing, and always returns a
@@ -277,16 +267,8 @@ func (d *doctor) leader(ctx context.Context, conn *pgx.Conn) {
 }
 
 func readFacts(ctx context.Context, conn *pgx.Conn, slot string) (f facts, err error) {
-	var sync, idle *string
-	err = conn.QueryRow(ctx, query("doctor_facts")).Scan(
-		&f.version, &f.walLevel, &f.maxSlots, &f.maxSenders, &f.keepMB, &f.replication, &f.recovery, &sync, &idle,
-		&f.encoding, &f.readOnly)
-	if sync != nil {
-		f.syncSlots = *sync
-	}
-	if idle != nil {
-		f.idleSlot = *idle
-	}
+	err = conn.QueryRow(ctx, query("doctor_facts")).Scan(&f.version, &f.walLevel, &f.maxSlots, &f.maxSenders, &f.keepMB,
+		&f.replication, &f.recovery, &f.syncSlots, &f.idleSlot, &f.encoding, &f.readOnly)
 	if err != nil {
 		return f, err
 	}

@@ -73,12 +73,13 @@ func (d *doctor) cluster(nodes []redisurl.Node) {
 	if masters < 0 {
 		masters = len(nodes)
 	}
-	if replicas := len(nodes) - masters; replicas < masters {
+	replicas := len(nodes) - masters
+	has := CountOf(int64(masters), "master") + " and " + CountOf(int64(replicas), "replica")
+	if replicas < masters {
 		d.add(SeverityWarn, "redis cluster", "give every master a replica",
-			"%s and %s: while a master without a replica is down, its streams are blocked, and others may be",
-			countOf(masters, "master"), countOf(replicas, "replica"))
+			"%s: while a master without a replica is down, its streams are blocked, and others may be", has)
 	} else {
-		d.add(SeverityOK, "redis cluster", "", "%s and %s", countOf(masters, "master"), countOf(replicas, "replica"))
+		d.add(SeverityOK, "redis cluster", "", "%s", has)
 	}
 }
 

@@ -1,64 +1,35 @@
 package ops
 
-import (
-	"strings"
-
-	"posthaste/relay"
-)
-
-// Readiness is the part of the verdict that comes from the conditions of this process' relay. It reports whether the
-// process works, not the state of the pipeline: a parked event, for example, is no reason to restart a relay. It
-// needs a Snapshot with Relay.
-func (v Verdict) Readiness() relay.Health {
-	r := relay.Health{Role: v.role, Ready: true}
-	for _, p := range v.Problems {
-		switch {
-		case p.condition == "":
-		case p.Level.Ready():
-			r.Degraded = append(r.Degraded, p.condition)
-		default:
-			r.Ready = false
-			r.Reasons = append(r.Reasons, p.condition)
-		}
-	}
-	return r
-}
-
-// ReadyOf is the readiness of a relay with health h.
-func ReadyOf(h relay.Health) relay.Health { return Assess(&Snapshot{Relay: &h}).Readiness() }
+import "strings"
 
 // Brief is the verdict in a terminal, in a log, and for scripts.
 type Brief struct {
 	// Word is "ok", "degraded", "broken" or "unknown".
 	Word string `json:"word"`
-	// Why is the gravest problem in one line, with its remedy if that is short.
-	Why string `json:"why"`
+	// Why is the gravest problem in one line, Remedy what to do about it.
+	Why    string `json:"why"`
+	Remedy string `json:"remedy,omitempty"`
 	// Also are the other problems, one line each, the gravest first.
 	Also []string `json:"also,omitempty"`
 }
 
 func (v Verdict) Brief() Brief {
-	b := Brief{Word: v.Level.Word(), Why: v.wellLine}
+	b := Brief{Word: v.Level.Word(), Why: v.well}
 	switch {
 	case v.Level == Unknown:
 		b.Why = "not everything has been looked at"
 	case v.Level > OK:
-		b.Why = v.Problems[0].brief()
+		b.Why, b.Remedy = v.Problems[0].line(), v.Problems[0].Remedy
 		for _, p := range v.Problems[1:min(len(v.Problems), maxAlso+1)] {
 			if !p.Follows {
-				b.Also = append(b.Also, p.brief())
+				b.Also = append(b.Also, p.line())
 			}
 		}
 	}
 	return b
 }
 
-func (p Problem) brief() string {
-	if p.line != "" {
-		return p.line
-	}
-	return p.Title + ": " + strings.TrimSuffix(p.Why, ".")
-}
+func (p Problem) line() string { return p.Title + ": " + strings.TrimSuffix(p.Why, ".") }
 
 // Report is the status with the verdict on it: the body of GET /relay, and the output of posthaste status --json.
 type Report struct {
@@ -108,7 +79,7 @@ func (v Verdict) Page() Page {
 	case Unknown:
 		out.Title, out.Why = "Looking…", "Postgres and Redis are being asked."
 	case OK:
-		out.Title, out.Why = "Nothing is lost, nothing is late", v.well
+		out.Title, out.Why = "Nothing is lost, nothing is late", sentence(v.well+"; "+v.waiting)
 	case Degraded, Failing, Broken:
 		out.PageProblem = v.Problems[0].page()
 	}

@@ -87,17 +87,6 @@ func because(reason string) string {
 	return " (" + reason + ")"
 }
 
-// join joins the texts that are not empty.
-func join(texts ...string) string {
-	var out []string
-	for _, t := range texts {
-		if t != "" {
-			out = append(out, t)
-		}
-	}
-	return strings.Join(out, "; ")
-}
-
 // Printable makes external text (an aggregate id, the name of a group, the error of a handler) safe for a line of
 // output: the result can neither break the line nor control the terminal.
 func Printable(s string) string {

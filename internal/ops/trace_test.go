@@ -86,11 +86,9 @@ func TestTraceInTheLog(t *testing.T) {
 		if n == 0 {
 			values = append(values, "replayed", "1")
 		}
-		if err := r.Client.XAdd(t.Context(), &redis.XAddArgs{
+		must(t, r.Client.XAdd(t.Context(), &redis.XAddArgs{
 			Stream: "outbox.order", ID: fmt.Sprintf("9000000000000-%d", n+6), Values: values,
-		}).Err(); err != nil {
-			t.Fatal(err)
-		}
+		}).Err())
 	}
 	for _, command := range [][]any{
 		{"xgroup", "create", "outbox.order", "first", "$"},

@@ -62,7 +62,7 @@ type Problem struct {
 	Level Level
 	// Part is a part of the pipeline: "outbox", "path", "redis" or "groups".
 	Part string
-	// Title, Why and Remedy are for a page: a headline, sentences that explain it, and what to do.
+	// Title, Why and Remedy are a headline, sentences that explain it, and what to do.
 	Title, Why, Remedy string
 	// Action is the section of the console where to fix it; may be empty.
 	Action string
@@ -70,11 +70,6 @@ type Problem struct {
 	Runbook string
 	// Follows marks a problem that another one explains. It then counts only for a relay's readiness.
 	Follows bool
-
-	// line is the problem in one line of a terminal; if empty, Title and Why are used.
-	line string
-	// condition is the relay's condition that the problem comes from; may be empty.
-	condition string
 }
 
 // Verdict has the problems of a pipeline, their severity and remedies.
@@ -84,9 +79,8 @@ type Verdict struct {
 	// Problems are sorted, the gravest first.
 	Problems []Problem
 
-	// well and wellLine describe the state without problems, as a sentence and as a line.
-	well, wellLine string
-	role           string
+	// well describes the state without problems, waiting the events on their way.
+	well, waiting string
 }
 
 // Assess judges a snapshot. Readiness, status and console all use it: they differ in what they know and how they show
@@ -128,10 +122,7 @@ func (a *assessment) verdict() Verdict {
 	if len(v.Problems) > 0 && !v.Problems[0].Follows {
 		v.Level = v.Problems[0].Level
 	}
-	if a.s.Relay != nil {
-		v.role = a.s.Relay.Role
-	}
-	v.well, v.wellLine = a.well()
+	v.well, v.waiting = a.well()
 	return v
 }
 
@@ -143,27 +134,25 @@ func (p Problem) weight() Level {
 	return p.Level
 }
 
-// well describes the state without problems.
-func (a *assessment) well() (sentence, line string) {
+// well describes the state without problems, and how many events are on their way.
+func (a *assessment) well() (state, waiting string) {
 	p := a.s.Postgres
-	sentence = "Events flow in mode poll"
 	switch {
 	case p.Mode == outbox.ModeCDC:
-		sentence, line = "Events flow in mode cdc", "events flow in mode cdc"
+		state = "events flow in mode cdc"
 	case p.Desired == outbox.ModePoll:
-		line = "events flow in mode poll, as desired"
+		state = "events flow in mode poll, as desired"
 	case p.Mode == outbox.ModePoll:
-		line = "events flow in mode poll; cdc follows when the backlog is drained"
+		state = "events flow in mode poll; cdc follows when the backlog is drained"
 	default:
-		line = "a relay is starting"
+		state = "a relay is starting"
 	}
 	if p.Backlog.Rows == 0 {
-		return sentence + "; no event is waiting.", line
+		return state, "no event is waiting"
 	}
 	on := CountOf(p.Backlog.Rows, "event")
 	if p.Backlog.AtLeast {
 		on = "at least " + on
 	}
-	return fmt.Sprintf("%s; %s on the way, the oldest for %s.", sentence, on,
-		span(seconds(p.Backlog.OldestSeconds))), line
+	return state, fmt.Sprintf("%s on the way, the oldest for %s", on, span(seconds(p.Backlog.OldestSeconds)))
 }

@@ -123,7 +123,7 @@ func (options Options) Run(ctx context.Context, config app.Config, o cli.IO) (er
 		err = c.run(ctx, faults)
 	}
 	if err != nil {
-		return cli.OneLine(err)
+		return err
 	}
 	return c.tell(o)
 }

@@ -13,6 +13,8 @@ import (
 	"posthaste/internal/testenv"
 )
 
+var must = testenv.Must
+
 func TestParse(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]redis.UniversalOptions{
@@ -119,9 +121,7 @@ func ready(t *testing.T, o *redis.UniversalOptions) error {
 func parse(t *testing.T, url string) *redis.UniversalOptions {
 	t.Helper()
 	o, err := Parse(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return o
 }
 
@@ -175,9 +175,7 @@ func TestOneServer(t *testing.T) {
 func TestAnAddressThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close() // it accepts, and never answers
 	for _, addr := range []string{l.Addr().String(), "127.0.0.1:1"} {
 		o := parse(t, "redis://"+addr)

@@ -17,6 +17,8 @@ import (
 	"posthaste/sql"
 )
 
+var must = testenv.Must
+
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
 // Of two replays that begin at once, the second uses the time range that the first has recorded, not its own "an hour
@@ -40,9 +42,7 @@ func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
 			io: cli.IO{Stdout: io.Discard, Stderr: io.Discard},
 		}
 		t.Cleanup(r.close)
-		if err := errors.Join(r.parse(), r.open(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(r.parse(), r.open(t.Context())))
 		if note, err := r.find(t.Context()); err != nil || note != nil {
 			t.Fatalf("found %+v, %v", note, err)
 		}
@@ -86,9 +86,7 @@ func TestNameIsTheQuestion(t *testing.T) {
 	t.Parallel()
 	name := func(database uuid.UUID, o Options) string {
 		r := &replaying{options: o}
-		if err := r.parse(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.parse())
 		return r.name(database)
 	}
 	subject, empty := "o-1", ""

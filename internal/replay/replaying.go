@@ -55,7 +55,7 @@ func (options Options) Run(ctx context.Context, c app.Config, o cli.IO) error {
 	default:
 		err = r.run(ctx)
 	}
-	return cli.OneLine(err)
+	return err
 }
 
 // Bounds of a page of history. A page is one call per stream, which blocks Redis.

@@ -93,7 +93,7 @@ func (r *replaying) rest(
 		if ctx.Err() != nil {
 			cause, why = ctx.Err(), errors.New("interrupted")
 		}
-		fmt.Fprintf(r.io.Stderr, "posthaste: %v\n", cli.OneLine(why))
+		fmt.Fprintf(r.io.Stderr, "posthaste: %s\n", ops.Printable(why.Error()))
 		how := "the same command continues from there; with --restart it starts over"
 		if errors.Is(why, sink.ErrReplayGone) {
 			how = "the same command continues from what Redis still knows of it, or starts over if that is nothing"
@@ -406,7 +406,7 @@ func (r *replaying) patiently(ctx context.Context, remedy func(err error) string
 		case final(err):
 			return err
 		case !backoff.Waited():
-			r.progress.Say("%v (%s); waiting", cli.OneLine(err), remedy(err))
+			r.progress.Say("%s (%s); waiting", ops.Printable(err.Error()), remedy(err))
 		}
 		backoff.Wait(ctx)
 	}

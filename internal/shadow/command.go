@@ -28,7 +28,7 @@ func (o Options) Run(ctx context.Context, c app.Config, out cli.IO) error {
 	o.Say = func(format string, args ...any) { fmt.Fprintf(out.Stderr, "posthaste: "+format+"\n", args...) }
 	report, err := Run(ctx, o)
 	if report.Table == "" {
-		return cli.OneLine(err)
+		return err
 	}
 	if o.JSON {
 		if jerr := out.JSON(report); jerr != nil {
@@ -40,7 +40,7 @@ func (o Options) Run(ctx context.Context, c app.Config, out cli.IO) error {
 	if err == nil && report.Broken() {
 		err = cli.ErrSaid
 	}
-	return cli.OneLine(err)
+	return err
 }
 
 // summary is a report in one line.

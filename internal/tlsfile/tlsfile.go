@@ -12,6 +12,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -68,10 +69,14 @@ type content struct {
 // none is the content of nil Files.
 var none = &content{client: &tls.Config{MinVersion: tls.VersionTLS12}}
 
-// Load reads the files. Its error names the faulty file. It returns nil if no file is named.
+// Load reads the files. Its error names the faulty file; the caller adds its settings. It returns nil if no file is
+// named.
 func Load(n Names) (*Files, error) {
 	if !n.Any() {
 		return nil, nil //nolint:nilnil // no files
+	}
+	if (n.Cert == "") != (n.Key == "") {
+		return nil, errors.New("a certificate and its key need each other")
 	}
 	c, err := n.read(nil)
 	if err != nil {

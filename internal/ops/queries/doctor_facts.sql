@@ -11,7 +11,7 @@ SELECT pg_catalog.current_setting('server_version_num')::integer,
        EXISTS (SELECT 1 FROM pg_roles WHERE rolname = current_user AND (rolreplication OR rolsuper)
                OR rolname = 'rds_replication' AND pg_catalog.pg_has_role(oid, 'USAGE')),
        pg_is_in_recovery(),
-       pg_catalog.current_setting('synchronized_standby_slots', true),
-       (SELECT setting FROM pg_settings WHERE name = 'idle_replication_slot_timeout'),
+       coalesce(pg_catalog.current_setting('synchronized_standby_slots', true), ''),
+       coalesce((SELECT setting FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), ''),
        pg_catalog.current_setting('server_encoding'),
        pg_catalog.current_setting('default_transaction_read_only')::boolean
