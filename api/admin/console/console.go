@@ -41,6 +41,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/semaphore"
 
 	"posthaste/api/admin"
 	"posthaste/internal/audit"
@@ -82,9 +83,9 @@ type Console struct {
 	csrf    string
 	ring    *ring
 	watch   *watch
-	traces  chan struct{} // one token per running trace
+	traces  *semaphore.Weighted // bounds running traces
 	entries shared.Look[[]audit.Entry]
-	actions chan struct{} // one token per running action
+	actions *semaphore.Weighted // bounds running actions
 	doctor  shared.Look[diagnosis]
 }
 
@@ -104,7 +105,7 @@ func New(o Options) *Console {
 	}
 	c := &Console{
 		o: o, log: o.Logger.With("component", "console"), mux: http.NewServeMux(), csrf: rand.Text(),
-		ring: newRing(o.Metrics), traces: make(chan struct{}, maxTraces), actions: make(chan struct{}, maxActions),
+		ring: newRing(o.Metrics), traces: semaphore.NewWeighted(maxTraces), actions: semaphore.NewWeighted(maxActions),
 	}
 	c.watch = newWatch(&c.o)
 	c.doctor.Timeout, c.entries.Timeout = doctorTimeout, admin.CallTimeout
@@ -185,26 +186,15 @@ func (c *Console) guarded(next http.HandlerFunc) http.HandlerFunc {
 				"this call needs the token of GET /console/api/session in "+csrfHeader+"; reload the page")
 			return
 		}
-		if !enter(c.actions) {
+		if !c.actions.TryAcquire(1) {
 			busy(w)
 			return
 		}
-		defer leave(c.actions)
+		defer c.actions.Release(1)
 		defer c.entries.Forget()
 		next(w, r)
 	}
 }
-
-func enter(sem chan struct{}) bool {
-	select {
-	case sem <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
-func leave(sem chan struct{}) { <-sem }
 
 func busy(w http.ResponseWriter) {
 	w.Header().Set("Retry-After", "1")

@@ -225,7 +225,7 @@ func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 			}
 			return became, failed
 		}
-		if noted := audit.Do(ctx, audit.Detail{"ids": texts(body.IDs)}, each); errors.Is(noted, audit.ErrNoEntry) {
+		if noted := audit.Do(ctx, audit.Detail{"ids": body.IDs}, each); errors.Is(noted, audit.ErrNoEntry) {
 			err = noted
 		}
 		if err != nil {
@@ -235,13 +235,6 @@ func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 		c.watch.dead.fresh(ctx)
 		admin.Answer(w, http.StatusOK, map[string]any{"results": results, "done": a.Done})
 	}
-}
-
-func texts(ids []uuid.UUID) (out []string) {
-	for _, id := range ids {
-		out = append(out, id.String())
-	}
-	return out
 }
 
 // entriesShown bounds the audit entries on the page.
@@ -273,11 +266,11 @@ func (c *Console) diagnose(w http.ResponseWriter, r *http.Request) {
 }
 
 func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
-	if !enter(c.traces) {
+	if !c.traces.TryAcquire(1) {
 		busy(w)
 		return
 	}
-	defer leave(c.traces)
+	defer c.traces.Release(1)
 	id, user := r.URL.Query().Get("id"), r.URL.Query().Get("user")
 	if id == "" || len(id) > 1024 {
 		admin.Problem(w, http.StatusUnprocessableEntity, "the id must be at most 1024 bytes")

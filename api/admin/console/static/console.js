@@ -17,7 +17,7 @@ const since = () => ({ wall: Date.now(), tick: performance.now() });
 // A clock that is set back must not make old news new, and the other one stands still while the machine sleeps.
 const ago = (t) => Math.max(Date.now() - t.wall, performance.now() - t.tick);
 let heard = null; // when the process last answered
-let asked = null; // when it was first asked after that; null if nothing is waited for
+let awaited = null; // since when an answer is awaited; null if none is
 const opened = since();
 let lostSince = null;
 let token = null;
@@ -95,7 +95,7 @@ let declined = false;
 // poll asks for the state again and again, until the token is missing.
 async function poll() {
   const began = performance.now();
-  asked ??= since();
+  awaited ??= since();
   try {
     const st = await call('GET', 'state');
     alive();
@@ -111,7 +111,7 @@ async function poll() {
 
 function alive() {
   heard = since();
-  asked = null;
+  awaited = null;
   locked = false;
   if (lostSince === null) return;
   lostSince = null;
@@ -127,7 +127,7 @@ function watchConnection() {
     text(pill, 'the admin token is missing');
     return;
   }
-  if (!asked || ago(asked) <= SILENT) {
+  if (!awaited || ago(awaited) <= SILENT) {
     if (!heard) return;
     level(pill, 'ok');
     text(pill, 'live');
