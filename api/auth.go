@@ -43,10 +43,10 @@ func (s *Server) authenticate(c *gin.Context) *problem {
 	from := caller{who: principal{any: true}}
 	var p *problem
 	switch {
-	case s.tokens != nil:
-		from, p = s.tokens.caller(c.Request.Context(), credential)
-	case s.keys != nil:
-		from, p = s.keys.caller(credential)
+	case s.o.Tokens != nil:
+		from, p = s.o.Tokens.caller(c.Request.Context(), credential)
+	case s.o.Keys != nil:
+		from, p = s.o.Keys.caller(credential)
 	}
 	if p != nil {
 		if p.kind == kindUnauthorized { // RFC 6750, 3

@@ -161,6 +161,22 @@ func TestNothingIsNoKey(t *testing.T) {
 	}
 }
 
+// allowed returns the statuses of requests for the test's user with a bearer token: to read orders, place one, pay one,
+// deduct, read the balance, and add credits. Without a bank the credit routes answer 503 to callers with the scope.
+func (w *world) allowed(token string) [6]int {
+	w.tb.Helper()
+	auth := []string{"Authorization", "Bearer " + token}
+	keyed := func() []string { return append([]string{idem.KeyHeader, newKey()}, auth...) }
+	return [6]int{
+		w.do("GET", "/orders?user_id="+testUser, "", auth...).status,
+		w.post(newKey(), orderJSON(1), auth...).status,
+		w.post(newKey(), paidJSON(testUser, 1), auth...).status,
+		w.do("POST", "/deduct/"+testUser, `{"amount":1}`, keyed()...).status,
+		w.do("GET", "/balance/"+testUser, "", auth...).status,
+		w.do("POST", "/add/"+testUser, `{"amount":1}`, keyed()...).status,
+	}
+}
+
 func TestScopesAndExpiry(t *testing.T) {
 	t.Parallel()
 	keys, err := ParseKeys(strings.NewReader(hashOf("reads") + " " + testUser + " name=dash scopes=read\n" +
@@ -171,9 +187,6 @@ func TestScopesAndExpiry(t *testing.T) {
 		hashOf("old") + " * expires=2020-01-01\n"))
 	must(t, err)
 	w := newWorld(t, func(o *Options) { o.Keys = keys })
-	const order, paid = `{"amount":1,"currency":"USD","user_id":"` + testUser + `"}`,
-		`{"amount":1,"currency":"USD","pay_with":"credits","user_id":"` + testUser + `"}`
-	// Without a bank the credit routes answer 503 to callers with the scope.
 	for key, want := range map[string][6]int{
 		//       GET, order, paid, deduct, balance, add
 		"reads":  {200, 403, 403, 403, 503, 403},
@@ -185,16 +198,7 @@ func TestScopesAndExpiry(t *testing.T) {
 		"any":    {200, 201, 503, 503, 503, 503},
 		"old":    {401, 401, 401, 401, 401, 401},
 	} {
-		auth := []string{"Authorization", "Bearer " + key}
-		got := [6]int{
-			w.do("GET", "/orders?user_id="+testUser, "", auth...).status,
-			w.post(newKey(), order, auth...).status,
-			w.post(newKey(), paid, auth...).status,
-			w.do("POST", "/deduct/"+testUser, `{"amount":1}`, append(auth, idem.KeyHeader, newKey())...).status,
-			w.do("GET", "/balance/"+testUser, "", auth...).status,
-			w.do("POST", "/add/"+testUser, `{"amount":1}`, append(auth, idem.KeyHeader, newKey())...).status,
-		}
-		if got != want {
+		if got := w.allowed(key); got != want {
 			t.Errorf("%s: %v, want %v", key, got, want)
 		}
 	}
@@ -248,23 +252,6 @@ func TestKeysFollowTheirFile(t *testing.T) {
 	}
 	write(0o600, hashOf("fourth")+" *\n")
 	becomes("fourth", 200)
-}
-
-// The time of a lookup does not depend on the number of keys.
-func BenchmarkFindKey(b *testing.B) {
-	for _, n := range []int{1, 10_000} {
-		var text strings.Builder
-		for i := range n {
-			text.WriteString(hashOf(fmt.Sprint(i)) + " *\n")
-		}
-		k, err := ParseKeys(strings.NewReader(text.String()))
-		must(b, err)
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			for b.Loop() {
-				k.find("a key that is not there")
-			}
-		})
-	}
 }
 
 func TestResponsesCarrySecurityHeaders(t *testing.T) {

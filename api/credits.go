@@ -64,11 +64,11 @@ func (s *Server) postCredits(c *gin.Context, route string, k credits.Kind) *prob
 	if prob != nil {
 		return prob
 	}
-	if s.credits == nil {
+	if s.o.Credits == nil {
 		return &problem{kind: kindNoCredits, retryAfter: time.Second}
 	}
 	// A client that disconnects does not interrupt the operation.
-	res, err := s.credits.Apply(context.WithoutCancel(c.Request.Context()), *op)
+	res, err := s.o.Credits.Apply(context.WithoutCancel(c.Request.Context()), *op)
 	if err != nil {
 		return s.creditProblem(c, err)
 	}
@@ -141,18 +141,11 @@ type creditRefusal struct {
 }
 
 func refusal(r *credits.Result) creditRefusal {
-	k := kindInsufficient
+	p := problem{kind: kindInsufficient}
 	if r.Outcome == credits.Overflow {
-		k = kindOverflow
+		p.kind = kindOverflow
 	}
-	return creditRefusal{
-		problemBody: problemBody{
-			Type: problemURI(k.code), Title: k.title, Status: k.status, Instance: "urn:uuid:" + r.OpID.String(),
-			Code:      k.code,
-			Retryable: k.retryable, SafeNewKey: k.safeNewKey,
-		},
-		Balance: r.Balance, Required: r.Amount,
-	}
+	return creditRefusal{p.body("urn:uuid:" + r.OpID.String()), r.Balance, r.Amount}
 }
 
 // creditProblem maps the bank's errors to problems.
@@ -196,16 +189,16 @@ func (s *Server) getBalance(c *gin.Context) *problem {
 	if prob != nil {
 		return prob
 	}
-	if s.credits == nil {
+	if s.o.Credits == nil {
 		return &problem{kind: kindNoCredits, retryAfter: time.Second}
 	}
-	read := s.credits.Balance
+	read := s.o.Credits.Balance
 	if v, ok := c.Request.URL.Query()["consistency"]; ok {
 		if len(v) != 1 || (v[0] != "durable" && v[0] != "cached") {
 			return &problem{kind: kindParameter, detail: "consistency must be cached or durable"}
 		}
 		if v[0] == "durable" {
-			read = s.credits.DurableBalance
+			read = s.o.Credits.DurableBalance
 		}
 	}
 	b, err := read(c.Request.Context(), user)

@@ -164,26 +164,7 @@ func TestMetrics(t *testing.T) {
 	w := newWorld(t, func(o *Options) { o.Registerer = reg })
 	get := func(name string, labels ...string) float64 {
 		t.Helper()
-		families, err := reg.Gather()
-		must(t, err)
-		for _, f := range families {
-			for _, m := range f.GetMetric() {
-				have := map[string]string{}
-				for _, l := range m.GetLabel() {
-					have[l.GetName()] = l.GetValue()
-				}
-				ok := f.GetName() == name
-				for i := 0; i < len(labels); i += 2 {
-					ok = ok && have[labels[i]] == labels[i+1]
-				}
-				if ok {
-					return m.GetCounter().GetValue() + m.GetGauge().GetValue() +
-						float64(m.GetHistogram().GetSampleCount())
-				}
-			}
-		}
-		t.Fatalf("no series %s %v", name, labels)
-		return 0
+		return series(t, reg, name, labels...)
 	}
 	for _, o := range []string{
 		"acquired", "takeover", "replay_redis", "replay_pg", "busy", "waited", "mismatch",

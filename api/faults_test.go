@@ -11,7 +11,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 
 	"posthaste/idem"
 	"posthaste/internal/testenv"
@@ -210,7 +209,7 @@ func TestALeaseThatIsLostBeforeTheOrderIsSent(t *testing.T) {
 func (w *world) leaseIsLost(reg *prometheus.Registry) {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 4*time.Second, func() error {
-		return testenv.FailIf(metric(w.tb, reg, "idem_lease_lost_total").GetCounter().GetValue() == 0,
+		return testenv.FailIf(series(w.tb, reg, "idem_lease_lost_total") == 0,
 			"the lease is not lost")
 	})
 }
@@ -303,7 +302,7 @@ func TestAnExhaustedPoolFailsInTime(t *testing.T) {
 	w := newWorld(t)
 	var held []*pgxpool.Conn
 	for range 8 {
-		c, err := w.s.pool.Acquire(t.Context())
+		c, err := w.s.o.Pool.Acquire(t.Context())
 		must(t, err)
 		held = append(held, c)
 	}
@@ -404,20 +403,6 @@ func TestInFlightAnswers(t *testing.T) {
 		t.Errorf("%v, %v", a, b)
 	}
 	w.checkInvariants(1)
-}
-
-// metric returns the metric of a name without labels.
-func metric(tb testing.TB, reg *prometheus.Registry, name string) *dto.Metric {
-	tb.Helper()
-	families, err := reg.Gather()
-	must(tb, err)
-	for _, f := range families {
-		if f.GetName() == name {
-			return f.GetMetric()[0]
-		}
-	}
-	tb.Fatalf("no metric %s", name)
-	return nil
 }
 
 // After Redis lost a key, a request with another body may take the lease. The owner of the key still gets its order.

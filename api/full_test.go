@@ -130,17 +130,3 @@ func TestFullDegradedThroughput(t *testing.T) {
 	measure("gone")
 	w.checkInvariants(w.rows())
 }
-
-// Five hundred clients wait for one slow order in two processes, and all get their answer at once.
-func TestFullWaiters(t *testing.T) {
-	least := time.Hour
-	for n := 0; n < attempts && least > 250*time.Millisecond; n++ {
-		slowest, polls := manyWaiters(t, 500, impatient(t), func(o *Options) { o.Logger = nil })
-		fmt.Printf("POST /orders: 500 waiters, the last answered %v after the publication, %.0f Redis polls a second\n",
-			slowest, polls)
-		least = min(least, slowest)
-	}
-	if least > 250*time.Millisecond {
-		t.Errorf("a waiter was answered after %v, want 250 ms at most", least)
-	}
-}

@@ -40,7 +40,7 @@ func (w *world) repeats(key, body string, first reply) {
 func (w *world) again(edit ...func(*Options)) *world {
 	w.tb.Helper()
 	o := &world{tb: w.tb, db: w.db, redis: w.redis}
-	o.start(w.s.pool.Config().ConnString(), w.redis.URL(), edit...)
+	o.start(w.s.o.Pool.Config().ConnString(), w.redis.URL(), edit...)
 	return o
 }
 
@@ -146,7 +146,7 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 	forget := func() {
 		for _, p := range []*world{w.world, idle} {
 			p.s.database.Forget()
-			p.s.probe.Reset()
+			p.s.o.Probe.Reset()
 		}
 	}
 	must(t, w.server.Stop("immediate"))

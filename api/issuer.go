@@ -114,7 +114,8 @@ func newIssuerKeys(place string) (*issuerKeys, error) {
 	if isFile(place) {
 		k.file = &watchedFile{path: place, what: "file of the issuer's keys"}
 		k.file.take = func(r io.Reader) (int, error) { return k.take(r, always) }
-		return k, k.file.load()
+		_, err := k.file.load()
+		return k, err
 	}
 	k.url = place
 	k.failing.Store(true)

@@ -57,18 +57,6 @@ func TestRefusingABodyIsCheap(t *testing.T) {
 	}
 }
 
-func BenchmarkHostileBodies(b *testing.B) {
-	for name, body := range hostile() {
-		b.Run(strings.ReplaceAll(name, " ", "_"), func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetBytes(int64(len(body)))
-			for b.Loop() {
-				_, _ = decodeCommand([]byte(body), principal{any: true})
-			}
-		})
-	}
-}
-
 // Too many members are a fault like any other, and reported together with other faults.
 func TestTooManyMembers(t *testing.T) {
 	t.Parallel()

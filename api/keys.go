@@ -88,7 +88,8 @@ func (k *Keys) Reload() error {
 	if k.file == nil {
 		return nil
 	}
-	return k.file.load()
+	_, err := k.file.load()
+	return err
 }
 
 // run reloads the file when it changes, until ctx ends.

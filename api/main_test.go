@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
@@ -262,6 +263,40 @@ func (w *world) published() {
 		}
 		return nil
 	})
+}
+
+// series returns the sum of a metric's series that have the labels: of counters, gauges, and the counts of histograms.
+func series(tb testing.TB, reg *prometheus.Registry, name string, labels ...string) (sum float64) {
+	tb.Helper()
+	families, err := reg.Gather()
+	must(tb, err)
+	found := false
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			have := map[string]string{}
+			for _, l := range m.GetLabel() {
+				have[l.GetName()] = l.GetValue()
+			}
+			ok := f.GetName() == name
+			for i := 0; i < len(labels); i += 2 {
+				ok = ok && have[labels[i]] == labels[i+1]
+			}
+			if ok {
+				found = true
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	if !found {
+		tb.Fatalf("no series %s %v", name, labels)
+	}
+	return sum
+}
+
+// counted returns a value of idem_requests_total.
+func counted(tb testing.TB, reg *prometheus.Registry, outcome string) float64 {
+	tb.Helper()
+	return series(tb, reg, "idem_requests_total", "outcome", outcome)
 }
 
 var must = testenv.Must

@@ -39,8 +39,8 @@ func (s *Server) observe(c *gin.Context) {
 	if route == "" {
 		route = "other"
 	}
-	if s.trace != nil {
-		traced, end := s.trace(c.Request)
+	if s.o.Trace != nil {
+		traced, end := s.o.Trace(c.Request)
 		c.Request = traced
 		defer func() { end(methodLabel(traced.Method), route, c.Writer.Status()) }() // also if a handler panics
 	}

@@ -56,7 +56,7 @@ func (s *Server) place(ctx context.Context, p *placing) (placed, error) {
 	d, err := s.guard.Begin(ctx, idem.Request{
 		Key: p.key, Fingerprint: p.fp, Route: routeOrders, Wait: p.wait,
 		Lookup: func(ctx context.Context) (idem.Found, error) {
-			o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
+			o, err := sql.OrderByKey(ctx, s.o.Pool, p.cmd.UserID, p.key)
 			switch {
 			case errors.Is(err, sql.ErrOrderNotFound):
 				return idem.Found{}, nil
@@ -86,7 +86,7 @@ func (s *Server) place(ctx context.Context, p *placing) (placed, error) {
 
 // existing answers with the stored order of the key; see settle. Errors: sql.ErrOrderNotFound, errReused.
 func (s *Server) existing(ctx context.Context, p *placing, t *idem.Ticket) (placed, error) {
-	o, err := sql.OrderByKey(ctx, s.pool, p.cmd.UserID, p.key)
+	o, err := sql.OrderByKey(ctx, s.o.Pool, p.cmd.UserID, p.key)
 	if err != nil {
 		return placed{}, err
 	}

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -108,40 +106,6 @@ func TestKeysAreScopedByUser(t *testing.T) {
 		t.Error("two users share an order")
 	}
 	w.checkInvariants(2)
-}
-
-// oneOriginal sends n requests with one key, each by insist. All get the same reply, and one gets it as the first
-// unless the outcome of an attempt was unknown.
-func oneOriginal(t *testing.T, n int, insist func(i int, key string) (r reply, unknown bool)) {
-	t.Helper()
-	key := newKey()
-	replies := make([]reply, n)
-	dark := make([]bool, len(replies))
-	var wg sync.WaitGroup
-	for i := range replies {
-		wg.Go(func() { replies[i], dark[i] = insist(i, key) })
-	}
-	wg.Wait()
-	originals := 0
-	for i, r := range replies {
-		if r.status != 201 || r.body != replies[0].body {
-			t.Fatalf("reply %d: %v, others got %v", i, r, replies[0])
-		}
-		if r.header.Get("Idempotent-Replayed") == "false" {
-			originals++
-		}
-	}
-	if originals != 1 && (originals > 1 || !slices.Contains(dark, true)) {
-		t.Errorf("%d replies say they are the first", originals)
-	}
-}
-
-func TestManyRequestsWithOneKeyGiveOneOrder(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	worlds := []*world{w, w.sibling(), w.sibling()}
-	oneOriginal(t, 150, func(i int, key string) (reply, bool) { return worlds[i%3].insist(key, orderJSON(7)) })
-	w.checkInvariants(1)
 }
 
 func TestReads(t *testing.T) {

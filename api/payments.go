@@ -118,7 +118,7 @@ func paidOrder(p *sql.Payment) (draft, error) {
 // key already has one. After a paymentError with credits.ErrUnknown the outcome is unknown. After any other error
 // nothing was deducted.
 func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (draft, error) {
-	noted, err := sql.NotePayment(ctx, s.pool, newPayment(p, o), s.lease)
+	noted, err := sql.NotePayment(ctx, s.o.Pool, newPayment(p, o), s.o.Lease)
 	switch {
 	case err != nil || noted == nil:
 		return draft{}, err
@@ -126,10 +126,10 @@ func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (draft, erro
 		return draft{}, errReused
 	}
 	s.fail(ctx, "after_note")
-	if s.credits == nil {
+	if s.o.Credits == nil {
 		return draft{}, &paymentError{credits.ErrUnavailable}
 	}
-	res, err := s.credits.Apply(ctx, deduction(noted, p.minted))
+	res, err := s.o.Credits.Apply(ctx, deduction(noted, p.minted))
 	if err != nil {
 		return draft{}, &paymentError{err}
 	}
@@ -143,7 +143,7 @@ func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (draft, erro
 		d.reject(http.StatusPaymentRequired, marshal(refusal(&res)))
 	} else if res.Replayed {
 		// The deduction may be old: it was refunded, and the refusal was purged since.
-		switch _, err = credits.EntryByOp(ctx, s.pool, noted.UserID, noted.RefundID); {
+		switch _, err = credits.EntryByOp(ctx, s.o.Pool, noted.UserID, noted.RefundID); {
 		case err == nil:
 			d.deducted = false
 			d.refunded()
@@ -157,7 +157,7 @@ func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (draft, erro
 // refunded turns the order into the refusal of a deduction that was given back. It does not name the request, so that
 // every retry gets the same bytes.
 func (d *draft) refunded() {
-	d.reject(kindRefunded.status, (&problem{kind: kindRefunded}).body(""))
+	d.reject(kindRefunded.status, marshal((&problem{kind: kindRefunded}).body("")))
 }
 
 // paidBy reports whether an order was paid by the payment under its key. A key has one payment.
@@ -182,20 +182,17 @@ type PaymentsOptions struct {
 // also deletes refused orders after 30 days, which takes a right to delete that serve need not have. Several may run
 // concurrently.
 type Payments struct {
-	pool    *sql.Pool
-	bank    *credits.Bank
+	o       PaymentsOptions
 	log     *slog.Logger
 	metrics *prometheus.CounterVec
 }
 
 // NewPayments returns Payments. It does no I/O.
 func NewPayments(o PaymentsOptions) *Payments {
-	p := &Payments{pool: o.Pool, bank: o.Credits, log: o.Logger, metrics: newPaymentMetric(o.Registerer)}
-	if p.log == nil {
-		p.log = slog.New(slog.DiscardHandler)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	p.log = p.log.With("component", "payments")
-	return p
+	return &Payments{o, o.Logger.With("component", "payments"), newPaymentMetric(o.Registerer)}
 }
 
 // Run works until ctx ends, and then returns nil. If a server is down, it retries.
@@ -220,7 +217,7 @@ func (r *Payments) Run(ctx context.Context) error {
 func (r *Payments) purge(ctx context.Context) {
 	for {
 		work, cancel := context.WithTimeout(ctx, paymentsWork)
-		n, err := sql.PurgeRejected(work, r.pool, time.Now().Add(-refusalAge), purgeBatch)
+		n, err := sql.PurgeRejected(work, r.o.Pool, time.Now().Add(-refusalAge), purgeBatch)
 		cancel()
 		if err != nil {
 			r.log.Debug("refusals were not purged", "err", err)
@@ -235,11 +232,11 @@ func (r *Payments) purge(ctx context.Context) {
 func (r *Payments) round(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, paymentsWork)
 	defer cancel()
-	if due, err := sql.PaymentsDue(ctx, r.pool); err != nil || !due {
+	if due, err := sql.PaymentsDue(ctx, r.o.Pool); err != nil || !due {
 		return 0, err
 	}
 	for {
-		n, err := sql.ConfirmPayments(ctx, r.pool, paymentsBatch)
+		n, err := sql.ConfirmPayments(ctx, r.o.Pool, paymentsBatch)
 		if err != nil {
 			return 0, err
 		}
@@ -247,7 +244,7 @@ func (r *Payments) round(ctx context.Context) (int, error) {
 			break
 		}
 	}
-	due, err := sql.DuePayments(ctx, r.pool, paymentsBatch, paymentsHold)
+	due, err := sql.DuePayments(ctx, r.o.Pool, paymentsBatch, paymentsHold)
 	if err != nil {
 		return 0, err
 	}
@@ -270,22 +267,22 @@ func (r *Payments) one(ctx context.Context, d *sql.DuePayment) error {
 		return r.repeat(ctx, d)
 	case d.Deducted == ok && d.Refunded == ok:
 		r.metrics.WithLabelValues(payRefunded).Inc()
-		return sql.DropPayment(ctx, r.pool, d.OpID)
+		return sql.DropPayment(ctx, r.o.Pool, d.OpID)
 	case d.Deducted == ok && d.OrderStatus != "":
 		return r.refund(ctx, &d.Payment)
 	case d.Deducted == ok:
 		return r.place(ctx, d)
 	case d.Deducted != "": // the refusal is final
-		return sql.DropPayment(ctx, r.pool, d.OpID)
+		return sql.DropPayment(ctx, r.o.Pool, d.OpID)
 	case d.Age > straysFor:
-		never, err := r.bank.Undone(ctx, d.UserID, d.OpID)
+		never, err := r.o.Credits.Undone(ctx, d.UserID, d.OpID)
 		if err != nil || !never { // it may be on its way into the ledger
 			return err
 		}
-		return sql.DropPayment(ctx, r.pool, d.OpID)
+		return sql.DropPayment(ctx, r.o.Pool, d.OpID)
 	default:
 		later := min(max(d.Age/2, paymentsHold), time.Hour)
-		return sql.DeferPayment(ctx, r.pool, d.OpID, &later)
+		return sql.DeferPayment(ctx, r.o.Pool, d.OpID, &later)
 	}
 }
 
@@ -298,7 +295,7 @@ func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
 	if d.Age > payWithin {
 		order.refunded()
 	}
-	placed, err := sql.PlaceOrder(ctx, r.pool, order.order, order.event)
+	placed, err := sql.PlaceOrder(ctx, r.o.Pool, order.order, order.event)
 	switch {
 	case err != nil: // the next round sees the outcome
 		return err
@@ -316,7 +313,7 @@ func (r *Payments) place(ctx context.Context, d *sql.DuePayment) error {
 // refund returns a deduction. The key must already have an answer other than the paid order. A refused refund is final,
 // like every outcome of an id, so refund logs an error for the operator and does not retry.
 func (r *Payments) refund(ctx context.Context, p *sql.Payment) error {
-	res, err := r.bank.Apply(ctx, refund(p))
+	res, err := r.o.Credits.Apply(ctx, refund(p))
 	if err != nil {
 		return fmt.Errorf("take back a deduction: %w", err)
 	}
@@ -326,7 +323,7 @@ func (r *Payments) refund(ctx context.Context, p *sql.Payment) error {
 	r.metrics.WithLabelValues(payUnrefunded).Inc()
 	r.log.Error("deduction cannot be taken back: the account refuses the addition", "order_id", p.OrderID, "user_id",
 		p.UserID, "outcome", res.Outcome)
-	return sql.DeferPayment(ctx, r.pool, p.OpID, nil)
+	return sql.DeferPayment(ctx, r.o.Pool, p.OpID, nil)
 }
 
 // repeat deducts again what Redis lost after the order was placed. Redis ignores an id that it still has.
@@ -336,11 +333,11 @@ func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 	case unpaid:
 	case d.Age > repeatWithin:
 		var err error
-		if unpaid, err = r.bank.Undone(ctx, d.UserID, d.OpID); err != nil {
+		if unpaid, err = r.o.Credits.Undone(ctx, d.UserID, d.OpID); err != nil {
 			return err
 		}
 	default:
-		res, err := r.bank.Apply(ctx, deduction(&d.Payment, time.Time{}))
+		res, err := r.o.Credits.Apply(ctx, deduction(&d.Payment, time.Time{}))
 		if err != nil {
 			return fmt.Errorf("repeat a deduction: %w", err)
 		}
@@ -349,7 +346,7 @@ func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 			r.log.Warn("deduction repeated: redis had lost it after the order was placed", "order_id", d.OrderID)
 		}
 		if unpaid = res.Outcome != credits.OK; res.Replayed && !unpaid { // is it in quarantine?
-			unpaid, err = r.bank.Undone(ctx, d.UserID, d.OpID)
+			unpaid, err = r.o.Credits.Undone(ctx, d.UserID, d.OpID)
 		}
 		if err != nil {
 			return err
@@ -361,13 +358,13 @@ func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 	r.metrics.WithLabelValues(payUnpaid).Inc()
 	r.log.Error("order is not paid: redis had lost its deduction, and it cannot be repeated", "order_id", d.OrderID,
 		"user_id", d.UserID)
-	return sql.DeferPayment(ctx, r.pool, d.OpID, nil)
+	return sql.DeferPayment(ctx, r.o.Pool, d.OpID, nil)
 }
 
 // takeBack refunds a deduction at once: another command has the key. If it fails, Payments repeats it from the note.
 // Payments counts the refund in either case, when ledger and note agree.
 func (s *Server) takeBack(ctx context.Context, p *sql.Payment) {
-	res, err := s.credits.Apply(ctx, refund(p))
+	res, err := s.o.Credits.Apply(ctx, refund(p))
 	if err == nil && res.Outcome != credits.OK {
 		err = errors.New("the refund was refused")
 	}

@@ -124,7 +124,7 @@ func TestAnOldDeductionIsGivenBack(t *testing.T) {
 	w.published()
 	w.db.Exec(t, "DELETE FROM orders")
 	w.redis.Client.Del(t.Context(), w.redis.Client.Keys(t.Context(), "i:*").Val()...)
-	if again := w.sibling(func(o *Options) { o.Redis, o.Credits = nil, w.s.credits }).post(key,
+	if again := w.sibling(func(o *Options) { o.Redis, o.Credits = nil, w.s.o.Credits }).post(key,
 		paidJSON(user, 30)); again.body != first.body {
 		t.Errorf("%v, want %v", again, first)
 	}
@@ -274,7 +274,7 @@ func TestPaymentsWaitForTheLedger(t *testing.T) {
 
 // newPaymentsRound returns a function that runs one round of Payments.
 func newPaymentsRound(w *world) func() {
-	p := NewPayments(PaymentsOptions{Pool: w.db.Pool, Credits: w.s.credits, Logger: testenv.Logger(w.tb)})
+	p := NewPayments(PaymentsOptions{Pool: w.db.Pool, Credits: w.s.o.Credits, Logger: testenv.Logger(w.tb)})
 	return func() {
 		if _, err := p.round(context.Background()); err != nil {
 			w.tb.Error(err)

@@ -56,7 +56,7 @@ func (s *Server) readPlacing(c *gin.Context) (*placing, *problem) {
 	minted := mintedAt(key)
 	return &placing{
 		cmd: cmd, key: OrderKey(cmd.UserID, key), fp: cmd.fingerprint(), wait: wait,
-		expired: s.keyMaxAge > 0 && !minted.IsZero() && time.Since(minted) > s.keyMaxAge,
+		expired: s.o.KeyMaxAge > 0 && !minted.IsZero() && time.Since(minted) > s.o.KeyMaxAge,
 		headers: traceHeaders(c.Request.Header), minted: minted,
 	}, nil
 }
@@ -129,7 +129,7 @@ func traceHeaders(h http.Header) map[string]string {
 // writeOrder sends the stored answer of an order with this attempt's headers.
 func (s *Server) writeOrder(c *gin.Context, res placed) {
 	o := res.order
-	markReplay(c, res.replayed, o.CreatedAt, s.guard.TTL())
+	markReplay(c, res.replayed, o.CreatedAt, idem.TTL)
 	if res.degraded {
 		c.Header("Idempotency-Guard", "db")
 	}

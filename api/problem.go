@@ -78,18 +78,17 @@ type problemBody struct {
 	Errors       []fieldError `json:"errors,omitempty"`
 }
 
-func problemURI(code string) string { return "urn:posthaste:problem:" + code }
-
-func (p *problem) body(instance string) []byte {
+func (p *problem) body(instance string) problemBody {
 	b := problemBody{
-		Type: problemURI(p.kind.code), Title: p.kind.title, Status: p.kind.status, Detail: p.detail, Instance: instance,
-		Code: p.kind.code, Retryable: p.kind.retryable, SafeNewKey: p.kind.safeNewKey, Errors: p.errors,
+		Type: "urn:posthaste:problem:" + p.kind.code, Title: p.kind.title, Status: p.kind.status, Detail: p.detail,
+		Instance: instance, Code: p.kind.code, Retryable: p.kind.retryable, SafeNewKey: p.kind.safeNewKey,
+		Errors: p.errors,
 	}
 	if p.retryAfter > 0 {
 		ms := p.retryAfter.Milliseconds()
 		b.RetryAfterMS = &ms
 	}
-	return marshal(b)
+	return b
 }
 
 // marshal encodes a value that always encodes.
@@ -118,7 +117,7 @@ func writeProblem(c *gin.Context, p *problem) {
 	if p.retryAfter > 0 {
 		h.Set("Retry-After", strconv.FormatInt(int64((p.retryAfter+time.Second-1)/time.Second), 10))
 	}
-	write(c, p.kind.status, problemType, p.body("urn:uuid:"+exchangeOf(c).id))
+	write(c, p.kind.status, problemType, marshal(p.body("urn:uuid:"+exchangeOf(c).id)))
 	c.Abort()
 }
 

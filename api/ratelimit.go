@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/time/rate"
 )
 
@@ -22,20 +23,24 @@ func spend(l *rate.Limiter) time.Duration {
 	return max(time.Duration(missing*float64(time.Second)), time.Millisecond)
 }
 
-// maxLimits bounds the limits of a generation. A limit takes about 200 bytes.
+// maxLimits is how many keys have a limit at once. A limit takes about 200 bytes.
 const maxLimits = 1 << 16
 
-// limits holds one limit per recent key. The zero value limits nothing.
-//
-// It keeps two generations. A limit that is used moves to the young one. When the young one is full, or older than an
-// unused limit takes to refill, the old one is dropped. A limit is therefore lost early only if more than maxLimits
-// keys are used within that time; it then starts full.
+// limits holds the limits of the keys that were used last. A limit is lost if maxLimits other keys are used after it;
+// the key then has a full one.
 type limits[K comparable] struct {
-	perSecond  float64
-	mu         sync.Mutex
-	young, old map[K]*rate.Limiter
-	// born is when the young generation began.
-	born time.Time
+	perSecond float64
+	mu        sync.Mutex
+	recent    *simplelru.LRU[K, *rate.Limiter]
+}
+
+// newLimits permits perSecond requests a second of each key; any number if perSecond is zero.
+func newLimits[K comparable](perSecond float64) *limits[K] {
+	recent, err := simplelru.NewLRU[K, *rate.Limiter](maxLimits, nil)
+	if err != nil {
+		panic(err) // the size is not positive
+	}
+	return &limits[K]{perSecond: perSecond, recent: recent}
 }
 
 // spend takes a request from the limit of a key.
@@ -57,21 +62,10 @@ func (l *limits[K]) check(key K) *problem {
 func (l *limits[K]) of(key K) *rate.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if limit := l.young[key]; limit != nil {
-		return limit
-	}
-	limit := l.old[key]
-	if limit == nil {
+	limit, ok := l.recent.Get(key)
+	if !ok {
 		limit = newLimit(l.perSecond)
+		l.recent.Add(key, limit)
 	}
-	if now := time.Now(); l.young == nil || len(l.young) >= maxLimits || now.Sub(l.born) >= refill(limit) {
-		l.old, l.young, l.born = l.young, make(map[K]*rate.Limiter), now
-	}
-	l.young[key] = limit
 	return limit
-}
-
-// refill is how long an unused limit takes to become full.
-func refill(l *rate.Limiter) time.Duration {
-	return time.Duration(float64(l.Burst()) / float64(l.Limit()) * float64(time.Second))
 }

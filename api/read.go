@@ -33,7 +33,7 @@ func (s *Server) getOrder(c *gin.Context) *problem {
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readTimeout)
 	defer cancel()
-	o, err := sql.OrderByID(ctx, s.pool, id)
+	o, err := sql.OrderByID(ctx, s.o.Pool, id)
 	switch {
 	case err != nil && !errors.Is(err, sql.ErrOrderNotFound):
 		return s.unavailable(c, err)
@@ -56,7 +56,7 @@ func (s *Server) orderByKey(c *gin.Context) *problem {
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readTimeout)
 	defer cancel()
-	o, err := sql.OrderByKey(ctx, s.pool, user, OrderKey(user, key))
+	o, err := sql.OrderByKey(ctx, s.o.Pool, user, OrderKey(user, key))
 	switch {
 	case errors.Is(err, sql.ErrOrderNotFound):
 		return &problem{kind: kindNotFound, detail: "no order was placed under this key, so far"}
@@ -85,7 +85,7 @@ func (s *Server) listOrders(c *gin.Context) *problem {
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readTimeout)
 	defer cancel()
-	orders, err := sql.ListOrders(ctx, s.pool, user, before, limit+1)
+	orders, err := sql.ListOrders(ctx, s.o.Pool, user, before, limit+1)
 	if err != nil {
 		return s.unavailable(c, err)
 	}
@@ -179,12 +179,12 @@ func noneMatch(lines []string, tag string) bool {
 func (s *Server) wellKnown(c *gin.Context) {
 	c.Header("Cache-Control", "public, max-age=3600")
 	write(c, http.StatusOK, jsonType, marshal(map[string]any{
-		"ttl":          int64(s.guard.TTL() / time.Second),
+		"ttl":          int64(idem.TTL / time.Second),
 		"min_length":   idem.MinKeyLength,
 		"max_length":   idem.MaxKeyLength,
 		"wait_default": int64(idem.DefaultWait / time.Second),
 		"wait_max":     int64(idem.MaxWait / time.Second),
-		"key_max_age":  int64(s.keyMaxAge / time.Second),
+		"key_max_age":  int64(s.o.KeyMaxAge / time.Second),
 		"routes":       []string{"POST /orders", "POST /add/{userId}", "POST /deduct/{userId}"},
 	}))
 }

@@ -42,18 +42,18 @@ func (s *Server) Ready(ctx context.Context) Readiness {
 	wg.Wait()
 	r.Degraded, r.Remedy = append(newer, degraded...), append(r.Remedy, remedies...)
 	switch {
-	case s.tokens == nil:
-	case !s.tokens.keys.set.Load().good():
+	case s.o.Tokens == nil:
+	case !s.o.Tokens.keys.set.Load().good():
 		r.Reasons = append(r.Reasons, "jwks")
 		r.Remedy = append(r.Remedy, "jwks: the issuer's keys cannot be read; look at the log, and at --jwt-jwks")
-	case s.tokens.keys.failing.Load():
+	case s.o.Tokens.keys.failing.Load():
 		r.Degraded = append(r.Degraded, "jwks")
 	}
 	return r
 }
 
 func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degraded []string) {
-	err := sql.CheckSchema(ctx, s.probe)
+	err := sql.CheckSchema(ctx, s.o.Probe)
 	switch {
 	case err == nil:
 		s.fitted.Store(true)
@@ -62,13 +62,13 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 		degraded, err = []string{"schema_newer"}, nil
 	}
 	if err == nil {
-		err = sql.CheckOrderTables(ctx, s.probe)
+		err = sql.CheckOrderTables(ctx, s.o.Probe)
 	}
 	if err == nil {
-		err = sql.CheckWritable(ctx, s.probe)
+		err = sql.CheckWritable(ctx, s.o.Probe)
 	}
 	if err == nil {
-		err = sql.CheckCommits(ctx, s.probe)
+		err = sql.CheckCommits(ctx, s.o.Probe)
 	}
 	var tables *sql.OrderTablesError
 	switch {
@@ -97,12 +97,12 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 }
 
 func (s *Server) redisTrouble(ctx context.Context) (degraded, remedies []string) {
-	if s.redis == nil {
+	if s.o.Redis == nil {
 		return []string{"redis"}, nil
 	}
-	silent := idem.Unreachable(ctx, s.redis)
+	silent := idem.Unreachable(ctx, s.o.Redis)
 	if len(silent) > 0 {
-		if err := s.redis.Ping(ctx).Err(); redisurl.LoginRefused(err) {
+		if err := s.o.Redis.Ping(ctx).Err(); redisurl.LoginRefused(err) {
 			remedies = []string{"redis: " + redisurl.WithAuthRemedy(err).Error()}
 		}
 		if silent[0] == "" {
@@ -127,12 +127,12 @@ const evictionSafe = "noeviction"
 
 // checkEviction returns Redis' eviction policy and logs once that it is unsafe. It returns "" if the policy is unknown.
 func (s *Server) checkEviction(ctx context.Context) string {
-	if s.redis == nil {
+	if s.o.Redis == nil {
 		return ""
 	}
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	policy, err := idem.EvictionPolicy(ctx, s.redis)
+	policy, err := idem.EvictionPolicy(ctx, s.o.Redis)
 	if err != nil {
 		return ""
 	}

@@ -26,7 +26,7 @@ func TestAskingForReadinessLeavesTheOrdersTheirConnections(t *testing.T) {
 		t.Cleanup(probe.Close)
 		o.Probe = probe
 	})
-	before := w.s.pool.Stat().AcquireCount()
+	before := w.s.o.Pool.Stat().AcquireCount()
 	h := w.s.Readyz()
 	var all sync.WaitGroup
 	for range 40 {
@@ -39,7 +39,7 @@ func TestAskingForReadinessLeavesTheOrdersTheirConnections(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if n := w.s.pool.Stat().AcquireCount() - before; n != 0 {
+	if n := w.s.o.Pool.Stat().AcquireCount() - before; n != 0 {
 		t.Errorf("%d connections of the orders' were taken", n)
 	}
 	if n := probe.Stat().AcquireCount(); n == 0 || n > 20 {

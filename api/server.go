@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -62,26 +63,15 @@ type Options struct {
 
 // Server is the public API. It is safe for concurrent use.
 type Server struct {
-	pool   *sql.Pool
+	o      Options // with its defaults
+	log    *slog.Logger
 	orders *sql.Placer
-	// probe serves checks of Postgres.
-	probe    *sql.Pool
-	ready    shared.Look[Readiness]
-	poolSize int
-	redis    idem.Redis
-	guard    *idem.Guard
+	ready  shared.Look[Readiness]
+	guard  *idem.Guard
 	// database identifies the database of the guard's records.
 	database  *sql.Incarnation
-	lease     time.Duration
-	credits   *credits.Bank
-	keys      *Keys
-	tokens    *Tokens
-	limits    limits[[sha256.Size]byte]
-	addresses limits[netip.Prefix]
-	proxies   []netip.Prefix
-	keyMaxAge time.Duration
-	log       *slog.Logger
-	trace     func(r *http.Request) (*http.Request, func(method, route string, status int))
+	limits    *limits[[sha256.Size]byte]
+	addresses *limits[netip.Prefix]
 	metrics   *metrics
 	// paid counts the payments of orders by credits.
 	paid   *prometheus.CounterVec
@@ -104,37 +94,30 @@ func New(o Options) (*Server, error) {
 	if o.Keys != nil && o.Tokens != nil {
 		return nil, errors.New("api: Options has both Keys and Tokens")
 	}
+	if o.Probe == nil {
+		o.Probe = o.Pool
+	}
+	if o.Guard == nil {
+		o.Guard = o.Redis
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	o.Lease = cmp.Or(o.Lease, idem.DefaultLease)
 	s := &Server{
-		pool: o.Pool, orders: sql.NewPlacer(o.Pool), poolSize: int(o.Pool.Config().MaxConns), redis: o.Redis,
-		credits: o.Credits, keys: o.Keys, tokens: o.Tokens, keyMaxAge: o.KeyMaxAge, log: o.Logger,
-		trace: o.Trace, metrics: newMetrics(o.Registerer), paid: newPaymentMetric(o.Registerer),
-	}
-	if s.probe = o.Probe; s.probe == nil {
-		s.probe = o.Pool
-	}
-	s.database = sql.NewIncarnation(s.probe)
-	s.ready.Timeout = readyTimeout
-	s.ready.Read = func(ctx context.Context) (Readiness, error) { return s.Ready(ctx), nil }
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
-	}
-	s.log = s.log.With("component", "api")
-	if s.keys == nil && s.tokens == nil {
-		s.log.Warn("authentication is off: any client may act for any user", "auth", "none")
-	}
-	s.limits.perSecond = o.RateLimit
-	s.addresses.perSecond, s.proxies = o.AddressRateLimit, o.TrustedProxies
-	if s.lease = o.Lease; s.lease == 0 {
-		s.lease = idem.DefaultLease
-	}
-	guard := o.Guard
-	if guard == nil {
-		guard = o.Redis
+		o: o, log: o.Logger.With("component", "api"), orders: sql.NewPlacer(o.Pool),
+		database: sql.NewIncarnation(o.Probe), metrics: newMetrics(o.Registerer), paid: newPaymentMetric(o.Registerer),
+		limits: newLimits[[sha256.Size]byte](o.RateLimit), addresses: newLimits[netip.Prefix](o.AddressRateLimit),
 	}
 	s.guard = idem.New(idem.Options{
-		Redis: guard, Database: s.database, Lease: o.Lease, Routes: []string{routeOrders}, Logger: o.Logger,
+		Redis: o.Guard, Database: s.database, Lease: o.Lease, Routes: []string{routeOrders}, Logger: o.Logger,
 		Registerer: o.Registerer,
 	})
+	s.ready.Timeout = readyTimeout
+	s.ready.Read = func(ctx context.Context) (Readiness, error) { return s.Ready(ctx), nil }
+	if o.Keys == nil && o.Tokens == nil {
+		s.log.Warn("authentication is off: any client may act for any user", "auth", "none")
+	}
 	s.engine = s.routes()
 	return s, nil
 }
@@ -189,11 +172,11 @@ const evictionEvery = 15 * time.Second
 func (s *Server) Run(ctx context.Context) error {
 	var watch sync.WaitGroup
 	defer watch.Wait()
-	if s.keys != nil {
-		watch.Go(func() { s.keys.run(ctx, s.log) })
+	if s.o.Keys != nil {
+		watch.Go(func() { s.o.Keys.run(ctx, s.log) })
 	}
-	if s.tokens != nil {
-		watch.Go(func() { s.tokens.run(ctx, s.log) })
+	if s.o.Tokens != nil {
+		watch.Go(func() { s.o.Tokens.run(ctx, s.log) })
 	}
 	look := time.NewTicker(evictionEvery)
 	defer look.Stop()

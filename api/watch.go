@@ -30,13 +30,9 @@ type fileState struct {
 
 func stateOf(i fs.FileInfo) *fileState { return &fileState{i.ModTime(), i.Size(), i.Mode()} }
 
-// load reads the file. It refuses a file that others than its owner and group may write to.
-func (w *watchedFile) load() error {
-	_, err := w.read()
-	return err
-}
-
-func (w *watchedFile) read() (int, error) {
+// load reads the file and returns the number of its keys. It refuses a file that others than its owner and group may
+// write to.
+func (w *watchedFile) load() (int, error) {
 	f, err := os.Open(w.path)
 	if err != nil {
 		return 0, fmt.Errorf("open the %s: %w", w.what, err)
@@ -80,7 +76,7 @@ func (w *watchedFile) look(log *slog.Logger) {
 		log.Error("a file of keys cannot be read; the keys remain as they were", "err", err)
 		return
 	}
-	n, err := w.read()
+	n, err := w.load()
 	if err != nil {
 		log.Error("a file of keys was not taken; the keys remain as they were", "err", err)
 		return

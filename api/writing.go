@@ -29,7 +29,7 @@ type writing struct {
 func (w *writing) write(kept context.Context, o *sql.Order, e *outbox.Event) (won *sql.Order, created bool, err error) {
 	// After a restart of Postgres every pooled connection may be broken. Retry past them without an error to the
 	// client.
-	broken := w.s.poolSize
+	broken := int(w.s.o.Pool.Stat().MaxConns())
 	for try := 1; ; try++ {
 		if kept.Err() != nil {
 			return nil, false, context.Cause(kept)
@@ -65,7 +65,7 @@ func (w *writing) once(ctx context.Context, o *sql.Order, e *outbox.Event) (won 
 	if err != nil || created {
 		return o, created, err
 	}
-	won, err = sql.OrderByKey(ctx, w.s.pool, o.UserID, o.Key)
+	won, err = sql.OrderByKey(ctx, w.s.o.Pool, o.UserID, o.Key)
 	return won, false, err
 }
 

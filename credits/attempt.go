@@ -121,7 +121,7 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 	key := t + ":a:" + user
 	fcall := []any{
 		"FCALL", fn, 4, key, outcomeKeyIn(a.bucket, op.User, op.ID), t + ":s", t + ":ep",
-		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream, a.b.durable.name(),
+		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream, a.b.o.Durability.name(),
 		ask, op.Reference,
 	}
 	r, waited, err := a.b.calls.call(ctx, key, fcall)
@@ -152,8 +152,8 @@ func (a *attempt) old(v view) bool {
 	minted := a.op.MintedAt
 	age := time.Since(minted)
 	limit := youngLimit
-	if a.b.keyMaxAge > 0 {
-		limit = min(limit, a.b.keyMaxAge)
+	if a.b.o.KeyMaxAge > 0 {
+		limit = min(limit, a.b.o.KeyMaxAge)
 	}
 	return minted.IsZero() || age > limit || age < -clockSlack || time.Since(v.bumped) < OutcomeTTL
 }
@@ -161,11 +161,11 @@ func (a *attempt) old(v view) bool {
 // ledger looks up the operation in Postgres. Redis requested that in a call with the epoch of v.
 func (a *attempt) ledger(ctx context.Context, v view) (Result, error) {
 	look, cancel := context.WithTimeout(ctx, patience)
-	e, err := EntryByOp(look, a.b.pool, a.op.User, a.op.ID)
+	e, err := EntryByOp(look, a.b.o.Pool, a.op.User, a.op.ID)
 	cancel()
 	switch {
 	case errors.Is(err, ErrEntryNotFound):
-		if a.b.keyMaxAge > 0 && !a.op.MintedAt.IsZero() && time.Since(a.op.MintedAt) > a.b.keyMaxAge {
+		if a.b.o.KeyMaxAge > 0 && !a.op.MintedAt.IsZero() && time.Since(a.op.MintedAt) > a.b.o.KeyMaxAge {
 			return Result{}, ErrExpired
 		}
 		a.askedIn = v.epoch

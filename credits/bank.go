@@ -76,11 +76,8 @@ type Options struct {
 
 // Bank changes and reads balances. It is safe for concurrent use.
 type Bank struct {
-	redis     redis.UniversalClient
-	pool      *sql.Pool
-	durable   Durability
+	o         Options
 	calls     *batcher
-	keyMaxAge time.Duration
 	log       *slog.Logger
 	metrics   *bankMetrics
 	maxStream int
@@ -115,17 +112,14 @@ type bucket struct {
 
 // New returns a Bank; it does no I/O.
 func New(o Options) *Bank {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
 	b := &Bank{
-		redis: o.Redis, pool: o.Pool, durable: o.Durability, keyMaxAge: o.KeyMaxAge, log: o.Logger,
-		metrics: newBankMetrics(o.Registerer), maxStream: maxStream, owner: ownership{redis: o.Redis, pool: o.Pool},
+		o: o, log: o.Logger.With("component", "credits"), metrics: newBankMetrics(o.Registerer), maxStream: maxStream,
+		calls: &batcher{client: o.Redis, durable: o.Durability, lanes: map[*redis.Client]*lane{}},
+		owner: ownership{redis: o.Redis, pool: o.Pool},
 	}
-	b.calls = &batcher{
-		client: o.Redis, durable: o.Durability, lanes: map[*redis.Client]*lane{},
-	}
-	if b.log == nil {
-		b.log = slog.New(slog.DiscardHandler)
-	}
-	b.log = b.log.With("component", "credits")
 	if o.Connections != nil {
 		o.Connections.bank.Store(b)
 	}
@@ -136,7 +130,7 @@ func New(o Options) *Bank {
 // other processes made. It returns nil when ctx ends.
 func (b *Bank) Run(ctx context.Context) error {
 	// Functions survive restarts of Redis. Loading them here saves the first request a round trip.
-	if err := loadLibrary(ctx, b.redis); err != nil {
+	if err := loadLibrary(ctx, b.o.Redis); err != nil {
 		b.log.Debug("functions not loaded yet", "err", err)
 	}
 	tick := time.NewTicker(time.Second)
@@ -157,7 +151,7 @@ func (b *Bank) Run(ctx context.Context) error {
 func (b *Bank) refresh(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	rows, err := LedgerBuckets(ctx, b.pool)
+	rows, err := LedgerBuckets(ctx, b.o.Pool)
 	if err != nil {
 		b.log.Debug("marks not refreshed", "err", err)
 		return
@@ -189,7 +183,7 @@ func (b *Bank) claim(ctx context.Context) error {
 }
 
 func (b *Bank) claimIn(ctx context.Context, bkt int16, epoch, floor int64) error {
-	r, err := call(ctx, b.redis, fnClaim, []string{epochKey(bkt)}, epoch, floor)
+	r, err := call(ctx, b.o.Redis, fnClaim, []string{epochKey(bkt)}, epoch, floor)
 	if err != nil {
 		return fmt.Errorf("bucket %d: %w", bkt, err)
 	}
@@ -273,10 +267,10 @@ func (b *Bank) ask(ctx context.Context, bkt int16) error {
 	_, err, _ := b.loads.Do(epochKey(bkt), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
-		r, err := readBucket(ctx, b.pool, bkt)
+		r, err := readBucket(ctx, b.o.Pool, bkt)
 		if errors.Is(err, errBucketUnused) {
-			if _, err = b.pool.Exec(ctx, query("epoch_add"), bkt); err == nil {
-				r, err = readBucket(ctx, b.pool, bkt)
+			if _, err = b.o.Pool.Exec(ctx, query("epoch_add"), bkt); err == nil {
+				r, err = readBucket(ctx, b.o.Pool, bkt)
 			}
 		}
 		if err == nil {
@@ -318,8 +312,8 @@ func (b *Bank) look(ctx context.Context) (*fitness, error) {
 	f := &fitness{at: time.Now()}
 	var mu sync.Mutex
 	answered := false
-	err := eachPrimary(ctx, b.redis, func(ctx context.Context, c *redis.Client) error {
-		reason, err := b.durable.unsafeReason(ctx, c)
+	err := eachPrimary(ctx, b.o.Redis, func(ctx context.Context, c *redis.Client) error {
+		reason, err := b.o.Durability.unsafeReason(ctx, c)
 		mu.Lock()
 		defer mu.Unlock()
 		if reason != "" {
@@ -365,7 +359,7 @@ var errCorrupt = errors.New("redis holds something else under the key of an acco
 func (b *Bank) Undone(ctx context.Context, user, op uuid.UUID) (bool, error) {
 	// Undone reads the stream before the ledger: an entry leaves the stream only after it is in the ledger.
 	for from, id := "-", op.String(); ; {
-		list, err := b.redis.XRangeN(ctx, streamKey(Bucket(user)), from, "+", 1000).Result()
+		list, err := b.o.Redis.XRangeN(ctx, streamKey(Bucket(user)), from, "+", 1000).Result()
 		if err != nil {
 			return false, fmt.Errorf("read a stream: %w", err)
 		}
@@ -379,7 +373,7 @@ func (b *Bank) Undone(ctx context.Context, user, op uuid.UUID) (bool, error) {
 			break
 		}
 	}
-	_, err := EntryByOp(ctx, b.pool, user, op)
+	_, err := EntryByOp(ctx, b.o.Pool, user, op)
 	if errors.Is(err, ErrEntryNotFound) {
 		return true, nil
 	}
@@ -396,9 +390,9 @@ func (b *Bank) reopen(ctx context.Context, bkt int16, had view) error {
 	if now := b.known(bkt); now.epoch == had.epoch && now.floor == 0 && now.bumped.IsZero() {
 		// Neither this process nor the ledger knows of an operation in this bucket. If Redis lost all of them before
 		// any reached the ledger, an empty bucket still agrees with the ledger.
-		_, err = call(ctx, b.redis, fnInit, []string{epochKey(bkt), streamKey(bkt)}, now.epoch)
+		_, err = call(ctx, b.o.Redis, fnInit, []string{epochKey(bkt), streamKey(bkt)}, now.epoch)
 	} else {
-		_, err = call(ctx, b.redis, fnCheck, []string{epochKey(bkt)}, now.epoch, now.floor)
+		_, err = call(ctx, b.o.Redis, fnCheck, []string{epochKey(bkt)}, now.epoch, now.floor)
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)

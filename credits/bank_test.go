@@ -306,50 +306,6 @@ func TestAThousandMissesMakeOneRead(t *testing.T) {
 	w.inStep(user, 0)
 }
 
-// The account's key disappears repeatedly while its operations are not yet in the ledger. No amount is spent twice.
-func TestTheAccountKeyIsDeleted(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	user := w.funded(200)
-	w.settle()
-	w.run()
-	stop := make(chan struct{})
-	var wg, hands sync.WaitGroup
-	hands.Go(func() {
-		tick := time.NewTicker(10 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-				w.redis.Client.Del(context.Background(), accountKey(user))
-			}
-		}
-	})
-	var ok atomic.Int64
-	for range 1000 {
-		wg.Go(func() {
-			for range 20 {
-				r, err := w.bank.Apply(context.Background(), newOp(user, Deduct, 1))
-				if err == nil {
-					if r.Outcome == OK {
-						ok.Add(1)
-					}
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	close(stop)
-	hands.Wait()
-	wantEqual(t, "spent", ok.Load(), 200)
-	other := *w
-	other.sync = w.newSync()
-	other.inStep(user, 0)
-}
-
 func TestFunctionsComeBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -100,7 +100,7 @@ func TestOnACluster(t *testing.T) {
 			for _, u := range users {
 				w.inStep(u, 0)
 			}
-			r, err := Reconcile(t.Context(), w.bank.redis, w.db.Pool, nil)
+			r, err := Reconcile(t.Context(), w.bank.o.Redis, w.db.Pool, nil)
 			if err != nil || !r.Clean() || r.Accounts != len(users) || r.Cached != len(users) {
 				t.Errorf("reconciliation: %+v, %v", r, err)
 			}

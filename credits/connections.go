@@ -62,7 +62,7 @@ func (c *Connections) onConnect(ctx context.Context, cn *redis.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	s, role, err := identify(ctx, cn)
-	_, cluster := b.redis.(*redis.ClusterClient)
+	_, cluster := b.o.Redis.(*redis.ClusterClient)
 	switch {
 	case err != nil:
 	case role == "": // a sentinel, or INFO is refused
@@ -161,7 +161,7 @@ func (b *Bank) freshMarks(ctx context.Context) ([]LedgerBucket, error) {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 			defer cancel()
 			at := time.Now()
-			rows, err := settledBuckets(ctx, b.pool)
+			rows, err := settledBuckets(ctx, b.o.Pool)
 			return read{at, rows}, err
 		})
 		if err != nil {

@@ -2,7 +2,6 @@ package credits
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -15,14 +14,7 @@ import (
 // Each level reports success only after its wait, and the reply names the level.
 func TestDurabilityReplicas(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	proxy := testenv.NewLink(t, w.redis.Addr())
-	host, port, _ := strings.Cut(proxy.Addr(), ":")
-	testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1", "repl-timeout 60")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n := w.redis.Client.InfoMap(t.Context(), "replication").Item("Replication", "connected_slaves")
-		return testenv.FailIf(n != "1", "no replica")
-	})
+	w := newPair(t)
 	b := w.newBank(func(o *Options) { o.Durability = Durability{Replicas: 1} })
 	user := w.funded(100)
 	var r Result
@@ -33,7 +25,7 @@ func TestDurabilityReplicas(t *testing.T) {
 	})
 	wantEqual(t, "durability", r.Durability, durReplicated)
 	// The link hangs: the operation is carried out, but is not on the replica.
-	proxy.Set(testenv.Trouble{LoseReplies: true})
+	w.link.Set(testenv.Trouble{LoseReplies: true})
 	op := newOp(user, Deduct, 10)
 	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("without the replica: %v, want ErrUnknown", err)
@@ -44,9 +36,9 @@ func TestDurabilityReplicas(t *testing.T) {
 	if _, err := other.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("repeated without the replica: %v, want ErrUnknown", err)
 	}
-	proxy.Set(testenv.Trouble{})
-	proxy.Down()
-	proxy.Up()
+	w.link.Set(testenv.Trouble{})
+	w.link.Down()
+	w.link.Up()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		var err error
 		r, err = b.Apply(t.Context(), op)

@@ -296,7 +296,7 @@ func TestThroughSentinel(t *testing.T) {
 	}
 	onSentinel := func(o *Options) { o.Redis, o.Connections = client() }
 	w.bank = w.newBank(onSentinel)
-	w.sync = NewSync(SyncOptions{Redis: w.bank.redis, Pool: w.db.Pool, Logger: testenv.Logger(t)})
+	w.sync = NewSync(SyncOptions{Redis: w.bank.o.Redis, Pool: w.db.Pool, Logger: testenv.Logger(t)})
 	user := uuid.New()
 	op := newOp(user, Add, 100)
 	testenv.Eventually(t, 20*time.Second, func() error {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -96,6 +97,35 @@ func (w *world) bankRate(ops []Op, callers int) float64 {
 		w.tb.Fatalf("bank: %v", *err)
 	}
 	return float64(len(ops)) / time.Since(start).Seconds()
+}
+
+// fill creates n accounts.
+func (w *world) fill(n int) []uuid.UUID {
+	w.tb.Helper()
+	users := make([]uuid.UUID, n)
+	var wg sync.WaitGroup
+	for part := range 16 {
+		wg.Go(func() {
+			for i := part; i < n; i += 16 {
+				users[i] = uuid.New()
+				if _, err := w.bank.Apply(context.Background(), newOp(users[i], Add, MaxAmount)); err != nil {
+					w.tb.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return users
+}
+
+// used returns the memory that the server's data needs, in bytes.
+func (w *world) used() int64 {
+	w.tb.Helper()
+	n, err := strconv.ParseInt(w.redis.Client.InfoMap(w.tb.Context(), "memory").Item("Memory", "used_memory"), 10, 64)
+	if err != nil {
+		w.tb.Fatal(fmt.Errorf("used_memory: %w", err))
+	}
+	return n
 }
 
 func median(list []float64) float64 {

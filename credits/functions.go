@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"posthaste/internal/redisurl"
 )
@@ -55,18 +54,11 @@ func NewClient(url string) (redis.UniversalClient, *Connections, error) {
 func Configure(o *redis.UniversalOptions) *Connections {
 	c := &Connections{before: o.OnConnect}
 	o.OnConnect = c.onConnect
+	redisurl.Prompt(o)
 	o.MaxRetries = -1
-	o.ContextTimeoutEnabled = true
-	o.DialTimeout = 250 * time.Millisecond
-	o.DialerRetries = 1
 	o.ReadTimeout = waitTimeout + 500*time.Millisecond
-	o.WriteTimeout = 250 * time.Millisecond
 	// During a burst of calls, a call waits for a connection instead of failing.
 	o.PoolTimeout = patience
-	o.PoolSize = max(o.PoolSize, 64)
-	o.Protocol = 2
-	o.DisableIdentity = true
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return c
 }
 

@@ -36,8 +36,6 @@ func epochKey(bucket int16) string  { return tag(bucket) + ":ep" }
 func accountKey(user uuid.UUID) string { return tag(Bucket(user)) + ":a:" + user.String() }
 func lockKey(user uuid.UUID) string    { return tag(Bucket(user)) + ":l:" + user.String() }
 
-func outcomeKey(user, op uuid.UUID) string { return outcomeKeyIn(Bucket(user), user, op) }
-
 // outcomeKeyIn hashes the user together with the operation, because two users may have operations with the same id.
 func outcomeKeyIn(bucket int16, user, op uuid.UUID) string {
 	var both [32]byte

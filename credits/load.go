@@ -49,7 +49,7 @@ func (b *Bank) loadOnce(ctx context.Context, user uuid.UUID, create bool) error 
 		force = 1
 	}
 	keys := []string{accountKey(user), epochKey(bkt), lockKey(user)}
-	r, err := call(ctx, b.redis, fnLock, keys, v.epoch, v.floor, token, loadLock.Milliseconds(), force)
+	r, err := call(ctx, b.o.Redis, fnLock, keys, v.epoch, v.floor, token, loadLock.Milliseconds(), force)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -66,7 +66,7 @@ func (b *Bank) loadOnce(ctx context.Context, user uuid.UUID, create bool) error 
 func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create bool) error {
 	bkt := Bucket(user)
 	b.metrics.loads.Inc()
-	acct, row, err := accountAt(ctx, b.pool, user)
+	acct, row, err := accountAt(ctx, b.o.Pool, user)
 	if err != nil {
 		b.unlock(ctx, user, token)
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -81,7 +81,7 @@ func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create
 	}
 	v := b.known(bkt)
 	keys := []string{accountKey(user), epochKey(bkt), streamKey(bkt), lockKey(user)}
-	r, err := call(ctx, b.redis, fnLoad, keys, acct.Balance, acct.LastSeq, acct.Frozen, row.Epoch, v.floor, row.Mark,
+	r, err := call(ctx, b.o.Redis, fnLoad, keys, acct.Balance, acct.LastSeq, acct.Frozen, row.Epoch, v.floor, row.Mark,
 		user.String(), token, absent.Milliseconds())
 	switch {
 	case err != nil:
@@ -95,7 +95,7 @@ func (b *Bank) install(ctx context.Context, user uuid.UUID, token string, create
 }
 
 func (b *Bank) unlock(ctx context.Context, user uuid.UUID, token string) {
-	if _, err := call(ctx, b.redis, fnUnlock, []string{lockKey(user)}, token); err != nil {
+	if _, err := call(ctx, b.o.Redis, fnUnlock, []string{lockKey(user)}, token); err != nil {
 		b.log.Debug("lock of a load not released; it expires", "err", err)
 	}
 }
@@ -128,7 +128,7 @@ func (b *Bank) get(ctx context.Context, user uuid.UUID) (Balance, error) {
 	if err != nil {
 		return Balance{}, err
 	}
-	r, err := call(ctx, b.redis, fnGet, []string{accountKey(user), epochKey(bkt)}, v.epoch, v.floor)
+	r, err := call(ctx, b.o.Redis, fnGet, []string{accountKey(user), epochKey(bkt)}, v.epoch, v.floor)
 	if err != nil {
 		return Balance{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
@@ -153,7 +153,7 @@ func (b *Bank) get(ctx context.Context, user uuid.UUID) (Balance, error) {
 func (b *Bank) DurableBalance(ctx context.Context, user uuid.UUID) (Balance, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	acct, _, err := accountAt(ctx, b.pool, user)
+	acct, _, err := accountAt(ctx, b.o.Pool, user)
 	switch {
 	case errors.Is(err, errBucketUnused), err == nil && acct == nil:
 		return Balance{}, ErrUnknownUser

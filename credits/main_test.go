@@ -241,6 +241,8 @@ func (w *world) flush() {
 	must(w.tb, w.redis.Client.FlushAll(w.tb.Context()).Err())
 }
 
+func outcomeKey(user, op uuid.UUID) string { return outcomeKeyIn(Bucket(user), user, op) }
+
 func wantEqual[T comparable](tb testing.TB, what string, got, want T) {
 	tb.Helper()
 	if got != want {

@@ -60,37 +60,27 @@ func (o *Op) fp() string { return base64.RawURLEncoding.EncodeToString(o.Fingerp
 
 // Result is an operation and its outcome.
 type Result struct {
-	OpID    uuid.UUID
-	User    uuid.UUID
-	Kind    Kind
-	Outcome Outcome
-	Amount  int64
+	OpID   uuid.UUID `json:"op_id"`
+	User   uuid.UUID `json:"user_id"`
+	Kind   Kind      `json:"kind"`
+	Amount int64     `json:"amount"`
 	// Balance is the balance after the operation. A refused operation does not change it.
-	Balance int64
+	Balance int64 `json:"balance"`
 	// Seq is the operation's number in the account.
-	Seq int64
+	Seq int64 `json:"seq"`
 	// Durability is memory, replicated or fsynced.
-	Durability string
+	Durability string  `json:"durability"`
+	Outcome    Outcome `json:"-"`
 	// At is when Redis carried out the operation.
-	At time.Time
+	At time.Time `json:"-"`
 	// Replayed is set when the operation had been carried out, or refused, before this call.
-	Replayed bool
+	Replayed bool `json:"-"`
 }
 
-// body is the response to a successful operation and the payload of its event.
-type body struct {
-	OpID       uuid.UUID `json:"op_id"`
-	UserID     uuid.UUID `json:"user_id"`
-	Kind       Kind      `json:"kind"`
-	Amount     int64     `json:"amount"`
-	Balance    int64     `json:"balance"`
-	Seq        int64     `json:"seq"`
-	Durability string    `json:"durability"`
-}
-
-// Body returns the JSON of a successful operation. Every call returns the same bytes.
+// Body returns the response to a successful operation, which is also the payload of its event. Every call returns the
+// same bytes.
 func (r *Result) Body() []byte {
-	b, err := json.Marshal(body{r.OpID, r.User, r.Kind, r.Amount, r.Balance, r.Seq, r.Durability})
+	b, err := json.Marshal(r)
 	if err != nil {
 		panic(err) // strings and integers
 	}

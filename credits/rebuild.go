@@ -35,7 +35,7 @@ func (s *Sync) rebuildLost(ctx context.Context) error {
 		}
 		if err != nil && !errors.Is(err, errForeign) && !ofKeys(err) {
 			err = fmt.Errorf("rebuild bucket %d: %w", r.Bucket, err)
-			if _, many := s.redis.(*redis.ClusterClient); !many || ctx.Err() != nil {
+			if _, many := s.o.Redis.(*redis.ClusterClient); !many || ctx.Err() != nil {
 				return err
 			}
 			s.aside[r.Bucket] = err
@@ -116,7 +116,7 @@ func (s *Sync) look(ctx context.Context, rows []LedgerBucket) ([]state, error) {
 			cmds[i] = p.FCall(ctx, fnLook, []string{epochKey(rows[i].Bucket), streamKey(rows[i].Bucket)})
 		})
 		if slices.ContainsFunc(errs, functionMissing) && try == 0 {
-			loaded = loadLibrary(ctx, s.redis) // a failure on one node only matters to the buckets of that node
+			loaded = loadLibrary(ctx, s.o.Redis) // a failure on one node only matters to the buckets of that node
 			continue
 		}
 		if err := s.setAside(bucketsOf(rows), errs); err != nil {
@@ -131,7 +131,7 @@ func (s *Sync) look(ctx context.Context, rows []LedgerBucket) ([]state, error) {
 			if states[i], err = readState(cmds[i]); err != nil {
 				return nil, fmt.Errorf("look at bucket %d: %w", rows[i].Bucket, err)
 			}
-			states[i].evicted = s.evicted.of(ctx, s.redis, rows[i].Bucket)
+			states[i].evicted = s.evicted.of(ctx, s.o.Redis, rows[i].Bucket)
 		}
 		return states, nil
 	}
@@ -174,15 +174,15 @@ func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 	if err := s.fail("after_bump"); err != nil {
 		return err
 	}
-	_, err = call(ctx, s.redis, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, epoch, top,
-		s.evicted.of(ctx, s.redis, bkt))
+	_, err = call(ctx, s.o.Redis, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, epoch, top,
+		s.evicted.of(ctx, s.o.Redis, bkt))
 	return err
 }
 
 // locked calls do with the row of a bucket, locked, and the bucket's state in Redis. It does not call do if another
 // sync has the row, or if a key of the bucket has another type.
 func (s *Sync) locked(ctx context.Context, bkt int16, do func(tx pgx.Tx, r LedgerBucket, t state) error) error {
-	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	return pgx.BeginFunc(ctx, s.o.Pool, func(tx pgx.Tx) error {
 		rows, err := lockBuckets(ctx, tx, []int16{bkt})
 		if err != nil || len(rows) == 0 {
 			return err
@@ -220,7 +220,7 @@ func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
 		if sure = t.lost(r) || t.tail(r); !sure {
 			return nil
 		}
-		_, err := call(ctx, s.redis, fnStop, []string{epochKey(bkt)}, r.Mark)
+		_, err := call(ctx, s.o.Redis, fnStop, []string{epochKey(bkt)}, r.Mark)
 		return err
 	})
 	return sure, err

@@ -50,8 +50,7 @@ type SyncOptions struct {
 // Sync writes the operations of all buckets to the ledger. Any number of Syncs may run, in any number of processes. The
 // one that has locked a bucket's row in Postgres works on the bucket's stream.
 type Sync struct {
-	redis   redis.UniversalClient
-	pool    *sql.Pool
+	o       SyncOptions
 	log     *slog.Logger
 	metrics *syncMetrics
 	owner   ownership
@@ -76,16 +75,14 @@ type Sync struct {
 
 // NewSync returns a Sync; it does no I/O.
 func NewSync(o SyncOptions) *Sync {
-	s := &Sync{
-		redis: o.Redis, pool: o.Pool, log: o.Logger, metrics: newSyncMetrics(o.Registerer),
-		stuck: map[int16]string{}, aside: map[int16]error{}, probed: make(chan []int16, 1),
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s.owner = ownership{redis: o.Redis, pool: o.Pool}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
+	return &Sync{
+		o: o, log: o.Logger.With("component", "credits"), metrics: newSyncMetrics(o.Registerer),
+		owner: ownership{redis: o.Redis, pool: o.Pool}, stuck: map[int16]string{}, aside: map[int16]error{},
+		probed: make(chan []int16, 1),
 	}
-	s.log = s.log.With("component", "credits")
-	return s
 }
 
 // Run works until ctx ends, and then returns nil. If a server is down, Run retries; if a node of a cluster is down,
@@ -142,7 +139,7 @@ func (s *Sync) say(failing *outage.Run, err error) {
 func (s *Sync) compare(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, driftTimeout)
 	defer cancel()
-	list, err := unbalancedBuckets(ctx, s.pool)
+	list, err := unbalancedBuckets(ctx, s.o.Pool)
 	if err != nil {
 		s.log.Debug("the two sides of the ledger were not compared", "err", err)
 		return
@@ -168,7 +165,7 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 		if _, err := s.waiting(ctx); err != nil {
 			return 0, err
 		}
-		rows, err := LedgerBuckets(ctx, s.pool)
+		rows, err := LedgerBuckets(ctx, s.o.Pool)
 		if err != nil {
 			return 0, err
 		}
@@ -177,7 +174,7 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 			if err := s.owner.check(ctx, false); err != nil {
 				return 0, err
 			}
-			s.evicted.read(ctx, s.redis)
+			s.evicted.read(ctx, s.o.Redis)
 		}
 		if err := s.rebuildLost(ctx); err != nil {
 			return 0, err
@@ -197,7 +194,7 @@ func (s *Sync) round(ctx context.Context) (int, error) {
 // ask runs the commands that add queues for each of n buckets, in one pipeline. It returns for each bucket the first
 // error. A key of the wrong type is not an error here: it only affects its own bucket, until an operator removes it.
 func (s *Sync) ask(ctx context.Context, n int, add func(p redis.Pipeliner, i int)) []error {
-	p := s.redis.Pipeline()
+	p := s.o.Redis.Pipeline()
 	ends := make([]int, n)
 	for i := range n {
 		add(p, i)
@@ -314,7 +311,7 @@ func (s *Sync) waiting(ctx context.Context) ([]int16, error) {
 // apply reads a batch from those of the buckets that no other sync has locked, commits it to the ledger, and drops the
 // entries from the streams.
 func (s *Sync) apply(ctx context.Context, buckets []int16) (int, error) {
-	tx, err := s.pool.Begin(ctx)
+	tx, err := s.o.Pool.Begin(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("begin: %w", err)
 	}
@@ -413,7 +410,7 @@ func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
 	var loaded error
 	if slices.ContainsFunc(errs, functionMissing) {
 		// The entries stay in the stream, and the ledger recognizes them when they are read again.
-		loaded = loadLibrary(ctx, s.redis)
+		loaded = loadLibrary(ctx, s.o.Redis)
 		for i, err := range errs {
 			if functionMissing(err) {
 				errs[i] = nil

@@ -301,7 +301,7 @@ func TestTheLagRisesWithoutPostgres(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), w.db.URL)
 	must(t, err)
 	t.Cleanup(pool.Close)
-	w.sync.pool = pool
+	w.sync.o.Pool = pool
 	if _, err := w.sync.round(t.Context()); err != nil {
 		t.Fatal(err)
 	}

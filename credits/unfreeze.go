@@ -117,13 +117,13 @@ var (
 // released with the ledger's balance, and the difference must be settled by an operation.
 func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Account, error) {
 	var a *Account
-	err := pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(ctx, b.o.Pool, func(tx pgx.Tx) error {
 		// The lock keeps syncs from working on the bucket.
 		rows, err := lockBuckets(ctx, tx, []int16{Bucket(user)})
 		if err != nil {
 			return err
 		}
-		if a, err = Inspect(ctx, b.redis, b.pool, user); err != nil {
+		if a, err = Inspect(ctx, b.o.Redis, b.o.Pool, user); err != nil {
 			return err
 		}
 		if err := a.Releasable(s); err != nil {
@@ -142,7 +142,7 @@ func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Acc
 	}
 	// Redis comes second: until then the account stays frozen in Redis, and the next request loads it from the released
 	// account in the ledger.
-	if err := b.redis.Del(ctx, accountKey(user)).Err(); err != nil {
+	if err := b.o.Redis.Del(ctx, accountKey(user)).Err(); err != nil {
 		return a, fmt.Errorf("drop the account from Redis, so that it is loaded again: %w", err)
 	}
 	if s != SettleRedis || a.Redis == nil || *a.Redis == a.Ledger {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"posthaste/internal/redisurl"
 )
@@ -47,19 +46,10 @@ func Unreachable(ctx context.Context, c Redis) []string {
 // Configure sets the guard's options, as NewClient describes them. Addresses, credentials and transport in o do not
 // change.
 func Configure(o *redis.UniversalOptions) {
+	redisurl.Prompt(o)
 	o.MaxRetries = 1
 	o.MinRetryBackoff = 5 * time.Millisecond
 	o.MaxRetryBackoff = 20 * time.Millisecond
-	o.ContextTimeoutEnabled = true
-	o.DialTimeout = 250 * time.Millisecond
-	o.DialerRetries = 1
 	o.ReadTimeout = 250 * time.Millisecond
-	o.WriteTimeout = 250 * time.Millisecond
 	o.PoolTimeout = 250 * time.Millisecond
-	// A waiting command occupies a connection; the default of ten per core is too few for hundreds of short calls at
-	// once.
-	o.PoolSize = max(o.PoolSize, 64)
-	o.Protocol = 2
-	o.DisableIdentity = true
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }

@@ -213,7 +213,7 @@ func TestTheApplicationsClockIsIrrelevant(t *testing.T) {
 	if d := begin(t, g, request("k", "a")); d.Outcome != Replay || d.Record != result {
 		t.Errorf("%+v", d)
 	}
-	if ttl := r.Client.PTTL(t.Context(), second.key.String()).Val(); ttl > DefaultTTL || ttl < DefaultTTL-time.Minute {
+	if ttl := r.Client.PTTL(t.Context(), second.key.String()).Val(); ttl > TTL || ttl < TTL-time.Minute {
 		t.Errorf("the record stays %v", ttl)
 	}
 }

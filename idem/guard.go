@@ -22,8 +22,11 @@ import (
 
 const (
 	DefaultLease = 15 * time.Second
-	DefaultHold  = time.Hour
-	DefaultTTL   = 24 * time.Hour
+	// TTL is how long the record of a finished operation stays. While the server's memory is short, it stays for a
+	// lease only (see Guard.Short).
+	TTL = 24 * time.Hour
+	// hold is how long the record of an attempt that never ended stays.
+	hold = time.Hour
 )
 
 // patience is how long a request waits for another attempt before it queries the database.
@@ -39,11 +42,6 @@ type Options struct {
 	// Lease is how long an attempt owns its key without a heartbeat. The work must have a shorter deadline. Zero:
 	// DefaultLease.
 	Lease time.Duration
-	// Hold is how long the record of an attempt that never ended stays. Zero: DefaultHold.
-	Hold time.Duration
-	// TTL is how long the record of a finished operation stays. While the server's memory is short, it stays for a
-	// lease only (see Guard.Short). Zero: DefaultTTL.
-	TTL time.Duration
 	// Routes are the values of Request.Route; they are the route label of the metrics.
 	Routes []string
 	// Logger gets state changes. nil: discard.
@@ -74,8 +72,6 @@ type Guard struct {
 	scripts map[string]*redis.Script
 	timeout time.Duration // of one call; callTimeout except in tests
 	lease   time.Duration
-	hold    time.Duration
-	ttl     time.Duration
 	log     *slog.Logger
 	metrics *metrics
 	cache   *cache
@@ -90,8 +86,8 @@ func New(o Options) *Guard {
 	g := &Guard{
 		client: o.Redis, database: o.Database, scripts: loadScripts(), log: o.Logger,
 		metrics: newMetrics(o.Registerer, o.Routes), timeout: callTimeout, nodes: map[string]*node{},
-		lease: cmp.Or(o.Lease, DefaultLease), hold: cmp.Or(o.Hold, DefaultHold), ttl: cmp.Or(o.TTL, DefaultTTL),
-		cache: newCache(cacheSize, cacheTTL), flights: flights{m: map[Key]*flight{}},
+		lease: cmp.Or(o.Lease, DefaultLease), cache: newCache(cacheSize, cacheTTL),
+		flights: flights{m: map[Key]*flight{}},
 	}
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
@@ -99,9 +95,6 @@ func New(o Options) *Guard {
 	g.log = g.log.With("component", "idem")
 	return g
 }
-
-// TTL returns how long the record of a finished operation stays in Redis.
-func (g *Guard) TTL() time.Duration { return g.ttl }
 
 // Request is one attempt at an operation.
 type Request struct {
@@ -237,7 +230,7 @@ func (g *Guard) acquire(ctx context.Context, r *Request, attempt string) verdict
 	}
 	// Not cancelled with the client: a lost reply would leave a lease that no attempt works under.
 	reply, err := g.eval(context.WithoutCancel(ctx), scriptAcquire, r.Key, r.Fingerprint.text(), attempt,
-		g.lease.Milliseconds(), g.hold.Milliseconds())
+		g.lease.Milliseconds(), hold.Milliseconds())
 	if err == nil {
 		var v verdict
 		if v, err = g.assess(r, reply); err == nil {

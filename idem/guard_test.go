@@ -266,38 +266,3 @@ func loading(r *testenv.RedisServer, started chan error) error {
 		}
 	}
 }
-
-func TestWithoutAnyRedisEveryRequestIsDegraded(t *testing.T) {
-	t.Parallel()
-	g := New(Options{})
-	d := begin(t, g, request("k", "a"))
-	wantOutcome(t, d, Proceed)
-	if !d.Ticket.Degraded() {
-		t.Error("not degraded")
-	}
-	d.Ticket.Commit(t.Context(), result)
-	d.Ticket.Abort(t.Context())
-}
-
-func TestEvictionPolicy(t *testing.T) {
-	t.Parallel()
-	r := testenv.Redis(t, "maxmemory-policy allkeys-lru")
-	got, err := EvictionPolicy(t.Context(), r.Client)
-	if err != nil || got != "allkeys-lru" {
-		t.Errorf("got %q, %v", got, err)
-	}
-}
-
-func TestClientOptions(t *testing.T) {
-	t.Parallel()
-	c, err := NewClient("redis://user:secret@127.0.0.1:1/3")
-	must(t, err)
-	defer c.Close()
-	o := c.(*redis.Client).Options()
-	if o.MaxRetries != 1 || !o.ContextTimeoutEnabled || o.ReadTimeout != 250*time.Millisecond || o.DB != 3 {
-		t.Errorf("options %+v", o)
-	}
-	if _, err := NewClient("http://user:secret@x"); err == nil || errors.Is(err, redis.Nil) {
-		t.Errorf("a URL that is not Redis': %v", err)
-	}
-}

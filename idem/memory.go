@@ -10,7 +10,7 @@ import (
 )
 
 // memoryShare is the share of its server's maxmemory above which finished records stay for a lease instead of
-// Options.TTL. Where streams live in the same server, a day of records would fill it, and then nothing is published;
+// TTL. Where streams live in the same server, a day of records would fill it, and then nothing is published;
 // without a record, the database answers a repeated key.
 const memoryShare = 0.75
 
@@ -41,9 +41,9 @@ func (g *Guard) recordTTL(ctx context.Context) time.Duration {
 		})
 	}
 	if !g.Short() {
-		return g.ttl
+		return TTL
 	}
-	return min(g.ttl, g.lease)
+	return g.lease
 }
 
 // askMemory reads the memory of the guard's server; in a cluster, of the fullest master that answers.
@@ -79,6 +79,6 @@ func (g *Guard) noteMemory(used, limit float64) {
 		g.log.Warn("redis' memory is short: finished records stay for a lease only, and replays come from the database",
 			"used_bytes", int64(used), "maxmemory_bytes", int64(limit), "stay", g.lease)
 	case was && !short:
-		g.log.Info("redis has memory again: finished records stay", "stay", g.ttl)
+		g.log.Info("redis has memory again: finished records stay", "stay", TTL)
 	}
 }

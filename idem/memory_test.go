@@ -55,7 +55,7 @@ func bytesOf(t *testing.T, n int, payload string) int {
 		_, err := r.Client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
 			for i := from; i < from+1000; i++ {
 				g.scripts[scriptPublish].EvalSha(t.Context(), p, []string{NewKey(strconv.Itoa(i)).String()}, fp,
-					"1795210721781000", "201", "01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71", payload, g.ttl.Milliseconds())
+					"1795210721781000", "201", "01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71", payload, TTL.Milliseconds())
 			}
 			return nil
 		})
@@ -100,8 +100,8 @@ func TestFinishedRecordsLeaveRoom(t *testing.T) {
 	}
 	limit(0.2)
 	must(t, g.Check(t.Context()))
-	if d := stays("enough"); d <= g.ttl-time.Minute {
-		t.Errorf("with memory to spare it stays %v, want %v", d, g.ttl)
+	if d := stays("enough"); d <= TTL-time.Minute {
+		t.Errorf("with memory to spare it stays %v, want %v", d, TTL)
 	}
 	r.Client.ConfigSet(t.Context(), "maxmemory", "0")
 	if err := g.Check(t.Context()); err != nil || g.Short() {

@@ -33,10 +33,11 @@ var stacks = map[string]func(g *idem.Guard, o idem.HTTPOptions, h http.HandlerFu
 	},
 }
 
+// serve starts a server whose guard has these options.
+type serve func(o idem.HTTPOptions, h http.HandlerFunc) *httptest.Server
+
 // eachStack runs a test with both. The guard's server is fresh.
-func eachStack(t *testing.T,
-	f func(t *testing.T, r *testenv.RedisServer, serve func(o idem.HTTPOptions, h http.HandlerFunc) *httptest.Server),
-) {
+func eachStack(t *testing.T, f func(t *testing.T, r *testenv.RedisServer, serve serve)) {
 	t.Helper()
 	t.Parallel()
 	for name, stack := range stacks {
@@ -53,11 +54,8 @@ func eachStack(t *testing.T,
 				if o.Scope == nil {
 					o.Scope = func(r *http.Request) string { return r.Header.Get("User") }
 				}
-				s := httptest.NewUnstartedServer(stack(idem.Patient(idem.New(idem.Options{
-					Redis:  c,
-					Routes: []string{"/pay"},
-				})), o,
-					h))
+				g := idem.Patient(idem.New(idem.Options{Redis: c, Routes: []string{"/pay"}}))
+				s := httptest.NewUnstartedServer(stack(g, o, h))
 				s.Config.ErrorLog = nil
 				s.Start()
 				t.Cleanup(s.Close)
@@ -96,9 +94,7 @@ func pay(tb testing.TB, s *httptest.Server, user, key, body string,
 const key = "0123456789abcdef"
 
 func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
-	eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
-		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
-	) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve serve) {
 		var runs atomic.Int64
 		s := serve(idem.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			if _, _, ok := idem.KeyFrom(r.Context()); !ok {
@@ -151,9 +147,7 @@ func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
 }
 
 func TestStoredOrReleasedByStatus(t *testing.T) {
-	eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
-		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
-	) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve serve) {
 		var runs atomic.Int64
 		s := serve(idem.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {
 			runs.Add(1)
@@ -189,9 +183,7 @@ func TestStoredOrReleasedByStatus(t *testing.T) {
 }
 
 func TestLongResponsesArePointers(t *testing.T) {
-	eachStack(t, func(t *testing.T, r *testenv.RedisServer,
-		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
-	) {
+	eachStack(t, func(t *testing.T, r *testenv.RedisServer, serve serve) {
 		body := func(n int) string { return strings.Repeat("é", n/2) }
 		s := serve(idem.HTTPOptions{
 			Render: func(w http.ResponseWriter, _ *http.Request, rec idem.Record) {
@@ -240,9 +232,7 @@ func TestLongResponsesArePointers(t *testing.T) {
 
 // Anonymous callers do not share keys: each would get another's response.
 func TestWithoutAScopeNothingIsRun(t *testing.T) {
-	eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
-		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
-	) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve serve) {
 		var runs atomic.Int64
 		s := serve(idem.HTTPOptions{}, func(http.ResponseWriter, *http.Request) { runs.Add(1) })
 		status, _, text := pay(t, s, "", key, "1")
@@ -259,9 +249,7 @@ func TestWithoutAScopeNothingIsRun(t *testing.T) {
 func TestAReferenceCannotForgeARecord(t *testing.T) {
 	for name, ref := range map[string]string{"separator": "1|x", "line": "1\n{}\nforged", "return": "1\rx"} {
 		t.Run(name, func(t *testing.T) {
-			eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
-				serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
-			) {
+			eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve serve) {
 				var runs atomic.Int64
 				s := serve(idem.HTTPOptions{
 					Render: func(w http.ResponseWriter, _ *http.Request, rec idem.Record) {
@@ -284,9 +272,7 @@ func TestAReferenceCannotForgeARecord(t *testing.T) {
 }
 
 func TestAClientThatHangsUpDoesNotCutTheWork(t *testing.T) {
-	eachStack(t, func(t *testing.T, _ *testenv.RedisServer,
-		serve func(idem.HTTPOptions, http.HandlerFunc) *httptest.Server,
-	) {
+	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve serve) {
 		started, goOn := make(chan struct{}), make(chan struct{})
 		var runs atomic.Int64
 		s := serve(idem.HTTPOptions{}, func(w http.ResponseWriter, r *http.Request) {

@@ -101,45 +101,36 @@ func (t *Ticket) Keep(ctx context.Context) (kept context.Context, stop func()) {
 	if t.Degraded() {
 		return kept, func() { cancel(nil) }
 	}
-	k := &keeper{ticket: t, ctx: ctx, cancel: cancel, every: t.guard.lease / 3}
-	k.mu.Lock()
-	k.timer = time.AfterFunc(k.every, k.beat)
-	k.mu.Unlock()
-	return kept, k.stop
-}
-
-// keeper renews a lease from a timer: nearly all requests end before it fires and need no goroutine.
-type keeper struct {
-	ticket *Ticket
-	ctx    context.Context //nolint:containedctx // the timer's function has no caller to pass one
-	cancel context.CancelCauseFunc
-	every  time.Duration
-
-	mu      sync.Mutex
-	timer   *time.Timer
-	beats   int
-	stopped bool
-}
-
-func (k *keeper) beat() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.stopped {
-		return
+	// A timer renews: nearly all requests end before it fires, and need no goroutine.
+	var (
+		mu      sync.Mutex // held during a renewal
+		timer   *time.Timer
+		beats   int
+		stopped bool
+		every   = t.guard.lease / 3
+	)
+	beat := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if stopped {
+			return
+		}
+		if err := t.Heartbeat(ctx); errors.Is(err, ErrLost) {
+			cancel(ErrLost)
+			return
+		}
+		if beats++; beats < heartbeats {
+			timer.Reset(every)
+		}
 	}
-	if err := k.ticket.Heartbeat(k.ctx); errors.Is(err, ErrLost) {
-		k.cancel(ErrLost)
-		return
+	mu.Lock()
+	timer = time.AfterFunc(every, beat)
+	mu.Unlock()
+	return kept, func() {
+		cancel(nil)
+		mu.Lock()
+		defer mu.Unlock()
+		stopped = true
+		timer.Stop()
 	}
-	if k.beats++; k.beats < heartbeats {
-		k.timer.Reset(k.every)
-	}
-}
-
-func (k *keeper) stop() {
-	k.cancel(nil)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.stopped = true
-	k.timer.Stop()
 }

@@ -211,7 +211,7 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 		if status, _ := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`, h...); status != 403 {
 			t.Errorf("%v: %d, want 403", h, status)
 		}
-		for _, path := range []string{"/relay", "/relay/dead", "/debug/pprof/", "/console/api/stream"} {
+		for _, path := range []string{"/relay", "/relay/dead", "/debug/pprof/", "/console/api/state"} {
 			if status, _ := w.call(t, "GET", path, "", h...); status != 403 {
 				t.Errorf("%s, %v: %d, want 403", path, h, status)
 			}
@@ -277,19 +277,28 @@ func TestManyWhoReadCostOneLook(t *testing.T) {
 	}
 }
 
+// under returns the status of a request to a listener under a host name, from a page of origin if that is not "".
+func under(t *testing.T, access admin.Access, method, path, host, origin string) int {
+	t.Helper()
+	access.Hosts = []string{"named.example"}
+	h := admin.Handler(admin.Options{
+		Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(), Access: access,
+	})
+	r := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader("nonsense"))
+	r.Host = host
+	if origin != "" {
+		r.Header.Set("Origin", origin)
+	}
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, r)
+	return rec.Code
+}
+
 // DNS rebinding: a page of another host whose name resolves to 127.0.0.1 is same-origin for a browser.
 func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 	t.Parallel()
 	get := func(bound net.Addr, asked, host string) int {
-		h := admin.Handler(admin.Options{
-			Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(),
-			Access: admin.Access{Bound: bound, Addr: asked, Hosts: []string{"named.example"}},
-		})
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/healthz", nil)
-		r.Host = host
-		rec := httptest.NewRecorder()
-		h.ServeHTTP(rec, r)
-		return rec.Code
+		return under(t, admin.Access{Bound: bound, Addr: asked}, http.MethodGet, "/healthz", host, "")
 	}
 	loopback := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9091}
 	for host, want := range map[string]int{
@@ -315,20 +324,9 @@ func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 func TestReboundNamesChangeNothingOnOtherAddresses(t *testing.T) {
 	t.Parallel()
 	put := func(token, asked, host, origin string) int {
-		h := admin.Handler(admin.Options{
-			Ready: http.NotFoundHandler(), Gatherer: prometheus.NewRegistry(), Access: admin.Access{
-				Token: token, Addr: asked, Bound: &net.TCPAddr{IP: net.IPv6unspecified, Port: 9091},
-				Hosts: []string{"named.example"},
-			},
-		})
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPut, "/relay/mode", strings.NewReader("nonsense"))
-		r.Host = host
-		if origin != "" {
-			r.Header.Set("Origin", origin)
-		}
-		rec := httptest.NewRecorder()
-		h.ServeHTTP(rec, r)
-		return rec.Code
+		every := &net.TCPAddr{IP: net.IPv6unspecified, Port: 9091}
+		return under(t, admin.Access{Token: token, Addr: asked, Bound: every}, http.MethodPut, "/relay/mode", host,
+			origin)
 	}
 	for host, want := range map[string]int{
 		"evil.example:9091": 421, "evil.example": 421, "EVIL.example.": 421, "127.0.0.1.evil.example:9091": 421,
@@ -434,6 +432,16 @@ func TestWithoutPostgresTheAnswerIsOneLine(t *testing.T) {
 	}
 	if err := ops.SetMode(context.Background(), w.db.Pool, "x", outbox.ModePoll); err == nil {
 		t.Error("no error without Postgres")
+	}
+}
+
+// A value that JSON cannot represent is an error of the server, not an answer.
+func TestAnAnswerThatCannotBeEncoded(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	admin.Answer(w, http.StatusOK, time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC))
+	if w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"detail"`) {
+		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }
 

@@ -8,32 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
-
-	"posthaste/outbox"
 )
-
-// FuzzReadMode: only one of the three modes is accepted, in an object with that single member.
-func FuzzReadMode(f *testing.F) {
-	for _, seed := range []string{
-		"", `{"mode":"poll"}`, `{"mode":"auto"}`, `{"mode":"cdc"}x`, `{"mode":1}`, `{"mode":"fast"}`, `{"more":1}`,
-		"null", strings.Repeat(" ", 5000),
-	} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, body string) {
-		w := httptest.NewRecorder()
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPut, "/relay/mode", strings.NewReader(body))
-		mode, ok := readMode(w, r)
-		if ok != (mode == outbox.ModeAuto || mode == outbox.ModeCDC || mode == outbox.ModePoll) {
-			t.Fatalf("%q: %q, %v", body, mode, ok)
-		}
-		if !ok && w.Code != http.StatusBadRequest && w.Code != http.StatusUnprocessableEntity {
-			t.Fatalf("%q: status %d", body, w.Code)
-		}
-	})
-}
 
 // FuzzLoopbackHost: a loopback listener answers only for names and addresses that always mean this machine.
 func FuzzLoopbackHost(f *testing.F) {
@@ -62,19 +38,6 @@ func FuzzLoopbackHost(f *testing.F) {
 		addr, err := netip.ParseAddr(strings.Trim(name, "[]"))
 		if (err != nil || !addr.IsLoopback()) && name != "localhost" && !strings.HasSuffix(name, ".localhost") {
 			t.Fatalf("it answers for %q", host)
-		}
-	})
-}
-
-// FuzzDeadID: a text that is not a UUID is never accepted.
-func FuzzDeadID(f *testing.F) {
-	for _, seed := range []string{"", "x", uuid.NewString(), "{" + uuid.NewString() + "}", strings.Repeat("a", 64)} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, id string) {
-		parsed, err := deadID(id)
-		if err == nil && !strings.EqualFold(parsed.String(), id) {
-			t.Fatalf("%q became %v", id, parsed)
 		}
 	})
 }

@@ -502,7 +502,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "operations on their way into the ledger are waited for", about: "it is not",
-		file: "credits/connections.go", old: "settledBuckets(ctx, b.pool)", replacement: "LedgerBuckets(ctx, b.pool)",
+		file: "credits/connections.go", old: "settledBuckets(ctx, b.o.Pool)", replacement: "LedgerBuckets(ctx, b.o.Pool)",
 		pkg: "./credits", test: "TestWhatIsOnItsWayIntoTheLedgerIsInIt",
 	},
 	{

@@ -43,14 +43,15 @@ type Asked struct{ Postgres, Redis, Dead, Groups, Streams Answer }
 // Answer is the state of a source's answers. The zero value means that it was not queried, or has not answered yet.
 type Answer struct {
 	// AsOf is when the last answer was true; nil if there was none.
-	AsOf *time.Time
+	AsOf *time.Time `json:"as_of"`
 	// Error is that of the last query, "" if it succeeded. Since is when queries began to fail, Well when they began
 	// to succeed.
-	Error string
-	Since *time.Time
-	Well  time.Time
+	Error string     `json:"error,omitempty"`
+	Since *time.Time `json:"since,omitempty"`
+	Well  time.Time  `json:"-"`
 	// Refused: the server answered with that error. Slow: the server is there, but the query timed out.
-	Refused, Slow bool
+	Refused bool `json:"refused,omitempty"`
+	Slow    bool `json:"slow,omitempty"`
 }
 
 // known reports whether there is an answer and the last query succeeded.

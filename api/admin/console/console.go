@@ -10,11 +10,9 @@
 //	                            and PUT here needs csrf in the header X-Posthaste-Csrf
 //	GET  /console/api/state     State: verdict, relay, Postgres, Redis, groups, rates
 //	GET  /console/api/history   {"samples":[Sample…]}: the last 15 minutes, a sample a second, oldest first
-//	GET  /console/api/stream    server-sent events: "state" (State) every second, "events" ([]Event) as they arrive;
-//	                            503 beyond 16 viewers; a viewer that does not keep up is disconnected
 //	GET  /console/api/dead      {"dead":[ops.Dead…],"total","as_of","error"}: at most 1,000 of the
 //	                            relay and 1,000 of consumer groups
-//	GET  /console/api/doctor    ops.Diagnosis and "as_of"; at most 10 s old; ?fresh=1 runs the checks again
+//	GET  /console/api/doctor    ops.Diagnosis and "as_of"; at most 2 s old
 //	GET  /console/api/audit     {"entries":[audit.Entry…]}: the last 20 changes and refused changes
 //	GET  /console/api/trace     ?id= and, if id is an idempotency key, &user=: {"steps":[ops.Step…],"error"}
 //	PUT  /console/api/mode      {"mode":"auto"|"cdc"|"poll"} → {"desired"}
@@ -25,8 +23,8 @@
 // which audits them and refuses pages of other origins. (PUT /relay/mode and the other calls for curl need no csrf.)
 //
 // Cost: the console always takes one sample a second of this process' own metrics. It queries Postgres and Redis only
-// while there is a viewer, over its own connections, each query with its own timeout, and usually for at most a tenth
-// of the time. The page shows an unreachable source with the time of its last answer; the other sources continue.
+// for requests, over its own connections, each source with its own timeout, for all pages together about once a second,
+// and usually for at most a tenth of the time. The page shows an unreachable source with the time of its last answer; the other sources continue.
 package console
 
 import (
@@ -38,13 +36,12 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"posthaste/api/admin"
 	"posthaste/internal/audit"
@@ -84,15 +81,12 @@ type Console struct {
 	log     *slog.Logger
 	mux     *http.ServeMux
 	csrf    string
-	hub     *hub
 	ring    *ring
 	watch   *watch
-	traces  chan struct{} // one token per running trace
+	traces  *semaphore.Weighted // bounds running traces
 	entries shared.Look[[]audit.Entry]
-	actions chan struct{} // one token per running action
-
-	doctorRuns sync.Mutex
-	doctor     diagnosis // the last one
+	actions *semaphore.Weighted // bounds running actions
+	doctor  shared.Look[diagnosis]
 }
 
 const (
@@ -104,17 +98,20 @@ const (
 // actions. In a smaller pool, slow traces would make Postgres appear unresponsive.
 const Conns = 2 + 1 + maxTraces + maxActions
 
-// New returns a console. It does nothing until Run.
+// New returns a console. Its charts begin with Run.
 func New(o Options) *Console {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	c := &Console{
-		o: o, log: o.Logger.With("component", "console"), mux: http.NewServeMux(), csrf: rand.Text(), hub: newHub(),
-		ring: newRing(o.Metrics), traces: make(chan struct{}, maxTraces), actions: make(chan struct{}, maxActions),
+		o: o, log: o.Logger.With("component", "console"), mux: http.NewServeMux(), csrf: rand.Text(),
+		ring: newRing(o.Metrics), traces: semaphore.NewWeighted(maxTraces), actions: semaphore.NewWeighted(maxActions),
 	}
-	c.watch = newWatch(c)
-	c.entries.Timeout = admin.CallTimeout
+	c.watch = newWatch(&c.o)
+	c.doctor.Timeout, c.entries.Timeout = doctorTimeout, admin.CallTimeout
+	c.doctor.Read = func(ctx context.Context) (diagnosis, error) {
+		return diagnosis{Diagnosis: ops.Diagnose(ctx, c.o.Doctor), AsOf: time.Now().UTC()}, nil
+	}
 	c.entries.Read = func(ctx context.Context) ([]audit.Entry, error) {
 		return audit.List(ctx, c.o.Pool, time.Time{}, entriesShown)
 	}
@@ -134,7 +131,6 @@ func New(o Options) *Console {
 	c.mux.HandleFunc("GET /console/api/session", c.session)
 	c.mux.HandleFunc("GET /console/api/state", c.state)
 	c.mux.HandleFunc("GET /console/api/history", c.history)
-	c.mux.HandleFunc("GET /console/api/stream", c.stream)
 	c.mux.HandleFunc("GET /console/api/dead", c.dead)
 	c.mux.HandleFunc("GET /console/api/doctor", c.diagnose)
 	c.mux.HandleFunc("GET /console/api/audit", c.audit)
@@ -158,29 +154,12 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mux.ServeHTTP(w, r)
 }
 
-// Run takes samples and feeds the viewers until ctx ends. Then it disconnects the viewers, so that the server can stop.
+// Run adds a sample to the ring every second until ctx ends.
 func (c *Console) Run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return c.sample(ctx) })
-	c.watch.run(ctx, g)
-	g.Go(func() error {
-		<-ctx.Done()
-		c.hub.close()
-		return nil
-	})
-	return g.Wait()
-}
-
-// sample adds a sample to the ring every second and sends the state to the viewers.
-func (c *Console) sample(ctx context.Context) error {
 	for pause.Tick(ctx, time.Second) == nil {
 		now := time.Now()
-		seen := c.watch.look(now)
 		leads, shared := c.leads()
-		c.ring.add(now, leads, shared, seen)
-		if c.hub.watched() {
-			c.hub.send("state", c.assemble(now))
-		}
+		c.ring.add(now, leads, shared, c.watch.look(now))
 	}
 	return nil
 }
@@ -207,26 +186,15 @@ func (c *Console) guarded(next http.HandlerFunc) http.HandlerFunc {
 				"this call needs the token of GET /console/api/session in "+csrfHeader+"; reload the page")
 			return
 		}
-		if !enter(c.actions) {
+		if !c.actions.TryAcquire(1) {
 			busy(w)
 			return
 		}
-		defer leave(c.actions)
+		defer c.actions.Release(1)
 		defer c.entries.Forget()
 		next(w, r)
 	}
 }
-
-func enter(sem chan struct{}) bool {
-	select {
-	case sem <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
-func leave(sem chan struct{}) { <-sem }
 
 func busy(w http.ResponseWriter) {
 	w.Header().Set("Retry-After", "1")

@@ -2,8 +2,6 @@ package console_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,37 +15,18 @@ import (
 
 	"posthaste/api/admin/console"
 	"posthaste/internal/ops"
-	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
-
-// The stream must outlast the server's read timeout, which is meant for requests.
-func TestViewersAreBoundedAndTheStreamOutlivesTheReadTimeout(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, nil)
-	first := w.view()
-	for i := 1; i < 16; i++ {
-		if v := w.view(); v.resp.StatusCode != 200 {
-			t.Fatalf("viewer %d: %d", i, v.resp.StatusCode)
-		}
-	}
-	if v := w.view(); v.resp.StatusCode != 503 || v.resp.Header.Get("Retry-After") == "" {
-		t.Errorf("one more: %d", v.resp.StatusCode)
-	}
-	began := time.Now()
-	first.until(t, "seconds later", func(console.State) bool { return time.Since(began) > 4*time.Second })
-}
 
 // The page shows a server that accepts connections and does not answer. The other sources continue.
 func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	v := w.view()
-	v.until(t, "all well", func(s console.State) bool { return s.Redis.AsOf != nil && s.Postgres.AsOf != nil })
+	w.until("all well", func(s console.State) bool { return s.Redis.AsOf != nil && s.Postgres.AsOf != nil })
 	must(t, w.redis.Signal(syscall.SIGSTOP))
 	t.Cleanup(func() { _ = w.redis.Signal(syscall.SIGCONT) })
 	began := time.Now()
-	s := v.until(t, "Redis hangs", func(s console.State) bool { return s.Redis.Error != "" })
+	s := w.until("Redis hangs", func(s console.State) bool { return s.Redis.Error != "" })
 	if s.Verdict.Level != "bad" || s.Verdict.Parts["redis"] != "bad" || s.Postgres.Error != "" ||
 		s.Redis.Since == nil || s.Redis.AsOf == nil {
 		t.Errorf("state: %+v", s)
@@ -57,7 +36,7 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	}
 	// Postgres is still queried.
 	asOf := *s.Postgres.AsOf
-	v.until(t, "Postgres is asked", func(s console.State) bool { return s.Postgres.AsOf.After(asOf) })
+	w.until("Postgres is asked", func(s console.State) bool { return s.Postgres.AsOf.After(asOf) })
 	// Calls that need no Redis work, and calls that need it return errors.
 	if status := w.get("/console/api/state", &console.State{}); status != 200 {
 		t.Errorf("state: %d", status)
@@ -67,7 +46,7 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 		t.Errorf("doctor: %d %+v", status, d)
 	}
 	must(t, w.redis.Signal(syscall.SIGCONT))
-	v.until(t, "Redis is back", func(s console.State) bool { return s.Redis.Error == "" })
+	w.until("Redis is back", func(s console.State) bool { return s.Redis.Error == "" })
 }
 
 // Counting a large backlog takes longer than a page waits, and the table may be locked. Postgres is still up: reporting
@@ -80,22 +59,20 @@ func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
 		t.Fatal(err)
 	}
-	v := w.view()
 	// On a busy machine even the ping of one read may fail; a later one succeeds.
-	s := v.until(t, "a slow Postgres", func(s console.State) bool { return s.Postgres.Slow })
+	s := w.until("a slow Postgres", func(s console.State) bool { return s.Postgres.Slow })
 	if s.Verdict.Title != "Postgres is too slow to answer" || s.Postgres.Error == "" || s.Verdict.Level != "bad" {
 		t.Errorf("verdict: %+v", s.Verdict)
 	}
 	must(t, tx.Rollback(t.Context()))
-	v.until(t, "an answer", func(s console.State) bool { return s.Postgres.Error == "" && s.Postgres.AsOf != nil })
+	w.until("an answer", func(s console.State) bool { return s.Postgres.Error == "" && s.Postgres.AsOf != nil })
 }
 
 // Traces and actions that wait for a lock must not make Postgres appear unresponsive.
 func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
-	v := w.view()
-	v.until(t, "an answer", func(s console.State) bool { return s.Postgres.AsOf != nil })
+	w.until("an answer", func(s console.State) bool { return s.Postgres.AsOf != nil })
 	tx, err := w.db.Pool.Begin(t.Context())
 	must(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
@@ -116,7 +93,7 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 	soon := time.Now().Add(2 * time.Second) // they wait for 5 s
 	// a busy machine causes Slow
 	gone := func(s console.State) bool { return s.Postgres.Error != "" && !s.Postgres.Slow }
-	if s := v.until(t, "an answer beside them", func(s console.State) bool {
+	if s := w.until("an answer beside them", func(s console.State) bool {
 		return gone(s) ||
 			s.Postgres.AsOf.After(soon)
 	}); gone(s) {
@@ -135,8 +112,7 @@ func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 		t.Cleanup(pool.Close)
 		o.Pool = pool
 	})
-	v := w.view()
-	s := v.until(t, "Postgres is gone", func(s console.State) bool {
+	s := w.until("Postgres is gone", func(s console.State) bool {
 		return s.Postgres.Error != "" &&
 			s.Redis.AsOf != nil
 	})
@@ -151,39 +127,6 @@ func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 		w.csrf); status != 503 {
 		t.Errorf("mode: %d %s", status, body)
 	}
-}
-
-// Without viewers, Postgres and Redis are not queried.
-func TestNobodyIsAskedWhileNobodyLooks(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, nil)
-	v := w.view()
-	v.until(t, "asked", func(s console.State) bool { return s.Redis.AsOf != nil && s.Postgres.AsOf != nil })
-	v.resp.Body.Close()
-	calls := func() int64 {
-		info, err := w.redis.Client.InfoMap(t.Context(), "commandstats").Result()
-		must(t, err)
-		var n int64
-		if _, err := fmt.Sscanf(info["Commandstats"]["cmdstat_xadd"], "calls=%d", &n); err != nil {
-			t.Fatalf("%v: %v", info, err)
-		}
-		return n // the probe for whether Redis can be written
-	}
-	// The server notices that the viewer has left at the next message.
-	var last int64
-	testenv.Eventually(t, 20*time.Second, func() error {
-		before := calls()
-		same := last == before
-		last = before
-		if !same {
-			return errors.New("still asked")
-		}
-		<-time.After(2500 * time.Millisecond)
-		if n := calls(); n != before {
-			return fmt.Errorf("%d calls, then %d", before, n)
-		}
-		return nil
-	})
 }
 
 // There may be thousands of dead payloads of 8 MiB. Counting them must not transfer or copy them, here or in Redis.

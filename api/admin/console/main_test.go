@@ -1,15 +1,11 @@
 package console_test
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -70,16 +66,13 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- c.Run(ctx) }()
-	srv := httptest.NewUnstartedServer(admin.Handler(admin.Options{
+	srv := httptest.NewServer(admin.Handler(admin.Options{
 		Source: ops.Source{Pool: pool, RelayName: w.db.Relay, Slots: slots},
 		Ready:  http.NotFoundHandler(), Gatherer: metrics, Console: c,
 	}))
-	srv.Config.ReadTimeout = 2 * time.Second // shorter than the stream
-	srv.Config.IdleTimeout = time.Minute     // longer than any pause between requests
-	srv.Start()
 	w.url = srv.URL
 	t.Cleanup(func() {
-		cancel() // disconnects the viewers; otherwise the server could not close
+		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
@@ -111,55 +104,15 @@ func (w *world) call(method, path, body string, header ...string) (int, string) 
 	return a.Status, string(a.Body)
 }
 
-type viewer struct {
-	resp  *http.Response
-	lines *bufio.Scanner
-}
-
-func (w *world) view() *viewer {
+// until requests the state, as a page does, until cond holds.
+func (w *world) until(what string, cond func(console.State) bool) (s console.State) {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.url+"/console/api/stream", nil)
-	must(w.t, err)
-	resp, err := http.DefaultClient.Do(req)
-	must(w.t, err)
-	w.t.Cleanup(func() { cancel(); resp.Body.Close() })
-	v := &viewer{resp: resp, lines: bufio.NewScanner(resp.Body)}
-	v.lines.Buffer(nil, 4<<20)
-	return v
-}
-
-// next returns the data of the next message with the name, or an error when the stream has ended.
-func (v *viewer) next(name string) (string, error) {
-	event := ""
-	for v.lines.Scan() {
-		line := v.lines.Text()
-		if e, ok := strings.CutPrefix(line, "event: "); ok {
-			event = e
-		}
-		if d, ok := strings.CutPrefix(line, "data: "); ok && event == name {
-			return d, nil
-		}
-	}
-	return "", errors.Join(io.EOF, v.lines.Err())
-}
-
-// until reads states until cond holds, at most a fixed number.
-func (v *viewer) until(t *testing.T, what string, cond func(console.State) bool) console.State {
-	t.Helper()
-	for range 40 {
-		d, err := v.next("state")
-		if err != nil {
-			t.Fatalf("%s: the stream ended: %v", what, err)
-		}
-		var s console.State
-		must(t, json.Unmarshal([]byte(d), &s))
-		if cond(s) {
-			return s
-		}
-	}
-	t.Fatalf("%s: not in 40 states", what)
-	return console.State{}
+	testenv.Eventually(w.t, time.Minute, func() error {
+		s = console.State{}
+		w.get("/console/api/state", &s)
+		return testenv.FailIf(!cond(s), "%s: not yet", what)
+	})
+	return s
 }
 
 var must = testenv.Must

@@ -1,10 +1,8 @@
 package console
 
 import (
-	"slices"
 	"strings"
 
-	"posthaste/outbox"
 	"posthaste/sink"
 )
 
@@ -20,9 +18,4 @@ func integer(v any) int64 {
 func str(v any) string {
 	s, _ := v.(string)
 	return strings.ToValidUTF8(s, "?")
-}
-
-// sortByEntry sorts events of several streams by entry id.
-func sortByEntry(events []Event) {
-	slices.SortStableFunc(events, func(a, b Event) int { return outbox.CompareIDs(a.EntryID, b.EntryID) })
 }

@@ -35,7 +35,7 @@ type Sample struct {
 	Oldest  *float64 `json:"oldest"`
 }
 
-// seen is recent data from Postgres and Redis. Its fields are nil without viewers.
+// seen is recent data from Postgres and Redis. Its fields are nil while no page is open.
 type seen struct {
 	written, added  *counter
 	backlog, oldest *float64

@@ -124,7 +124,7 @@ func TestARelayDoesNotKnowWhatOthersWrote(t *testing.T) {
 	}
 }
 
-// The relay detects lost data in Redis also without viewers.
+// The relay detects lost data in Redis also while no page is open.
 func TestALostPlaceIsRemembered(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()

@@ -36,6 +36,8 @@ type State struct {
 	Lost *time.Time `json:"lost,omitempty"`
 	// Sample is the newest sample of the charts.
 	Sample *Sample `json:"sample"`
+	// Events are the newest events of all streams, the newest last.
+	Events []Event `json:"events"`
 }
 
 // Relay is the state of this process' relay.
@@ -94,7 +96,7 @@ func (c *Console) assemble(now time.Time) State {
 	s := State{
 		Now: now.UTC(), Postgres: c.watch.postgres.look(), Redis: c.watch.redis.look(), Streams: c.watch.feed.look(),
 		Groups: c.watch.groups.look(),
-		Sample: c.ring.latest(),
+		Sample: c.ring.latest(), Events: c.watch.recent(),
 	}
 	if s.Streams.Value == nil {
 		s.Streams.Value = []Stream{}
@@ -104,8 +106,7 @@ func (c *Console) assemble(now time.Time) State {
 	}
 	dead := c.watch.dead.look()
 	s.Dead = Look[ops.DeadCount]{
-		AsOf: dead.AsOf, Error: dead.Error, Since: dead.Since,
-		Value: ops.CountDead(dead.Value.dead, dead.Value.relay, dead.Value.groupN),
+		dead.Answer, ops.CountDead(dead.Value.dead, dead.Value.relay, dead.Value.groupN),
 	}
 	var health *relay.Health
 	if r := c.o.Relay; r != nil {
@@ -137,8 +138,8 @@ func (c *Console) snapshot(s *State, health *relay.Health) *ops.Snapshot {
 	return &ops.Snapshot{
 		Now: s.Now,
 		Asked: ops.Asked{
-			Postgres: s.Postgres.answer(), Redis: s.Redis.answer(), Dead: s.Dead.answer(), Groups: s.Groups.answer(),
-			Streams: s.Streams.answer(),
+			Postgres: s.Postgres.Answer, Redis: s.Redis.Answer, Dead: s.Dead.Answer, Groups: s.Groups.Answer,
+			Streams: s.Streams.Answer,
 		},
 		Postgres: s.Postgres.Value.Postgres, Redis: s.Redis.Value, Relay: health, WALBudget: c.o.Doctor.WALBudget,
 		Dead: s.Dead.Value, Groups: s.Groups.Value, Lost: s.Lost, Streams: s.Postgres.Value.Streams, Looked: maxStreams,
@@ -147,14 +148,12 @@ func (c *Console) snapshot(s *State, health *relay.Health) *ops.Snapshot {
 }
 
 func (c *Console) state(w http.ResponseWriter, r *http.Request) {
-	if !c.hub.watched() {
-		c.watch.refresh(r.Context())
-	}
+	c.watch.refresh(r.Context())
 	admin.Answer(w, http.StatusOK, c.assemble(time.Now()))
 }
 
 func (c *Console) history(w http.ResponseWriter, _ *http.Request) {
-	admin.Answer(w, http.StatusOK, map[string]any{"samples": c.ring.list(), "events": c.watch.recent()})
+	admin.Answer(w, http.StatusOK, map[string]any{"samples": c.ring.list()})
 }
 
 const (
@@ -165,8 +164,10 @@ const (
 )
 
 func (c *Console) dead(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Query().Has("fresh") || !c.hub.watched() {
-		c.watch.dead.once(r.Context())
+	if r.URL.Query().Has("fresh") {
+		c.watch.dead.fresh(r.Context())
+	} else {
+		c.watch.dead.refresh(r.Context())
 	}
 	l := c.watch.dead.look()
 	list := l.Value.dead
@@ -224,23 +225,16 @@ func (c *Console) onDead(a ops.DeadAction) http.HandlerFunc {
 			}
 			return became, failed
 		}
-		if noted := audit.Do(ctx, audit.Detail{"ids": texts(body.IDs)}, each); errors.Is(noted, audit.ErrNoEntry) {
+		if noted := audit.Do(ctx, audit.Detail{"ids": body.IDs}, each); errors.Is(noted, audit.ErrNoEntry) {
 			err = noted
 		}
 		if err != nil {
 			c.fail(w, err)
 			return
 		}
-		c.watch.dead.once(ctx)
+		c.watch.dead.fresh(ctx)
 		admin.Answer(w, http.StatusOK, map[string]any{"results": results, "done": a.Done})
 	}
-}
-
-func texts(ids []uuid.UUID) (out []string) {
-	for _, id := range ids {
-		out = append(out, id.String())
-	}
-	return out
 }
 
 // entriesShown bounds the audit entries on the page.
@@ -260,34 +254,23 @@ type diagnosis struct {
 	AsOf time.Time `json:"as_of"`
 }
 
-// doctorAge is how long a diagnosis is reused, doctorTimeout how long one may take.
-const (
-	doctorAge     = 10 * time.Second
-	doctorTimeout = 8 * time.Second
-)
+// doctorTimeout bounds a diagnosis.
+const doctorTimeout = 8 * time.Second
 
 func (c *Console) diagnose(w http.ResponseWriter, r *http.Request) {
-	c.doctorRuns.Lock() // a concurrent caller waits for the run, which has a timeout
-	defer c.doctorRuns.Unlock()
-	age := time.Since(c.doctor.AsOf)
-	if age > doctorAge || r.URL.Query().Has("fresh") && age > time.Second {
-		ctx, cancel := context.WithTimeout(r.Context(), doctorTimeout)
-		defer cancel()
-		d := diagnosis{Diagnosis: ops.Diagnose(ctx, c.o.Doctor), AsOf: time.Now().UTC()}
-		if r.Context().Err() != nil {
-			return // the caller left, so the result is incomplete
-		}
-		c.doctor = d
+	d, err := c.doctor.Get(r.Context())
+	if err != nil {
+		return // the caller left
 	}
-	admin.Answer(w, http.StatusOK, c.doctor)
+	admin.Answer(w, http.StatusOK, d)
 }
 
 func (c *Console) trace(w http.ResponseWriter, r *http.Request) {
-	if !enter(c.traces) {
+	if !c.traces.TryAcquire(1) {
 		busy(w)
 		return
 	}
-	defer leave(c.traces)
+	defer c.traces.Release(1)
 	id, user := r.URL.Query().Get("id"), r.URL.Query().Get("user")
 	if id == "" || len(id) > 1024 {
 		admin.Problem(w, http.StatusUnprocessableEntity, "the id must be at most 1024 bytes")

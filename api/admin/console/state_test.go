@@ -9,7 +9,7 @@ import (
 	"posthaste/sink"
 )
 
-// Redis may have thousands of groups, and every viewer gets the state every second.
+// Redis may have thousands of groups, and every page requests the state every second.
 func TestManyGroupsAreBounded(t *testing.T) {
 	t.Parallel()
 	var groups []sink.Group

@@ -13,7 +13,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/sync/errgroup"
 
 	"posthaste/consumer"
 	"posthaste/internal/ops"
@@ -23,13 +22,13 @@ import (
 	"posthaste/sql"
 )
 
-// The interval of each source while there are viewers, and its timeout.
 const (
-	postgresEvery = time.Second
-	redisEvery    = time.Second
-	feedEvery     = 400 * time.Millisecond
-	groupsEvery   = 2 * time.Second
-	deadEvery     = 5 * time.Second
+	// pollEvery is the shortest interval between two reads of a source: somewhat less than the second after which a
+	// page requests the state again. groupsEvery and deadEvery are those of the sources that cost more.
+	pollEvery   = 800 * time.Millisecond
+	groupsEvery = 2 * time.Second
+	deadEvery   = 5 * time.Second
+	// sourceTimeout bounds a read.
 	sourceTimeout = 2 * time.Second
 	// pingTimeout bounds the ping of a server that did not answer in time.
 	pingTimeout = 500 * time.Millisecond
@@ -46,16 +45,18 @@ const (
 	maxStreams = 256
 	maxGroups  = 200
 	maxShards  = 800 // streams, summed over all shown groups
-	maxEvents  = 50  // kept for new viewers
-	maxNew     = 20  // per stream and read
+	maxEvents  = 50
+	maxNew     = 20 // per stream and read
 )
 
-// source is data that is read periodically.
+// source is data that requests read, at most once in every.
 type source[T any] struct {
-	// reading is held during a read, so that reads do not overlap.
+	// reading is held during a read, so that reads do not overlap. It guards before and due.
 	reading sync.Mutex
 	every   time.Duration
 	read    func(ctx context.Context) (T, error)
+	before  time.Duration // that the last read took
+	due     time.Time     // of the next read
 
 	mu      sync.Mutex
 	value   T
@@ -66,7 +67,7 @@ type source[T any] struct {
 	looked  time.Time // when the last read ended
 }
 
-// staleAfter is the age after which a read is ignored. With viewers, the pause between two reads is shorter.
+// staleAfter is the age after which a read is ignored. While a page is open, the pause between two reads is shorter.
 const staleAfter = 30 * time.Second
 
 // errNoRelay means that no relay has worked on the table yet.
@@ -84,33 +85,20 @@ type partial struct{ error }
 
 func (p partial) Unwrap() error { return p.error }
 
-// Look is the last value of a source and its time.
+// Look is the last value of a source and its time. While reads fail, Value is that of AsOf.
 type Look[T any] struct {
-	// AsOf is nil until the first answer.
-	AsOf *time.Time `json:"as_of"`
-	// Error is that of the last read, Since when reads began to fail. Value is then the one of AsOf.
-	Error string     `json:"error,omitempty"`
-	Since *time.Time `json:"since,omitempty"`
-	// Refused: the server answered with Error.
-	Refused bool `json:"refused,omitempty"`
-	// Slow: the server responds, but the queries took too long.
-	Slow  bool `json:"slow,omitempty"`
-	Value T    `json:"value"`
-	// well is when reads began to succeed.
-	well time.Time
-}
-
-func (l Look[T]) answer() ops.Answer {
-	return ops.Answer{AsOf: l.AsOf, Error: l.Error, Since: l.Since, Well: l.well, Refused: l.Refused, Slow: l.Slow}
+	ops.Answer
+	Value T `json:"value"`
 }
 
 func (s *source[T]) look() Look[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if time.Since(s.looked) > staleAfter {
-		return Look[T]{} // left over from an earlier viewer
+		return Look[T]{} // left over from an earlier page
 	}
-	l := Look[T]{Value: s.value, well: s.well}
+	l := Look[T]{Value: s.value}
+	l.Well = s.well
 	if !s.asOf.IsZero() {
 		at := s.asOf
 		l.AsOf = &at
@@ -122,20 +110,33 @@ func (s *source[T]) look() Look[T] {
 	return l
 }
 
-func (s *source[T]) reset() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var none T
-	s.value, s.asOf, s.err, s.well = none, time.Time{}, nil, time.Time{}
-}
-
-// once reads the source unless a read is running, and returns the duration.
-func (s *source[T]) once(ctx context.Context) time.Duration {
+// refresh reads the source if a read is due and none is running.
+func (s *source[T]) refresh(ctx context.Context) {
 	if !s.reading.TryLock() {
-		return 0
+		return
 	}
 	defer s.reading.Unlock()
+	if time.Now().After(s.due) {
+		s.once(ctx)
+	}
+}
+
+// fresh reads the source after any read that is running.
+func (s *source[T]) fresh(ctx context.Context) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	s.once(ctx)
+}
+
+// once reads the source. The caller holds reading.
+func (s *source[T]) once(ctx context.Context) {
 	began := time.Now()
+	took := s.take(ctx, began)
+	s.due, s.before = time.Now().Add(s.rest(took, s.before)), took
+}
+
+// take reads the source and returns how long that took; 0 if it failed, because the source may recover at any moment.
+func (s *source[T]) take(ctx context.Context, began time.Time) time.Duration {
 	rctx, cancel := context.WithTimeout(ctx, sourceTimeout)
 	defer cancel()
 	v, err := s.read(rctx)
@@ -154,9 +155,9 @@ func (s *source[T]) once(ctx context.Context) time.Duration {
 			s.value, s.asOf = v, now
 			return now.Sub(began)
 		}
-		return 0 // the source may recover at any moment
+		return 0
 	}
-	if s.err != nil || s.well.IsZero() {
+	if s.err != nil || s.well.IsZero() || began.Sub(s.looked) > staleAfter {
 		s.well = now
 	}
 	s.value, s.asOf, s.err, s.looked = v, now, nil, now
@@ -166,33 +167,6 @@ func (s *source[T]) once(ctx context.Context) time.Duration {
 // refused reports whether a server answered with err, as opposed to a failed connection.
 func refused(err error) bool {
 	return sql.SQLState(err) != "" || errors.Is(err, sql.ErrSchemaMissing) || errors.Is(err, sql.ErrSchemaNewer)
-}
-
-// loop reads the source while there are viewers, until ctx ends.
-func (s *source[T]) loop(ctx context.Context, h *hub) {
-	var before time.Duration
-	for {
-		awake := h.waking()
-		select {
-		case <-awake:
-		default:
-			// An old value must not appear current to the next viewer.
-			s.reset()
-			select {
-			case <-ctx.Done():
-			case <-awake:
-			}
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		took := s.once(ctx)
-		select {
-		case <-ctx.Done():
-		case <-time.After(s.rest(took, before)):
-		}
-		before = took
-	}
 }
 
 // rest is the pause after a read, given its duration and that of the one before. It uses the shorter one: after a
@@ -238,9 +212,9 @@ type deadList struct {
 	relay, groupN int64
 }
 
-// watch reads Postgres and Redis while there are viewers.
+// watch reads Postgres and Redis for requests.
 type watch struct {
-	c        *Console
+	o        *Options
 	sink     *sink.Sink
 	postgres source[Postgres]
 	redis    source[ops.Memory]
@@ -248,43 +222,39 @@ type watch struct {
 	groups   source[[]sink.Group]
 	dead     source[deadList]
 
+	last map[string]string // stream -> last entry id read; used by readFeed only
+
 	mu      sync.Mutex
-	last    map[string]string // stream -> last entry id read
 	events  []Event           // newest last
 	streams []string          // as last read from Postgres
 	bases   map[string]string // of all streams: see outbox.Stream
 	lost    time.Time         // when a stream was last found truncated or missing
 }
 
-func newWatch(c *Console) *watch {
-	w := &watch{c: c, last: map[string]string{}}
-	if c.o.Redis != nil {
-		w.sink = sink.New(sink.Options{Client: c.o.Redis, Durability: c.o.Doctor.Durability})
+func newWatch(o *Options) *watch {
+	w := &watch{o: o, last: map[string]string{}}
+	if o.Redis != nil {
+		w.sink = sink.New(sink.Options{Client: o.Redis, Durability: o.Doctor.Durability})
 	}
-	w.postgres = source[Postgres]{every: postgresEvery, read: w.readPostgres}
-	w.redis = source[ops.Memory]{every: redisEvery, read: w.readRedis}
-	w.feed = source[[]Stream]{every: feedEvery, read: w.readFeed}
+	w.postgres = source[Postgres]{every: pollEvery, read: w.readPostgres}
+	w.redis = source[ops.Memory]{every: pollEvery, read: w.readRedis}
+	w.feed = source[[]Stream]{every: pollEvery, read: w.readFeed}
 	w.groups = source[[]sink.Group]{every: groupsEvery, read: w.readGroups}
 	w.dead = source[deadList]{every: deadEvery, read: w.readDead}
 	return w
 }
 
-func (w *watch) run(ctx context.Context, g *errgroup.Group) {
-	for _, loop := range []func(context.Context, *hub){
-		w.postgres.loop, w.redis.loop, w.feed.loop, w.groups.loop, w.dead.loop,
-	} {
-		g.Go(func() error { loop(ctx, w.c.hub); return nil })
-	}
-}
-
-// refresh reads every source once, for a caller that is not a viewer.
+// refresh reads every source that is due.
 func (w *watch) refresh(ctx context.Context) {
-	w.postgres.once(ctx) // first, because it reads the names of the streams
+	if _, _, err := w.names(); err != nil {
+		w.postgres.refresh(ctx) // it reads the names of the streams
+	}
 	var wg sync.WaitGroup
-	wg.Go(func() { w.redis.once(ctx) })
-	wg.Go(func() { w.feed.once(ctx) })
-	wg.Go(func() { w.groups.once(ctx) })
-	wg.Go(func() { w.dead.once(ctx) })
+	for _, read := range []func(context.Context){
+		w.postgres.refresh, w.redis.refresh, w.feed.refresh, w.groups.refresh, w.dead.refresh,
+	} {
+		wg.Go(func() { read(ctx) })
+	}
 	wg.Wait()
 }
 
@@ -308,7 +278,7 @@ func (w *watch) look(now time.Time) seen {
 }
 
 func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
-	o := w.c.o
+	o := w.o
 	p, err := ops.ReadPostgres(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
 	if errors.Is(err, pgx.ErrNoRows) {
 		// If no relay has run yet, the row is missing. posthaste status inserts it in the same way.
@@ -362,7 +332,7 @@ func (w *watch) readRedis(ctx context.Context) (ops.Memory, error) {
 	if err := w.sink.Ready(ctx); err != nil {
 		return ops.Memory{}, err
 	}
-	memory, err := redisurl.Info(ctx, w.c.o.Redis, "memory")
+	memory, err := redisurl.Info(ctx, w.o.Redis, "memory")
 	used, _ := strconv.ParseInt(memory["used_memory"], 10, 64)
 	limit, _ := strconv.ParseInt(memory["maxmemory"], 10, 64)
 	return ops.Memory{UsedBytes: used, MaxBytes: limit, Policy: memory["maxmemory_policy"]}, err
@@ -373,7 +343,7 @@ var feedText string
 
 var feedScript = redis.NewScript(feedText)
 
-// readFeed reads every stream and sends new events to the viewers.
+// readFeed reads every stream, and keeps the newest events.
 func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 	names, bases, err := w.names()
 	if err != nil {
@@ -381,12 +351,11 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 	}
 	streams := make([]Stream, 0, len(names))
 	var fresh []Event
+	lost := false
 	for _, name := range names {
-		w.mu.Lock()
 		last := w.last[name]
-		w.mu.Unlock()
 		st := Stream{Name: name, Base: cmp.Or(bases[name], name)}
-		reply, err := feedScript.RunRO(ctx, w.c.o.Redis, []string{name}, last, maxNew).Slice()
+		reply, err := feedScript.RunRO(ctx, w.o.Redis, []string{name}, last, maxNew).Slice()
 		if notAStream(err) {
 			st.Length, st.Added, st.Memory = -1, -1, -1
 			streams = append(streams, st)
@@ -409,21 +378,17 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 				})
 			}
 		}
-		w.mu.Lock()
-		if last != "" && (st.LastID == "" || outbox.CompareIDs(st.LastID, last) < 0) {
-			w.lost = time.Now()
-		}
 		w.last[name] = st.LastID
-		w.mu.Unlock()
+		lost = lost || last != "" && (st.LastID == "" || outbox.CompareIDs(st.LastID, last) < 0)
 	}
-	if len(fresh) > 0 {
-		sortByEntry(fresh)
-		w.mu.Lock()
-		w.events = append(w.events, fresh...)
-		w.events = w.events[max(0, len(w.events)-maxEvents):]
-		w.mu.Unlock()
-		w.c.hub.send("events", fresh)
+	slices.SortStableFunc(fresh, func(a, b Event) int { return outbox.CompareIDs(a.EntryID, b.EntryID) })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if lost {
+		w.lost = time.Now()
 	}
+	w.events = append(w.events, fresh...)
+	w.events = w.events[max(0, len(w.events)-maxEvents):]
 	return streams, nil
 }
 
@@ -454,7 +419,7 @@ func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	groups, err := sink.Groups(ctx, w.c.o.Redis, names)
+	groups, err := sink.Groups(ctx, w.o.Redis, names)
 	if joined, ok := err.(interface{ Unwrap() []error }); ok { // the errors.Join of Groups
 		// A key of another type has no groups. The list of dead events shows its events.
 		err = errors.Join(slices.DeleteFunc(slices.Clone(joined.Unwrap()), notAStream)...)
@@ -468,20 +433,20 @@ func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
 func (w *watch) readDead(ctx context.Context) (deadList, error) {
 	var l deadList
 	var err error
-	if l.dead, err = ops.ListDead(ctx, w.c.o.Pool); err != nil {
+	if l.dead, err = ops.ListDead(ctx, w.o.Pool); err != nil {
 		return deadList{}, err
 	}
-	if l.relay, err = sql.CountDead(ctx, w.c.o.Pool); err != nil {
+	if l.relay, err = sql.CountDead(ctx, w.o.Pool); err != nil {
 		return deadList{}, err
 	}
-	streams, err := sql.ListStreams(ctx, w.c.o.Pool)
+	streams, err := sql.ListStreams(ctx, w.o.Pool)
 	if err != nil {
 		return deadList{}, err
 	}
-	l.groups, l.groupN, err = consumer.DeadHeads(ctx, w.c.o.Redis, outbox.StreamNames(streams), maxDead)
+	l.groups, l.groupN, err = consumer.DeadHeads(ctx, w.o.Redis, outbox.StreamNames(streams), maxDead)
 	bases := outbox.Bases(streams)
 	for _, g := range l.groups {
-		l.dead = append(l.dead, ops.GroupDead(g, w.c.o.StreamPrefix, bases))
+		l.dead = append(l.dead, ops.GroupDead(g, w.o.StreamPrefix, bases))
 	}
 	if err != nil {
 		// If Redis or one of its nodes is down, the page still shows the relay's dead events and those of the other

@@ -209,21 +209,6 @@ test('a frozen Redis is shown and does not freeze the page', async () => {
   await page.context().close();
 });
 
-test('one page more than are served events still shows what is', async () => {
-  const viewers = new AbortController();
-  const taken = await Promise.all(Array.from({ length: 16 }, () => fetch(`${SERVE}/console/api/stream`, { signal: viewers.signal })));
-  const page = await open(SERVE, { expected: ['503'], live: 'too many pages are open' });
-  await verdict(page, 'ok');
-  await control('/redis/kill');
-  await verdict(page, 'bad', 15000);
-  await control('/redis/start');
-  await verdict(page, 'ok');
-  viewers.abort();
-  await Promise.allSettled(taken.map((r) => r.body.cancel()));
-  await page.locator('#connection', { hasText: 'live' }).waitFor();
-  await page.context().close();
-});
-
 test('a dead event is found, retried and arrives', async () => {
   const page = await open(RELAY);
   const id = await control('/poison?type=invoice');
@@ -372,7 +357,7 @@ if (SHOTS) test('pictures for the documentation', async () => {
 
 test('a lost process is shown as such', async () => {
   const page = await open(GUARDED, {
-    expected: ['401', 'ERR_CONNECTION_REFUSED', 'ERR_INCOMPLETE_CHUNKED_ENCODING', 'ERR_CONNECTION_RESET'],
+    expected: ['401', 'ERR_CONNECTION_REFUSED', 'ERR_CONNECTION_RESET', 'ERR_EMPTY_RESPONSE'],
     live: 'the admin token is missing',
   });
   await page.locator('#ask-token').fill(READ_TOKEN);

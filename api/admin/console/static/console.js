@@ -1,12 +1,12 @@
-// The console: what comes over the event stream is drawn, what is pressed is asked about and sent.
+// The console: the state that the process reports every second is drawn, what is pressed is asked about and sent.
 import { $, h, text, level, count, rate, bytes, span, clock, short, plural } from './util.js';
 import { Pipeline } from './pipeline.js';
 import { Chart } from './chart.js';
 
 const KEEP = 50; // events kept of a stream, and shown
 const RING = 900; // samples kept
-const SILENT = 3500; // ms without a sign of life until the connection counts as lost
-const PATIENCE = 10000; // ms until a connection that says nothing is tried anew
+const EVERY = 1000; // ms from one request of the state to the next
+const SILENT = 5000; // ms without an answer until the connection counts as lost; one takes two while a server hangs
 
 let session = null;
 let state = null;
@@ -16,11 +16,10 @@ let paused = false;
 const since = () => ({ wall: Date.now(), tick: performance.now() });
 // A clock that is set back must not make old news new, and the other one stands still while the machine sleeps.
 const ago = (t) => Math.max(Date.now() - t.wall, performance.now() - t.tick);
-let heard = null; // when the process last said something
-let tried = since(); // when a connection was last begun
+let heard = null; // when the process last answered
+let awaited = null; // since when an answer is awaited; null if none is
 const opened = since();
 let lostSince = null;
-let crowded = ''; // why nothing comes by itself although the process answers
 let token = null;
 try { token = sessionStorage.getItem('posthaste-token'); } catch { /* kept in memory only */ }
 
@@ -85,81 +84,35 @@ async function loadSession() {
 async function loadHistory() {
   const all = await call('GET', 'history');
   samples = all.samples;
-  events = all.events.reverse();
   drawCharts();
-  drawEvents();
 }
 
 // ---- the live connection
 
-let source = null; // aborts the stream that is read
 let locked = false; // this process wants a token that we have not
 let declined = false;
 
-// connect reads the stream of events. (An EventSource could not send the token.)
-async function connect() {
-  source?.abort();
-  tried = since();
-  const mine = new AbortController();
-  source = mine;
-  let status = 0;
+// poll asks for the state again and again, until the token is missing.
+async function poll() {
+  const began = performance.now();
+  awaited ??= since();
   try {
-    const resp = await fetch('api/stream', { headers: authorized(), signal: mine.signal, cache: 'no-store' });
-    status = resp.status;
-    if (resp.ok) {
-      crowded = '';
-      locked = false;
-      for await (const [name, data] of messages(resp.body)) {
-        alive();
-        // A fault in drawing must show as one, rather than end the connection.
-        if (name === 'state') queueMicrotask(() => onState(JSON.parse(data)));
-        if (name === 'events') queueMicrotask(() => onEvents(JSON.parse(data)));
-      }
-    }
-  } catch { /* it broke, or was aborted */ }
-  if (source !== mine) return;
-  if (status === 401) needToken();
-  else if (status === 0 || status === 200) setTimeout(() => { if (source === mine) connect(); }, 1000);
-  else retryLater();
-}
-
-// messages takes an event stream apart.
-async function* messages(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = '';
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const blocks = (rest + value).split('\n\n');
-    rest = blocks.pop();
-    for (const block of blocks) {
-      let name = '';
-      for (const line of block.split('\n')) {
-        if (line.startsWith('event: ')) name = line.slice(7);
-        if (line.startsWith('data: ')) yield [name, line.slice(6)];
-      }
+    const st = await call('GET', 'state');
+    alive();
+    queueMicrotask(() => onState(st)); // a fault in drawing must show as one, rather than end the polls
+  } catch (e) {
+    if (e.status === 401) {
+      needToken();
+      return;
     }
   }
-}
-
-let retrying = null;
-
-// retryLater follows an answer that was an error. Beyond the pages that are served events the state is asked for meanwhile.
-function retryLater() {
-  retrying ??= setTimeout(async () => {
-    try {
-      const st = await call('GET', 'state');
-      crowded = 'too many pages are open';
-      alive();
-      onState(st);
-    } catch { /* it does not answer, which is said elsewhere */ }
-    retrying = null;
-    connect();
-  }, 2000);
+  setTimeout(poll, Math.max(50, EVERY - (performance.now() - began)));
 }
 
 function alive() {
   heard = since();
+  awaited = null;
+  locked = false;
   if (lostSince === null) return;
   lostSince = null;
   document.body.classList.remove('stale');
@@ -169,22 +122,21 @@ function alive() {
 
 function watchConnection() {
   const pill = $('connection');
-  if (ago(heard ?? opened) <= SILENT) {
+  if (locked) {
+    level(pill, 'warn');
+    text(pill, 'the admin token is missing');
+    return;
+  }
+  if (!awaited || ago(awaited) <= SILENT) {
     if (!heard) return;
-    level(pill, crowded ? 'warn' : 'ok');
-    text(pill, crowded || 'live');
+    level(pill, 'ok');
+    text(pill, 'live');
     return;
   }
   if (lostSince === null) {
     lostSince = (heard ?? opened).wall;
     document.body.classList.add('stale');
   }
-  if (locked) {
-    level(pill, 'warn');
-    text(pill, 'the admin token is missing');
-    return;
-  }
-  if (ago(tried) > PATIENCE) connect(); // neither an error nor a word: the connection hangs
   level(pill, 'bad');
   text(pill, heard ? `lost since ${clock(lostSince)}` : 'not connected');
   drawVerdict({
@@ -360,13 +312,17 @@ function drawEvents() {
   $('events-body').replaceChildren(table('events', [['Time'], ['Type'], ['Subject'], ['Stream'], ['Entry']], rows));
 }
 
-let eventsDue = null;
-
+// onEvents adds the events that the page does not have yet.
 function onEvents(list) {
-  for (const e of list) events.unshift({ ...e, fresh: true });
+  const name = (e) => `${e.entry_id} ${e.stream}`;
+  const have = new Set(events.map(name));
+  const more = list.filter((e) => !have.has(name(e)));
+  if (more.length === 0) return;
+  const fresh = events.length > 0;
+  for (const e of more) events.unshift({ ...e, fresh });
   const kept = {};
   events = events.filter((e) => { kept[e.stream] = (kept[e.stream] ?? 0) + 1; return kept[e.stream] <= KEEP; }).slice(0, 20 * KEEP);
-  eventsDue ??= setTimeout(() => { eventsDue = null; drawEvents(); }, 150);
+  drawEvents();
 }
 
 const unfolded = new Set(); // rows whose parts are shown
@@ -738,16 +694,16 @@ let diagnosing = null;
 
 // diagnoseAnew looks again soon after something has changed: findings from before it would say that all is well.
 function diagnoseAnew() {
-  diagnosing ??= setTimeout(() => { diagnosing = null; loadDoctor(true); }, Math.max(1000, 10000 - ago(diagnosed)));
+  diagnosing ??= setTimeout(() => { diagnosing = null; loadDoctor(); }, Math.max(1000, 10000 - ago(diagnosed)));
 }
 
-async function loadDoctor(fresh) {
+async function loadDoctor() {
   diagnosed = since();
   const again = $('doctor-again');
   again.disabled = true;
   text($('doctor-age'), 'looking…');
   try {
-    const d = await call('GET', fresh ? 'doctor?fresh=1' : 'doctor');
+    const d = await call('GET', 'doctor');
     text($('doctor-age'), `as of ${clock(d.as_of)}`);
     const row = (f) => h('li', { 'data-level': f.severity }, h('span', null, h('span', { class: 'tag' }, f.severity)), h('b', null, f.check), h('span', null, f.detail, f.remedy ? h('span', { class: 'remedy' }, f.remedy) : ''));
     const rank = { fail: 0, warn: 1 };
@@ -773,6 +729,7 @@ function onState(st) {
     if (samples.length > RING) samples = samples.slice(-RING);
     drawCharts();
   }
+  onEvents(st.events);
   drawVerdict(st.verdict);
   drawSources(st);
   pipeline.draw(st);
@@ -797,8 +754,8 @@ $('events-pause').addEventListener('click', (e) => {
   text(e.target, paused ? 'Resume' : 'Pause');
   drawEvents();
 });
-$('doctor-again').addEventListener('click', () => loadDoctor(true));
-$('verdict-action').addEventListener('click', (e) => { if (e.currentTarget.hash === '#doctor') loadDoctor(true); });
+$('doctor-again').addEventListener('click', () => loadDoctor());
+$('verdict-action').addEventListener('click', (e) => { if (e.currentTarget.hash === '#doctor') loadDoctor(); });
 
 const themes = ['auto', 'light', 'dark'];
 const themed = () => document.documentElement.dataset.theme ?? 'auto';
@@ -812,12 +769,12 @@ $('theme').addEventListener('click', () => {
 text($('theme'), `Theme: ${themed()}`);
 
 function start() {
-  connect();
-  loadHistory().catch(() => {}).finally(() => { loadDoctor(false); loadAudit(); });
+  poll();
+  loadHistory().catch(() => {}).finally(() => { loadDoctor(); loadAudit(); });
 }
 
 drawCharts();
 drawEvents();
 setInterval(watchConnection, 500);
 loadSession().then(start, (err) => { if (err.status === 401) needToken(); else start(); });
-setInterval(() => { if (document.visibilityState === 'visible' && lostSince === null && !locked) { loadDoctor(false); loadAudit(); } }, 60000);
+setInterval(() => { if (document.visibilityState === 'visible' && lostSince === null && !locked) { loadDoctor(); loadAudit(); } }, 60000);

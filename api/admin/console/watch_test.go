@@ -7,37 +7,6 @@ import (
 	"time"
 )
 
-// A viewer that does not read is disconnected, and the others are not affected.
-func TestASlowViewerIsCutOff(t *testing.T) {
-	t.Parallel()
-	h := newHub()
-	slow, _ := h.join()
-	quick, _ := h.join()
-	for i := range maxQueued + 1 {
-		h.send("state", i)
-		if _, ok := <-quick; !ok {
-			t.Fatal("the quick one was cut off")
-		}
-	}
-	for range maxQueued {
-		if _, ok := <-slow; !ok {
-			t.Fatal("what was queued is lost")
-		}
-	}
-	if _, ok := <-slow; ok {
-		t.Error("the slow one goes on being served")
-	}
-	h.leave(slow) // as its handler does
-	h.send("state", 0)
-	if _, ok := <-quick; !ok || !h.watched() {
-		t.Error("the quick one was forgotten")
-	}
-	h.leave(quick)
-	if h.watched() {
-		t.Error("somebody looks")
-	}
-}
-
 // A process that was suspended during a read measures a long duration; the next read must not wait for hours. After one
 // slow read the next must follow soon, because Redis may fail at any moment.
 func TestARestIsBounded(t *testing.T) {
@@ -61,7 +30,7 @@ func TestARestIsBounded(t *testing.T) {
 func TestAnOldLookIsNone(t *testing.T) {
 	t.Parallel()
 	s := source[int]{read: func(context.Context) (int, error) { return 7, nil }}
-	s.once(t.Context())
+	s.fresh(t.Context())
 	if l := s.look(); l.AsOf == nil || l.Value != 7 {
 		t.Errorf("fresh: %+v", l)
 	}
@@ -70,7 +39,7 @@ func TestAnOldLookIsNone(t *testing.T) {
 		t.Errorf("an hour later: %+v", l)
 	}
 	s.read = func(context.Context) (int, error) { return 8, partial{errors.New("one is missing")} }
-	s.once(t.Context())
+	s.fresh(t.Context())
 	if l := s.look(); l.AsOf == nil || l.Value != 8 || l.Error == "" || time.Since(*l.Since) > time.Minute {
 		t.Errorf("a part of it: %+v", l)
 	}
