@@ -59,7 +59,7 @@ test: ## install what tests need, run every test against real servers
 # and without the race detector, which would distort the figures.
 test-full: ## larger counts where there are any, and the memory and timing bounds, serially
 	@./scripts/ensure.sh $(SERVERS)
-	chosen="$$($(GO) run ./internal/fulltests ./cmd/posthaste ./relay)" && \
+	chosen="$$(./scripts/full-tests.sh ./cmd/posthaste ./relay)" && \
 		POSTHASTE_TEST_FULL=1 $(GO) test -vet=off -p 2 -parallel 3 -count=1 -timeout 45m $$chosen
 	POSTHASTE_TEST_FULL=1 $(GO) test -tags full -run '^TestFull' -p 1 -parallel 1 -count=1 -timeout 30m ./...
 

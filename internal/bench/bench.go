@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -43,20 +44,16 @@ func benchmark(
 		return err
 	}
 	list := steps(b)
-	b.progress = newProgress(o.Stderr, len(list)*f.Runs)
-	defer b.progress.close()
-	for range f.Runs {
-		for _, s := range list {
-			b.progress.step(s.name, s.total)
-			if err := s.run(ctx); err != nil {
-				if ctx.Err() != nil && !errors.Is(err, errLeft) {
-					return errors.New("interrupted; everything it created was removed")
-				}
-				return fmt.Errorf("%s: %w", s.name, err)
+	b.progress = &progress{Status: cli.NewStatus(o.Stderr), began: time.Now()}
+	for i := range f.Runs * len(list) {
+		s := list[i%len(list)]
+		if err := b.progress.step(ctx, s, i+1, f.Runs*len(list)); err != nil {
+			if ctx.Err() != nil && !errors.Is(err, errLeft) {
+				return errors.New("interrupted; everything it created was removed")
 			}
+			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
-	b.progress.close()
 	return r.finish(o, f.JSON)
 }
 

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/sync/errgroup"
 
 	"posthaste/consumer"
 	"posthaste/internal/app"
@@ -256,12 +255,7 @@ func (l *latency) bare(ctx context.Context, a *arrivals, what string, read func(
 ) error {
 	var arrived float64
 	began := time.Now()
-	rctx, stop := context.WithCancel(ctx)
-	defer stop()
-	g, gctx := errgroup.WithContext(rctx)
-	g.Go(func() error { return read(gctx) })
-	g.Go(func() error {
-		defer stop()
+	err := during(ctx, read, func(ctx context.Context) error {
 		_, n, err := load{
 			workers: latencyWriters, rate: l.rate, warm: loadWarm, lasts: l.c.Duration,
 			do: func(ctx context.Context, n int, due time.Time) error {
@@ -269,15 +263,14 @@ func (l *latency) bare(ctx context.Context, a *arrivals, what string, read func(
 				l.progress.add(1)
 				return write(ctx, n)
 			},
-		}.run(gctx)
-		if err != nil {
-			return err
+		}.run(ctx)
+		if err == nil {
+			err = a.await(ctx, n)
 		}
-		err = a.await(gctx, n)
 		arrived = perSecond(n, began)
 		return err
 	})
-	if err := g.Wait(); err != nil {
+	if err != nil {
 		return err
 	}
 	l.note(l.report.limit(l.named(l.sink.bare()), what), a.counted(), arrived)
@@ -383,7 +376,7 @@ const group = "bench"
 // consumed runs do while a consumer group records arrivals.
 func (l *latency) consumed(ctx context.Context, s *scene, a *arrivals, do func(ctx context.Context) error) error {
 	if l.nats != nil {
-		return l.consumedFromNats(ctx, s.stream(), a, do)
+		return during(ctx, func(ctx context.Context) error { return l.arrive(ctx, s.stream(), a) }, do)
 	}
 	cons, err := consumer.New(consumer.Options{
 		Client: s.redis, Group: group, Streams: []string{s.stream()}, DrainTimeout: time.Second, Logger: s.log,
@@ -396,15 +389,7 @@ func (l *latency) consumed(ctx context.Context, s *scene, a *arrivals, do func(c
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return cons.Run(gctx) })
-	g.Go(func() error {
-		defer stop()
-		return do(gctx)
-	})
-	return g.Wait()
+	return during(ctx, cons.Run, do)
 }
 
 // cost measures the cost of an event at the rate, as drain does: the server itself writes and no consumer runs, so

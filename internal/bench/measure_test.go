@@ -44,30 +44,35 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// measure runs a benchmark on the world's servers, with the default settings otherwise. It fails unless everything
-// that the benchmark made is removed.
-func (w *world) measure(b any) (report, error) {
+// run runs a benchmark on the world's servers, with the default settings otherwise. It fails unless everything that the
+// benchmark made is removed.
+func (w *world) run(ctx context.Context, b any) (out string, err error) {
 	w.t.Helper()
 	c := commandline.Config(w.t, "--postgres-url="+w.db.URL, "--redis-url="+w.redis.URL(), "--relay-name="+w.db.Relay,
 		"--admin-addr=127.0.0.1:0", "--log-level=error", "--sink-url="+w.nats)
-	var err error
-	var out, errOut bytes.Buffer
-	o := cli.IO{Stdout: &out, Stderr: &errOut}
+	var text, errOut bytes.Buffer
+	o := cli.IO{Stdout: &text, Stderr: &errOut}
 	switch b := b.(type) {
 	case Drain:
 		b.External, b.JSON = true, true
-		err = b.Run(w.t.Context(), c, o)
+		err = b.Run(ctx, c, o)
 	case Latency:
 		b.External, b.JSON = true, true
-		err = b.Run(w.t.Context(), c, o)
+		err = b.Run(ctx, c, o)
 	case Orders:
 		b.External, b.JSON = true, true
-		err = b.Run(w.t.Context(), c, o)
+		err = b.Run(ctx, c, o)
 	}
 	w.untouched(errOut.String())
-	var r report
-	if jerr := json.Unmarshal(out.Bytes(), &r); jerr != nil {
-		w.t.Fatalf("%v, %v: %s %s", err, jerr, out.String(), errOut.String())
+	return text.String(), err
+}
+
+// measure is run for a benchmark that ends, whose report it returns.
+func (w *world) measure(b any) (r report, err error) {
+	w.t.Helper()
+	out, err := w.run(w.t.Context(), b)
+	if jerr := json.Unmarshal([]byte(out), &r); jerr != nil {
+		w.t.Fatalf("%v, %v: %s", err, jerr, out)
 	}
 	return r, err
 }
@@ -331,6 +336,64 @@ func TestBenchOrders(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A benchmark that is interrupted removes what it has made.
+func TestBenchIsInterrupted(t *testing.T) {
+	t.Parallel()
+	for key, b := range map[string]any{
+		"posthaste-bench-*.bench": Drain{
+			Options: Options{Runs: 1000}, Events: 3000, Size: 300, Transaction: 1, Streams: 1, Mode: "both",
+			Load: "both",
+		},
+		"i:*": Orders{Options: Options{Runs: 1000}, Concurrency: 4, Duration: 200 * time.Millisecond, Repeat: 20},
+	} {
+		t.Run(key, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go func() {
+				for ctx.Err() == nil && len(w.redis.Client.Keys(ctx, key).Val()) == 0 {
+				}
+				cancel()
+			}()
+			if _, err := w.run(ctx, b); err == nil || !strings.HasPrefix(err.Error(), "interrupted; ") {
+				t.Errorf("it ends with %v", err)
+			}
+		})
+	}
+}
+
+// Without --external, servers with settings as in production are started in --dir, and nothing of them stays.
+func TestBenchStartsServersOfItsOwn(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "posthaste-test-bench-") // Postgres runs under another uid and cannot enter t.TempDir
+	testenv.Must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	testenv.Must(t, os.Chmod(dir, 0o711))
+	var out, errOut bytes.Buffer
+	b := Latency{
+		Options: Options{
+			Runs: 1, Dir: dir, PGBin: os.Getenv("POSTHASTE_TEST_PG_BIN"),
+			RedisBin: os.Getenv("POSTHASTE_TEST_REDIS_BIN"),
+		},
+		Rate: []float64{50}, Duration: 300 * time.Millisecond, Size: 300, Mode: "poll",
+	}
+	if err := b.Run(t.Context(), commandline.Config(t), cli.IO{Stdout: &out, Stderr: &errOut}); err != nil {
+		t.Fatalf("%v: %s", err, errOut.String())
+	}
+	for _, want := range []string{
+		"fsync on, synchronous_commit on", "appendonly yes, appendfsync everysec", "\ncommit", "\npoll",
+		"counted: 55 committed, 55 found, lost 0, repeated 0",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the output has no %q", want)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind %v, %v", left, err)
 	}
 }
 

@@ -179,17 +179,3 @@ func (l *latency) arrive(ctx context.Context, stream string, a *arrivals) error 
 		}
 	}
 }
-
-// consumedFromNats runs do while a consumer records arrivals.
-func (l *latency) consumedFromNats(ctx context.Context, stream string, a *arrivals, do func(ctx context.Context) error,
-) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return l.arrive(gctx, stream, a) })
-	g.Go(func() error {
-		defer stop()
-		return do(gctx)
-	})
-	return g.Wait()
-}

@@ -14,7 +14,6 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"golang.org/x/sync/errgroup"
 
 	"posthaste/api"
 	"posthaste/internal/app"
@@ -128,14 +127,12 @@ func (o *orders) posting(ctx context.Context, h http.Handler,
 		return nil, 0, err
 	}
 	o.answered.Store(0)
-	sctx, stop := context.WithCancel(ctx)
-	g, gctx := errgroup.WithContext(sctx)
-	g.Go(func() error { return app.ServeHTTP(gctx, api.NewHTTPServer(h), l, time.Second) })
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: o.c.Concurrency}}
 	body := fmt.Appendf(nil, `{"user_id":%q,"amount":1999,"currency":"USD"}`, o.user)
 	url := "http://" + l.Addr().String() + "/orders"
-	g.Go(func() (err error) {
-		defer stop()
+	err = during(ctx, func(ctx context.Context) error {
+		return app.ServeHTTP(ctx, api.NewHTTPServer(h), l, time.Second)
+	}, func(ctx context.Context) (err error) {
 		defer client.CloseIdleConnections()
 		took, calls, err = o.load(func(ctx context.Context, n int) error {
 			req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
@@ -160,10 +157,10 @@ func (o *orders) posting(ctx context.Context, h http.Handler,
 				o.answered.Store(int64(n) + 1)
 			}
 			return check(resp, repeated)
-		}).run(gctx)
+		}).run(ctx)
 		return err
 	})
-	return took, calls, g.Wait()
+	return took, calls, err
 }
 
 // transaction measures the statement that writes an order and its event: no HTTP, no guard, no repetitions.

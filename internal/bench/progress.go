@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,82 +17,40 @@ import (
 type progress struct {
 	*cli.Status
 	began time.Time
-	steps int
 	// count is the number of events of the current step.
 	count atomic.Int64
-
-	mu    sync.Mutex
-	at    int // the step under way, from 1
-	name  string
-	total int
-	since time.Time
-
-	stop context.CancelFunc
-	done sync.WaitGroup
-}
-
-func newProgress(w io.Writer, steps int) *progress {
-	p := &progress{Status: cli.NewStatus(w), steps: steps, began: time.Now()}
-	var ctx context.Context
-	ctx, p.stop = context.WithCancel(context.Background())
-	p.done.Go(func() {
-		for pause.For(ctx, time.Second) == nil {
-			p.mu.Lock()
-			p.Now("%s", p.line(false))
-			p.mu.Unlock()
-		}
-	})
-	return p
-}
-
-// step ends the current step and begins another one.
-func (p *progress) step(name string, total int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.end()
-	p.at, p.name, p.total, p.since = p.at+1, name, total, time.Now()
-	p.count.Store(0)
 }
 
 // add adds events to the current step.
 func (p *progress) add(n int) { p.count.Add(int64(n)) }
 
-func (p *progress) end() {
-	if p.at > 0 {
-		p.Say("%s", p.line(true))
+// step runs step number at, from 1, of so many.
+func (p *progress) step(ctx context.Context, s step, at, steps int) error {
+	began := time.Now()
+	p.count.Store(0)
+	line := func() string {
+		n, took := p.count.Load(), time.Since(began)
+		text := fmt.Sprintf("%*d/%d %-18s %9s", len(fmt.Sprint(steps)), at, steps, s.name, humanize.Comma(n))
+		if s.total > 0 {
+			text += " of " + humanize.Comma(int64(s.total))
+		}
+		left := time.Since(p.began) / time.Duration(at) * time.Duration(steps-at) // if the others take as long
+		return text + fmt.Sprintf(" in %.1f s, %s/s; about %v left", took.Seconds(),
+			humanize.Comma(int64(float64(n)/took.Seconds())), left.Round(time.Second))
 	}
-}
-
-// line describes the current step, its rate, and the remaining time of the benchmark if later steps take as long as the
-// earlier ones.
-func (p *progress) line(ended bool) string {
-	n, took := p.count.Load(), time.Since(p.since)
-	text := fmt.Sprintf("%*d/%d %-18s %9s", len(fmt.Sprint(p.steps)), p.at, p.steps, p.name, humanize.Comma(n))
-	if p.total > 0 {
-		text += " of " + humanize.Comma(int64(p.total))
+	ticking, stop := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() {
+		for pause.For(ticking, time.Second) == nil {
+			p.Now("%s", line())
+		}
+	})
+	err := s.run(ctx)
+	stop()
+	done.Wait()
+	p.End()
+	if err == nil {
+		p.Say("%s", line())
 	}
-	behind := float64(p.at - 1)
-	switch {
-	case ended:
-		text += fmt.Sprintf(" in %.1f s", took.Seconds())
-		behind++
-	case p.total > 0:
-		behind += min(1, float64(n)/float64(p.total))
-	}
-	text += fmt.Sprintf(", %s/s", humanize.Comma(int64(float64(n)/took.Seconds())))
-	if behind > 0 {
-		left := time.Duration(float64(time.Since(p.began)) / behind * (float64(p.steps) - behind))
-		text += fmt.Sprintf("; about %v left", left.Round(time.Second))
-	}
-	return text
-}
-
-// close ends the last step. It may be called again.
-func (p *progress) close() {
-	p.stop()
-	p.done.Wait()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.end()
-	p.at = 0
+	return err
 }

@@ -17,6 +17,7 @@ import (
 
 	"posthaste/cdc"
 	"posthaste/internal/app"
+	"posthaste/internal/local"
 	"posthaste/internal/pause"
 	"posthaste/internal/redisurl"
 	"posthaste/outbox"
@@ -82,15 +83,10 @@ func inDatabase(dsn, name string) string {
 func (s *scene) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	var errs []error
-	if s.slots != nil {
-		errs = append(errs, s.slots.Drop(ctx))
-	}
 	if s.pool != nil {
 		s.pool.Close()
 	}
-	_, err := s.admin.Exec(ctx, "DROP DATABASE IF EXISTS "+pgx.Identifier{s.name}.Sanitize()+" WITH (FORCE)")
-	errs = append(errs, err, s.removeKeys(ctx))
+	errs := []error{local.DropDatabase(ctx, s.admin, s.name), s.removeKeys(ctx)}
 	for i := range s.streams {
 		errs = append(errs, s.removeNats(ctx, s.streamOf(i)))
 	}
@@ -159,16 +155,25 @@ func (s *scene) relayed(ctx context.Context, mode outbox.Mode, do func(ctx conte
 		return err
 	}
 	defer p.Close()
-	rctx, stop := context.WithCancel(ctx)
-	g, gctx := errgroup.WithContext(rctx)
-	g.Go(func() error { return p.RunWithoutCredits(gctx) })
-	err = do(gctx, p)
-	stop()
-	// The relay's error explains more than the cancellation that it caused.
-	if werr := g.Wait(); werr != nil && !errors.Is(werr, context.Canceled) {
-		return werr
-	}
-	return err
+	return during(ctx, func(ctx context.Context) error {
+		if err := p.RunWithoutCredits(ctx); !errors.Is(err, context.Canceled) {
+			return err
+		}
+		return nil
+	}, func(ctx context.Context) error { return do(ctx, p) })
+}
+
+// during calls do while background runs, and then ends background. It returns the first error.
+func during(ctx context.Context, background, do func(ctx context.Context) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return background(ctx) })
+	g.Go(func() error {
+		defer stop()
+		return do(ctx)
+	})
+	return g.Wait()
 }
 
 // until waits until cond holds. It fails if nothing changes for a minute. cond also returns its progress.

@@ -1,12 +1,10 @@
 package demo
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"time"
@@ -14,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 
+	"posthaste/internal/local"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -62,29 +61,17 @@ func (d *demo) until(ctx context.Context, within time.Duration, what string, con
 
 // post places an order and returns its id and whether the answer was a replay.
 func (d *demo) post(ctx context.Context, key string) (id string, replayed bool, err error) {
-	body := fmt.Appendf(nil, `{"user_id":%q,"amount":1999,"currency":"USD"}`, d.user)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+d.serve.PublicAddr().String()+"/orders",
-		bytes.NewReader(body))
-	if err != nil {
-		return "", false, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Idempotency-Key", key)
 	at := time.Now()
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", false, err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	a, err := local.Request(ctx, http.MethodPost, "http://"+d.serve.PublicAddr().String()+"/orders",
+		fmt.Sprintf(`{"user_id":%q,"amount":1999,"currency":"USD"}`, d.user), "Idempotency-Key", key)
 	if err != nil {
 		return "", false, err
 	}
 	var order struct{ ID string }
-	if err := json.Unmarshal(answer, &order); err != nil || resp.StatusCode != http.StatusCreated {
-		return "", false, fmt.Errorf("POST /orders: status %d: %s", resp.StatusCode, answer)
+	if err := json.Unmarshal(a.Body, &order); err != nil || a.Status != http.StatusCreated {
+		return "", false, fmt.Errorf("POST /orders: status %d: %s", a.Status, a.Body)
 	}
-	replayed = resp.Header.Get("Idempotent-Replayed") == "true"
+	replayed = a.Header.Get("Idempotent-Replayed") == "true"
 	if !replayed {
 		d.sentAt(order.ID, at)
 		d.posted.Add(1)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -124,24 +123,18 @@ func (c *Cluster) form(ctx context.Context) error {
 // start starts one more node, without introducing it to the others.
 func (c *Cluster) start(ctx context.Context) (int, error) {
 	i := len(c.Nodes)
-	dir := filepath.Join(c.dir, "node"+strconv.Itoa(i))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return i, fmt.Errorf("make a folder: %w", err)
-	}
-	r := newRedis(c.bin, dir, c.o.TLS, clusterEnabled, "cluster-node-timeout 3000", "repl-diskless-sync-delay 0",
-		"repl-ping-replica-period 1", "cluster-announce-ip 127.0.0.1")
-	r.user, r.password = c.o.User, c.o.Password
-	if c.o.TLS != nil {
-		r.config = append(r.config, "tls-cluster yes")
-	}
-	r.config = append(append(r.config, c.o.config()...), c.o.Config...)
-	if err := r.reserve(); err != nil {
-		return i, err
-	}
-	if c.o.Node != nil {
-		r.config = append(r.config, c.o.Node(i, r.Port)...)
-	}
-	if err := r.Start(ctx); err != nil {
+	r, err := addRedis(ctx, c.bin, filepath.Join(c.dir, "node"+strconv.Itoa(i)), c.o.TLS, func(r *Redis) {
+		r.user, r.password = c.o.User, c.o.Password
+		if c.o.TLS != nil {
+			r.config = append(r.config, "tls-cluster yes")
+		}
+		r.config = append(append(r.config, c.o.config()...), c.o.Config...)
+		if c.o.Node != nil {
+			r.config = append(r.config, c.o.Node(i, r.Port)...)
+		}
+	}, clusterEnabled, "cluster-node-timeout 3000", "repl-diskless-sync-delay 0", "repl-ping-replica-period 1",
+		"cluster-announce-ip 127.0.0.1")
+	if err != nil {
 		return i, err
 	}
 	c.Nodes = append(c.Nodes, r)

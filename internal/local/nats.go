@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-
-	"posthaste/internal/pause"
 )
 
 // Nats is a running nats-server with JetStream that this process owns. It writes to disk before it answers.
@@ -25,11 +23,10 @@ type Nats struct {
 	// Settings are lines of the configuration in addition to, or in place of, those of every server. The next start
 	// applies them.
 	Settings string
+	*Process
 
 	hold *os.File // of the port
 	bin  string
-	proc *Process
-	out  *tail
 }
 
 // errNoNats means that no nats-server was found.
@@ -79,38 +76,24 @@ func (n *Nats) Launch() error {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return fmt.Errorf("write the nats configuration: %w", err)
 	}
-	n.out = &tail{}
 	cmd := exec.Command(n.bin, "-c", file) //nolint:noctx // lives until Kill, not until ctx ends
-	cmd.Dir, cmd.Stdout, cmd.Stderr = n.Dir, n.out, n.out
-	var err error
-	if n.proc, err = start(cmd, syscall.SIGKILL, nil); err != nil {
-		return fmt.Errorf("start nats: %w", err)
+	proc, err := serve(cmd, n.Dir, syscall.SIGKILL, nil)
+	if err == nil {
+		n.Process = proc
 	}
-	return nil
+	return err
 }
 
 // Start starts a server that does not run, with the same port and data as before.
 func (n *Nats) Start(ctx context.Context) error {
-	err := n.Launch()
-	if err != nil {
+	if err := n.Launch(); err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(60 * time.Second); ; {
-		if err = n.answers(); err == nil {
-			return nil
-		}
-		if !n.proc.Running() {
-			return fmt.Errorf("nats ended while starting: %s", n.out)
-		}
-		if time.Now().After(deadline) || pause.For(ctx, 5*time.Millisecond) != nil {
-			_ = n.Kill()
-			return fmt.Errorf("nats does not answer: %w: %s", err, n.out)
-		}
-	}
+	return n.await(ctx, n.answers)
 }
 
 // answers returns an error unless JetStream answers.
-func (n *Nats) answers() error {
+func (n *Nats) answers(context.Context) error {
 	nc, err := nats.Connect(n.URL())
 	if err != nil {
 		return err
@@ -127,15 +110,4 @@ func (n *Nats) answers() error {
 func (n *Nats) URL() string { return fmt.Sprintf("nats://127.0.0.1:%d", n.Port) }
 
 // Kill ends the server with SIGKILL and waits for it.
-func (n *Nats) Kill() error {
-	if n.proc == nil {
-		return nil
-	}
-	return n.proc.Stop(syscall.SIGKILL, 5*time.Second)
-}
-
-// CPU is the processor time of the server since it was started, in seconds.
-func (n *Nats) CPU() float64 { return n.proc.CPU() }
-
-// Signal sends sig, for example SIGSTOP or SIGCONT.
-func (n *Nats) Signal(sig os.Signal) error { return n.proc.Signal(sig) }
+func (n *Nats) Kill() error { return n.Stop(syscall.SIGKILL, 5*time.Second) }

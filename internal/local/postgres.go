@@ -20,6 +20,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"posthaste/internal/pause"
 )
 
 // Postgres is a running server that this process owns.
@@ -30,13 +33,12 @@ type Postgres struct {
 	Port int
 	// Password is that of the superuser postgres.
 	Password string
+	*Process
 
 	hold *os.File // of the port; released when the server is garbage-collected
 	bin  string
 	args []string
 	cred *syscall.Credential
-	proc *Process
-	out  *tail
 }
 
 // ErrNoPostgres means that no server binaries were found.
@@ -205,27 +207,13 @@ func serverUser(dir string) (*syscall.Credential, error) {
 
 func (p *Postgres) run(ctx context.Context) error {
 	args := append([]string{"-D", filepath.Join(p.Dir, "data"), "-p", strconv.Itoa(p.Port)}, p.args...)
-	p.out = &tail{}
 	cmd := exec.Command(filepath.Join(p.bin, "postgres"), args...) //nolint:noctx // lives until Stop
-	cmd.Dir, cmd.Stdout, cmd.Stderr = p.Dir, p.out, p.out
-	var err error
-	if p.proc, err = start(cmd, syscall.SIGQUIT, p.cred); err != nil {
-		return fmt.Errorf("start postgres: %w", err)
+	proc, err := serve(cmd, p.Dir, syscall.SIGQUIT, p.cred)
+	if err != nil {
+		return err
 	}
-	deadline := time.Now().Add(60 * time.Second)
-	for {
-		if err = p.ping(ctx); err == nil {
-			return nil
-		}
-		if !p.proc.Running() {
-			return fmt.Errorf("postgres ended while starting: %s", p.out)
-		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			_ = p.proc.Stop(syscall.SIGQUIT, 5*time.Second)
-			return fmt.Errorf("postgres does not answer: %w: %s", err, p.out)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	p.Process = proc
+	return p.await(ctx, p.ping)
 }
 
 func (p *Postgres) ping(ctx context.Context) error {
@@ -243,9 +231,6 @@ func (p *Postgres) URL(database string) string {
 	return fmt.Sprintf("postgres://postgres:%s@127.0.0.1:%d/%s?sslmode=disable", p.Password, p.Port, database)
 }
 
-// Running reports whether the server's process exists.
-func (p *Postgres) Running() bool { return p.proc.Running() }
-
 // Stop ends the server in the given mode ("smart", "fast" or "immediate") and waits for it.
 func (p *Postgres) Stop(mode string) error {
 	sig, ok := map[string]os.Signal{
@@ -255,7 +240,7 @@ func (p *Postgres) Stop(mode string) error {
 	if !ok {
 		return fmt.Errorf("unknown stop mode %q", mode)
 	}
-	return p.proc.Stop(sig, 30*time.Second)
+	return p.Process.Stop(sig, 30*time.Second)
 }
 
 // Start restarts a stopped server with the same port and data, and further settings.
@@ -264,4 +249,28 @@ func (p *Postgres) Start(ctx context.Context, settings ...string) error {
 		p.args = append(p.args, "-c", s)
 	}
 	return p.run(ctx)
+}
+
+// DropDatabase drops a database, and before it its slots, whose sessions it ends. db is connected to another database
+// of the server.
+func DropDatabase(
+	ctx context.Context, db interface {
+		Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error)
+	}, name string,
+) error {
+	const of = " FROM pg_replication_slots WHERE database = $1"
+	for {
+		_, err := db.Exec(ctx, "SELECT pg_catalog.pg_terminate_backend(active_pid)"+of+" AND active", name)
+		if err == nil {
+			_, err = db.Exec(ctx, "SELECT pg_catalog.pg_drop_replication_slot(slot_name)"+of, name)
+		}
+		if err == nil {
+			break
+		}
+		if pause.For(ctx, 20*time.Millisecond) != nil { // a session that is ended still has its slot
+			return fmt.Errorf("drop the slots of %s: %w", name, err)
+		}
+	}
+	_, err := db.Exec(ctx, "DROP DATABASE IF EXISTS "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
+	return err
 }

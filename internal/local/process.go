@@ -4,24 +4,28 @@
 package local
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/prometheus/procfs"
+
+	"posthaste/internal/pause"
 )
 
 // Process is a child that ends with this process.
 type Process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
-	err  error
+	out  *tail // of a server
 }
 
 // StartProcess runs cmd in its own process group, so that it does not get the terminal's signals. The child gets
@@ -55,10 +59,38 @@ func start(cmd *exec.Cmd, deathSignal syscall.Signal, cred *syscall.Credential) 
 			return
 		}
 		started <- nil
-		p.err = cmd.Wait()
+		_ = cmd.Wait()
 		close(p.done)
 	}()
 	return p, <-started
+}
+
+// serve starts a server with its data in dir.
+func serve(cmd *exec.Cmd, dir string, deathSignal syscall.Signal, cred *syscall.Credential) (*Process, error) {
+	out := &tail{}
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, out, out
+	p, err := start(cmd, deathSignal, cred)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", filepath.Base(cmd.Path), err)
+	}
+	p.out = out
+	return p, nil
+}
+
+// await waits until a server answers ping. A server that does not is ended.
+func (p *Process) await(ctx context.Context, ping func(ctx context.Context) error) error {
+	for deadline := time.Now().Add(60 * time.Second); ; {
+		err := ping(ctx)
+		switch name := filepath.Base(p.cmd.Path); {
+		case err == nil:
+			return nil
+		case !p.Running():
+			return fmt.Errorf("%s ended while starting: %s", name, p.out)
+		case time.Now().After(deadline) || pause.For(ctx, 5*time.Millisecond) != nil:
+			_ = p.Stop(syscall.SIGQUIT, 5*time.Second)
+			return fmt.Errorf("%s does not answer: %w: %s", name, err, p.out)
+		}
+	}
 }
 
 // Done is closed when the process has ended.
@@ -100,8 +132,11 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // ExitCode is the code of a process that has ended; -1 if a signal ended it.
 func (p *Process) ExitCode() int { return p.cmd.ProcessState.ExitCode() }
 
-// Stop sends sig and waits; after the grace period it kills the process.
+// Stop sends sig and waits; after the grace period it kills the process. One that was not started is no error.
 func (p *Process) Stop(sig os.Signal, grace time.Duration) error {
+	if p == nil {
+		return nil
+	}
 	if err := p.Signal(sig); err != nil {
 		return err
 	}

@@ -23,6 +23,7 @@ type Redis struct {
 	Dir string
 	// Port is the TCP port on 127.0.0.1. It does not change over Stop and Start.
 	Port int
+	*Process
 
 	hold   *os.File // of the port; released when the server is garbage-collected
 	bus    *os.File // the same of a cluster's second port
@@ -33,8 +34,6 @@ type Redis struct {
 	user, password string
 	// sentinel is set for a Sentinel, which keeps its state in its configuration file.
 	sentinel bool
-	proc     *Process
-	out      *tail
 }
 
 // ErrNoRedis means that no redis-server was found.
@@ -80,6 +79,21 @@ func newRedis(bin, dir string, client *tls.Config, config ...string) *Redis {
 	}, config...)}
 }
 
+// addRedis starts a server with its data in a new folder. change may change it; its port is reserved by then.
+func addRedis(
+	ctx context.Context, bin, dir string, client *tls.Config, change func(r *Redis), config ...string,
+) (*Redis, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make a folder: %w", err)
+	}
+	r := newRedis(bin, dir, client, config...)
+	if err := r.reserve(); err != nil {
+		return nil, err
+	}
+	change(r)
+	return r, r.Start(ctx)
+}
+
 // reserve reserves the server's port, and for a node of a cluster its bus port: Redis ends at once if that is in use.
 func (r *Redis) reserve() (err error) {
 	for try := 0; ; try++ {
@@ -119,27 +133,13 @@ func (r *Redis) Start(ctx context.Context, config ...string) error {
 			return fmt.Errorf("write the redis configuration: %w", err)
 		}
 	}
-	r.out = &tail{}
 	cmd := exec.Command(r.bin, args...) //nolint:noctx // lives until Stop, not until ctx ends
-	cmd.Dir, cmd.Stdout, cmd.Stderr = r.Dir, r.out, r.out
-	var err error
-	if r.proc, err = start(cmd, syscall.SIGKILL, nil); err != nil {
-		return fmt.Errorf("start redis: %w", err)
+	proc, err := serve(cmd, r.Dir, syscall.SIGKILL, nil)
+	if err != nil {
+		return err
 	}
-	deadline := time.Now().Add(60 * time.Second)
-	for {
-		if err = r.ping(ctx); err == nil {
-			return nil
-		}
-		if !r.proc.Running() {
-			return fmt.Errorf("redis ended while starting: %s", r.out)
-		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			_ = r.proc.Stop(syscall.SIGKILL, time.Second)
-			return fmt.Errorf("redis does not answer: %w: %s", err, r.out)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	r.Process = proc
+	return r.await(ctx, r.ping)
 }
 
 func (r *Redis) ping(ctx context.Context) error {
@@ -176,16 +176,7 @@ func (r *Redis) URL() string {
 }
 
 // Stop shuts the server down and waits for it.
-func (r *Redis) Stop() error { return r.proc.Stop(syscall.SIGTERM, 30*time.Second) }
+func (r *Redis) Stop() error { return r.Process.Stop(syscall.SIGTERM, 30*time.Second) }
 
 // Kill ends the server with SIGKILL and waits for it.
-func (r *Redis) Kill() error { return r.proc.Stop(syscall.SIGKILL, 5*time.Second) }
-
-// PID is the process id of the server.
-func (r *Redis) PID() int { return r.proc.PID() }
-
-// Running reports whether the server's process exists.
-func (r *Redis) Running() bool { return r.proc.Running() }
-
-// Signal sends sig, for example SIGSTOP or SIGCONT.
-func (r *Redis) Signal(sig os.Signal) error { return r.proc.Signal(sig) }
+func (r *Redis) Kill() error { return r.Process.Stop(syscall.SIGKILL, 5*time.Second) }

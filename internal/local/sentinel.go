@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -54,20 +53,11 @@ func StartSentinel(ctx context.Context, bin, dir string, o SentinelOptions) (*Se
 
 func (s *Sentinel) start(ctx context.Context, bin, dir string) error {
 	add := func(to *[]*Redis, name string, change func(r *Redis)) error {
-		dir := filepath.Join(dir, name+strconv.Itoa(len(*to)))
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			return fmt.Errorf("make a folder: %w", err)
+		r, err := addRedis(ctx, bin, filepath.Join(dir, name+strconv.Itoa(len(*to))), s.o.TLS, change)
+		if err == nil {
+			*to = append(*to, r)
 		}
-		r := newRedis(bin, dir, s.o.TLS)
-		change(r)
-		if err := r.reserve(); err != nil {
-			return err
-		}
-		if err := r.Start(ctx); err != nil {
-			return err
-		}
-		*to = append(*to, r)
-		return nil
+		return err
 	}
 	for i := range 1 + s.o.Replicas {
 		err := add(&s.Servers, "server", func(r *Redis) {

@@ -44,58 +44,56 @@ var Durable = []string{
 
 // Open starts the servers. If that fails, it has removed what it made.
 func Open(ctx context.Context, o ServersOptions) (s *Servers, err error) {
-	bin, err := PostgresBin(ctx, o.PGBin)
-	if err != nil {
-		return nil, err
-	}
 	s = &Servers{}
-	if s.RedisBin, err = RedisBin(o.RedisBin); err != nil {
-		return nil, err
-	}
-	if o.Nats {
-		if o.NatsBin, err = NatsBin(o.NatsBin); err != nil {
-			return nil, err
-		}
-	}
-	if s.Dir, err = os.MkdirTemp(o.Dir, "posthaste-"+o.Name+"-"); err != nil {
-		return nil, fmt.Errorf("make a folder: %w", err)
-	}
-	made := s // a return of nil sets s
 	defer func() {
 		if err != nil {
-			made.Close()
+			s.Close()
+			s = nil
 		}
 	}()
-	// Postgres may run as another user, which needs to pass through the folder.
-	if err = os.Chmod(s.Dir, 0o711); err != nil { //nolint:gosec // pass through only
-		return nil, fmt.Errorf("open the folder: %w", err)
+	bin, err := PostgresBin(ctx, o.PGBin)
+	if err == nil {
+		s.RedisBin, err = RedisBin(o.RedisBin)
 	}
-	pg, err := s.Folder("postgres")
+	if err == nil && o.Nats {
+		o.NatsBin, err = NatsBin(o.NatsBin)
+	}
 	if err != nil {
-		return nil, err
-	}
-	rd, err := s.Folder("redis")
-	if err != nil {
-		return nil, err
-	}
-	if s.Postgres, err = StartPostgres(ctx, bin, pg, o.Settings...); err != nil {
-		s.Postgres = nil
-		return nil, err
-	}
-	if o.Cluster {
-		s.Cluster, err = StartCluster(ctx, s.RedisBin, rd, ClusterOptions{Masters: 3, Replicas: 1})
-	} else if s.Redis, err = StartRedis(ctx, s.RedisBin, rd, o.Config...); err != nil {
-		s.Redis = nil
-	}
-	if err != nil || !o.Nats {
 		return s, err
 	}
-	dir, err := s.Folder("nats")
-	if err != nil {
-		return nil, err
+	if s.Dir, err = os.MkdirTemp(o.Dir, "posthaste-"+o.Name+"-"); err != nil {
+		return s, fmt.Errorf("make a folder: %w", err)
 	}
-	if s.Nats, err = StartNats(ctx, o.NatsBin, dir); err != nil {
-		s.Nats = nil
+	// Postgres may run as another user, which needs to pass through the folder.
+	if err := os.Chmod(s.Dir, 0o711); err != nil { //nolint:gosec // pass through only
+		return s, fmt.Errorf("open the folder: %w", err)
+	}
+	in := func(name string, start func(dir string) error) {
+		var dir string
+		if err == nil {
+			dir, err = s.Folder(name)
+		}
+		if err == nil {
+			err = start(dir)
+		}
+	}
+	in("postgres", func(dir string) (err error) {
+		s.Postgres, err = StartPostgres(ctx, bin, dir, o.Settings...)
+		return err
+	})
+	in("redis", func(dir string) (err error) {
+		if o.Cluster {
+			s.Cluster, err = StartCluster(ctx, s.RedisBin, dir, ClusterOptions{Masters: 3, Replicas: 1})
+		} else {
+			s.Redis, err = StartRedis(ctx, s.RedisBin, dir, o.Config...)
+		}
+		return err
+	})
+	if o.Nats {
+		in("nats", func(dir string) (err error) {
+			s.Nats, err = StartNats(ctx, o.NatsBin, dir)
+			return err
+		})
 	}
 	return s, err
 }

@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
@@ -18,8 +17,8 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/local"
 	"posthaste/internal/local/natslog"
-	"posthaste/internal/pause"
 	"posthaste/internal/secretfile"
 	"posthaste/sink/jetstream"
 )
@@ -184,8 +183,11 @@ func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) er
 	u.Path = "/" + database
 	s.postgres = u.String()
 	s.remove = func(ctx context.Context) error {
-		err := dropSlot(ctx, admin, c.Slot)
-		err = errors.Join(err, onServer(ctx, admin, "DROP DATABASE IF EXISTS "+database+" WITH (FORCE)"))
+		conn, err := connect(ctx, admin)
+		if err == nil {
+			err = local.DropDatabase(ctx, conn, database)
+			_ = conn.Close(ctx)
+		}
 		if s.client != nil {
 			err = errors.Join(err, s.client.FlushDB(ctx).Err())
 		}
@@ -204,18 +206,4 @@ func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) er
 		return nil
 	}
 	return nil
-}
-
-// dropSlot ends the session that reads the slot, if there is one, and drops the slot. The processes have ended by now,
-// but their sessions may still exist.
-func dropSlot(ctx context.Context, url, slot string) (err error) {
-	of := " FROM pg_replication_slots WHERE slot_name = '" + slot + "'"
-	for range 50 {
-		err = onServer(ctx, url, "SELECT pg_catalog.pg_terminate_backend(active_pid)"+of+" AND active",
-			"SELECT pg_catalog.pg_drop_replication_slot(slot_name)"+of)
-		if err == nil || pause.For(ctx, 100*time.Millisecond) != nil {
-			return err
-		}
-	}
-	return err
 }

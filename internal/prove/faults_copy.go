@@ -60,16 +60,13 @@ func databaseCopied(ctx context.Context, c *campaign, _ *rand.Rand) (string, hea
 			return err
 		}
 		// The relays of the original have lost their sessions, too, and each of them may adopt once for that.
-		for since := time.Now(); !p.ready(ctx).foreign() || time.Since(since) < time.Second; {
-			epoch, err := c.epoch(ctx)
-			if err == nil && epoch != before {
+		since := time.Now()
+		return repeat(ctx, func() (bool, error) {
+			if epoch, err := c.epoch(ctx); err == nil && epoch != before {
 				before, since = epoch, time.Now()
 			}
-			if err := pause.For(ctx, 100*time.Millisecond); err != nil {
-				return errors.Join(errors.New("the relay of the copy is not refused"), err)
-			}
-		}
-		return nil
+			return p.ready(ctx).foreign() && time.Since(since) >= time.Second, nil
+		})
 	}()
 	injected := err == nil
 	return "", func(ctx context.Context) error {
@@ -89,15 +86,24 @@ func (c *campaign) epoch(ctx context.Context) (int64, error) {
 	return st.Owner.Epoch, err
 }
 
-// onServer runs statements over a new connection. It waits up to 10 seconds for a server that starts.
-func onServer(ctx context.Context, url string, statements ...string) error {
-	conn, err := pgx.Connect(ctx, url)
-	for began := time.Now(); err != nil && time.Since(began) < 10*time.Second && ctx.Err() == nil; {
-		pause.For(ctx, 200*time.Millisecond)
-		conn, err = pgx.Connect(ctx, url)
+// connect waits up to 10 seconds for a server that starts.
+func connect(ctx context.Context, url string) (*pgx.Conn, error) {
+	for began := time.Now(); ; {
+		conn, err := pgx.Connect(ctx, url)
+		if err == nil {
+			return conn, nil
+		}
+		if time.Since(began) > 10*time.Second || pause.For(ctx, 200*time.Millisecond) != nil {
+			return nil, errors.New("no connection to Postgres") // the error may quote the URL
+		}
 	}
+}
+
+// onServer runs statements over a new connection.
+func onServer(ctx context.Context, url string, statements ...string) error {
+	conn, err := connect(ctx, url)
 	if err != nil {
-		return errors.New("no connection to Postgres")
+		return err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	for _, text := range statements {
@@ -172,16 +178,11 @@ func (m *move) disconnect(ctx context.Context) error {
 			m.stage.links[name].Set(link.Trouble{Refuse: true})
 		}
 	}
-	for {
+	return repeat(ctx, func() (bool, error) {
 		n, err := m.exec(ctx, "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_stat_activity WHERE "+
 			"backend_type = 'client backend' AND application_name <> 'prove' OR application_name LIKE 'posthaste%'")
-		if err != nil || n == 0 {
-			return err
-		}
-		if err := pause.For(ctx, 50*time.Millisecond); err != nil {
-			return err
-		}
-	}
+		return n == 0, err
+	})
 }
 
 // connect lets all links lead to pg.
@@ -257,21 +258,19 @@ func (m *move) sequences(ctx context.Context) ([]string, error) {
 
 // takeOver runs posthaste adopt if the relays ask for it, and waits until they publish.
 func (m *move) takeOver(ctx context.Context) error {
-	for n := m.pass.reads(); m.pass.reads() == n; {
+	before := m.pass.reads()
+	return repeat(ctx, func() (bool, error) {
 		if slices.ContainsFunc(m.relays, func(p *process) bool { return p.ready(ctx).foreign() }) {
 			exe, err := os.Executable()
 			if err != nil {
-				return err
+				return false, err
 			}
 			cmd := exec.CommandContext(ctx, exe, "adopt", "--yes")
 			cmd.Env = append(environment(), m.relays[0].env...)
 			if out, err := cmd.CombinedOutput(); err != nil {
-				return fmt.Errorf("adopt: %w: %s", err, out)
+				return false, fmt.Errorf("adopt: %w: %s", err, out)
 			}
 		}
-		if err := pause.For(ctx, 200*time.Millisecond); err != nil {
-			return err
-		}
-	}
-	return nil
+		return m.pass.reads() > before, nil
+	})
 }

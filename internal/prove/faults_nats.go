@@ -4,12 +4,10 @@ import (
 	"context"
 	"math/rand/v2"
 	"syscall"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"posthaste/internal/local/natslog"
-	"posthaste/internal/pause"
 	"posthaste/sink/jetstream"
 )
 
@@ -50,11 +48,6 @@ func natsRefuses(ctx context.Context, c *campaign, r *rand.Rand) (string, healin
 	}
 	err := limit(ctx, 1, "new")
 	return jetstream.StreamName(stream), func(ctx context.Context) error {
-		for limit(ctx, -1, "old") != nil { // the server may be down
-			if err := pause.For(ctx, 200*time.Millisecond); err != nil {
-				return err
-			}
-		}
-		return nil
+		return repeat(ctx, func() (bool, error) { return limit(ctx, -1, "old") == nil, nil }) // it may be down
 	}, err
 }

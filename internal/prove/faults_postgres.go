@@ -7,8 +7,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"posthaste/internal/pause"
 )
 
@@ -38,12 +36,19 @@ func (c *campaign) exec(ctx context.Context, text string, args ...any) (int64, e
 
 // affect repeats a statement until it returns or changes a row.
 func (c *campaign) affect(ctx context.Context, text string, args ...any) error {
-	for {
+	return repeat(ctx, func() (bool, error) {
 		n, err := c.exec(ctx, text, args...)
-		if err != nil || n > 0 {
+		return n > 0, err
+	})
+}
+
+// repeat calls do until it is done.
+func repeat(ctx context.Context, do func() (done bool, err error)) error {
+	for {
+		if done, err := do(); done || err != nil {
 			return err
 		}
-		if err := pause.For(ctx, 200*time.Millisecond); err != nil {
+		if err := pause.For(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -115,9 +120,9 @@ func slotInvalidated(ctx context.Context, c *campaign, r *rand.Rand) (string, he
 
 // transactionOpen keeps a transaction with an assigned id open.
 func transactionOpen(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-	conn, err := pgx.Connect(ctx, c.stage.postgres)
+	conn, err := connect(ctx, c.stage.postgres)
 	if err != nil {
-		return "", nil, errors.New("no connection to Postgres")
+		return "", nil, err
 	}
 	_, err = conn.Exec(ctx, "BEGIN; SELECT pg_current_xact_id(); "+
 		"SELECT pg_catalog.pg_logical_emit_message(true, 'prove', '')")

@@ -91,29 +91,31 @@ func retryDead(ctx context.Context, c *campaign, stream string) error {
 		p.Del(ctx, stream)
 		return p.XGroupCreateMkStream(ctx, stream, groupAway, "0").Err()
 	})
-	if err == nil {
-		err = consumer.Retry(ctx, client, dead)
+	if err != nil {
+		return err
 	}
-	for errors.Is(err, consumer.ErrUnrestored) {
-		if perr := pause.For(ctx, 100*time.Millisecond); perr != nil {
-			return errors.Join(err, perr)
+	return repeat(ctx, func() (bool, error) {
+		err := consumer.Retry(ctx, client, dead)
+		if errors.Is(err, consumer.ErrUnrestored) {
+			return false, nil
 		}
-		err = consumer.Retry(ctx, client, dead)
-	}
-	return err
+		return true, err
+	})
 }
 
 // putBack copies a stream, waits until it has a new event, and puts the copy back.
 func putBack(ctx context.Context, c *campaign, stream string) error {
 	client := c.stage.client
-	old, err := client.Dump(ctx, stream).Result()
-	for errors.Is(err, redis.Nil) {
-		if err = pause.For(ctx, time.Second); err == nil {
-			old, err = client.Dump(ctx, stream).Result()
+	var old string
+	err := repeat(ctx, func() (done bool, err error) {
+		if old, err = client.Dump(ctx, stream).Result(); errors.Is(err, redis.Nil) {
+			return false, nil
 		}
-	}
-	for n := client.XLen(ctx, stream).Val(); err == nil && client.XLen(ctx, stream).Val() <= n; {
-		err = pause.For(ctx, time.Second)
+		return true, err
+	})
+	n := client.XLen(ctx, stream).Val()
+	if err == nil {
+		err = repeat(ctx, func() (bool, error) { return client.XLen(ctx, stream).Val() > n, nil })
 	}
 	if err == nil {
 		err = client.RestoreReplace(ctx, stream, 0, old).Err()
@@ -180,13 +182,15 @@ func redisStrange(ctx context.Context, c *campaign, r *rand.Rand) (string, heali
 
 // replicaInStep waits until the replica is connected: a replica that never was connected has no data and cannot lead.
 func (s *stage) replicaInStep(ctx context.Context) error {
-	for range 100 {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err := repeat(ctx, func() (bool, error) {
 		info, err := s.client.InfoMap(ctx, "replication").Result()
-		if err == nil && info["Replication"]["connected_slaves"] == "1" &&
-			s.client.Wait(ctx, 1, time.Second).Val() == 1 {
-			return nil
-		}
-		pause.For(ctx, 100*time.Millisecond)
+		return err == nil && info["Replication"]["connected_slaves"] == "1" &&
+			s.client.Wait(ctx, 1, time.Second).Val() == 1, nil
+	})
+	if err != nil {
+		return fmt.Errorf("the replica is not in step: %w", err)
 	}
-	return errors.New("the replica is not in step")
+	return nil
 }

@@ -121,8 +121,8 @@ func (h *honesty) judgeVerdicts(ctx context.Context, took time.Duration) {
 	wrong := ""
 	for _, p := range h.c.relays {
 		var said struct{ Verdict struct{ Word string } }
-		status, answer, err := p.get(ctx, "/relay")
-		if err == nil && status == http.StatusOK && json.Unmarshal(answer, &said) == nil &&
+		a, err := p.get(ctx, "/relay")
+		if err == nil && a.Status == http.StatusOK && json.Unmarshal(a.Body, &said) == nil &&
 			said.Verdict.Word != "broken" {
 			wrong = fmt.Sprintf("%s says %q", p.name, said.Verdict.Word)
 		}

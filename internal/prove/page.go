@@ -16,18 +16,6 @@ func (r *Report) page() string {
 		fmt.Fprintf(&b, ", %s %s", name, r.Machine.Versions[name])
 	}
 	fmt.Fprintf(&b, ".\n\n```text\n%s\n```\n\n", r.Command)
-	b.WriteString(r.result())
-	b.WriteString("\n![timeline](timeline.svg)\n")
-	if r.Broken != nil {
-		fmt.Fprintf(&b, "\n## Broken: %s\n\n%s\n\n```\n%s\n```\n", r.Broken.Promise, r.Broken.What,
-			strings.Join(r.Story, "\n"))
-	}
-	return b.String()
-}
-
-// result returns the sentences and tables of the report.
-func (r *Report) result() string {
-	var b strings.Builder
 	for _, line := range r.sentences() {
 		fmt.Fprintf(&b, "- %s\n", line)
 	}
@@ -37,19 +25,10 @@ func (r *Report) result() string {
 		fmt.Fprintf(&b, "| `%s` | %s | %d | %d | %.1f s | %.1f s | %.1f s |\n", k.Name, k.About, k.Alone, k.InPairs,
 			k.Median, k.Worst, k.Waited)
 	}
-	b.WriteString("\n| figure, of processes the largest | at a quarter | at the end | at most |\n|---|---|---|---|\n")
-	for _, name := range slices.Sorted(maps.Keys(r.Growth)) {
-		g := r.Growth[name]
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, figure(name, g.Quarter),
-			figure(name, g.End), figure(name, g.Most))
+	b.WriteString("\n![timeline](timeline.svg)\n")
+	if r.Broken != nil {
+		fmt.Fprintf(&b, "\n## Broken: %s\n\n%s\n\n```\n%s\n```\n", r.Broken.Promise, r.Broken.What,
+			strings.Join(r.Story, "\n"))
 	}
 	return b.String()
-}
-
-// figure formats a number with its unit.
-func figure(name string, v float64) string {
-	if strings.HasSuffix(name, "_bytes") {
-		return fmt.Sprintf("%.0f MiB", v/(1<<20))
-	}
-	return fmt.Sprintf("%.0f", v)
 }

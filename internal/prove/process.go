@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -148,27 +147,17 @@ type readiness struct {
 
 // ready requests /readyz. If the process does not answer, the status is 0.
 func (p *process) ready(ctx context.Context) (r readiness) {
-	status, answer, err := p.get(ctx, "/readyz")
-	if err != nil || json.Unmarshal(answer, &r) != nil {
+	a, err := p.get(ctx, "/readyz")
+	if err != nil || json.Unmarshal(a.Body, &r) != nil {
 		return readiness{}
 	}
-	r.Status = status
+	r.Status = a.Status
 	return r
 }
 
 // get sends a request to the child's admin listener.
-func (p *process) get(ctx context.Context, path string) (status int, answer []byte, err error) {
+func (p *process) get(ctx context.Context, path string) (local.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin+path, nil)
-	if err != nil {
-		return 0, nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer resp.Body.Close()
-	answer, err = io.ReadAll(resp.Body)
-	return resp.StatusCode, answer, err
+	return local.Request(ctx, http.MethodGet, "http://"+p.admin+path, "")
 }

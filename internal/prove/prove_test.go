@@ -3,6 +3,7 @@ package prove
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/app"
+	"posthaste/internal/cli"
 	"posthaste/internal/testenv"
 )
 
@@ -347,6 +350,17 @@ func TestFaultsAreChosen(t *testing.T) {
 	if _, err := chooseFaults("relay-kill,relay-kill", false, "redis"); err == nil {
 		t.Error("a fault was chosen twice")
 	}
+	for want, o := range map[string]Options{
+		`there is no new fault "earthquake"; there are relay-kill`: {Faults: "earthquake"},
+		"--duration must be at least 1s":                           {Duration: time.Millisecond},
+		"--rate must be 10 to 20000":                               {Duration: time.Second, Relays: 1, Rate: 1},
+	} {
+		var usage *cli.UsageError
+		err := o.Run(t.Context(), app.Config{}, cli.IO{})
+		if !errors.As(err, &usage) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", o, err, want)
+		}
+	}
 }
 
 // Readiness lies in two ways, and both are counted from when they are not allowed any more.
@@ -501,7 +515,7 @@ func TestAClientGivesUpAtTheEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s := newShop(newOrders(), []*process{{http: "127.0.0.1:1"}})
-	if status, _ := s.insist(ctx, newRandom(1, 1), "/orders", newKey(), nil, 201); status != 0 {
+	if status, _ := s.insist(ctx, newRandom(1, 1), "/orders", newKey(), "", 201); status != 0 {
 		t.Errorf("status %d of nobody", status)
 	}
 }

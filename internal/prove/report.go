@@ -40,9 +40,6 @@ type Report struct {
 	Lies        Lies              `json:"lies"`
 	// Kinds are the faults by name, alone and in pairs.
 	Kinds []*Kind `json:"faults"`
-	// Growth has the figures that should stay flat, by name: the value after a quarter of the time, at the end, and the
-	// greatest.
-	Growth map[string]Growth `json:"growth"`
 	// WALMost is the most WAL that the slot retained, in bytes.
 	WALMost int64 `json:"wal_retained_most"`
 	// Broken is the promise that ended the campaign; nil if all were kept. Story is everything known about it.
@@ -99,13 +96,6 @@ type Kind struct {
 	recovery []float64
 }
 
-// Growth is a figure that should not grow.
-type Growth struct {
-	Quarter float64 `json:"at_a_quarter"`
-	End     float64 `json:"at_the_end"`
-	Most    float64 `json:"most"`
-}
-
 // injected is a fault that was injected.
 type injected struct {
 	Fault  string    `json:"fault"`
@@ -144,7 +134,7 @@ type sample struct {
 func newReport(c *campaign, began time.Time) *Report {
 	o := c.options
 	return &Report{
-		At: began.UTC().Truncate(time.Second), Seed: o.Seed, began: began, Growth: map[string]Growth{},
+		At: began.UTC().Truncate(time.Second), Seed: o.Seed, began: began,
 		Command: fmt.Sprintf("posthaste prove --seed=%d --duration=%v --faults=%s --relays=%d --rate=%d%s", o.Seed,
 			o.Duration, o.Faults, o.Relays, o.Rate, flags(c)),
 		Settings: map[string]string{
@@ -211,17 +201,10 @@ func (r *Report) sample(ctx context.Context, c *campaign) {
 		for _, l := range c.honesty.looks() {
 			s.Ready = append(s.Ready, l.Status)
 		}
-		grown := c.grown(ctx, &s)
+		c.ask(ctx, &s)
 		r.mu.Lock()
 		r.Samples = append(r.Samples, s)
 		r.WALMost = max(r.WALMost, s.WAL)
-		for name, v := range grown {
-			g := r.Growth[name]
-			if g.End, g.Most = v, max(g.Most, v); s.At < c.options.Duration.Seconds()/4 {
-				g.Quarter = v
-			}
-			r.Growth[name] = g
-		}
 		faults := len(r.Rounds)
 		r.mu.Unlock()
 		c.mu.Lock()
@@ -232,53 +215,15 @@ func (r *Report) sample(ctx context.Context, c *campaign) {
 	}
 }
 
-// grown fills in s what Postgres says, and returns figures of the processes and of the tables that should stay flat.
-// The log keeps every event of a campaign, so its figure is the size per event.
-func (c *campaign) grown(ctx context.Context, s *sample) map[string]float64 {
-	figures := map[string]float64{}
-	c.ask(ctx, s, figures)
-	for _, p := range c.relays {
-		_, text, _ := p.get(ctx, "/metrics") // without an answer, there are no figures
-		for _, name := range []string{"process_resident_memory_bytes", "process_open_fds", "go_goroutines"} {
-			if v, ok := metric(string(text), name); ok {
-				figures["relay "+name] = max(figures["relay "+name], v)
-			}
-		}
-	}
-	return figures
-}
-
-// ask reads the mode, the retained WAL and the sizes of the tables from Postgres, if it answers.
-func (c *campaign) ask(ctx context.Context, s *sample, figures map[string]float64) {
+// ask reads the mode and the retained WAL from Postgres, if it answers.
+func (c *campaign) ask(ctx context.Context, s *sample) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	st, err := sql.ReadState(ctx, c.stage.pool, c.config.RelayName)
-	if err != nil {
-		return
+	if st, err := sql.ReadState(ctx, c.stage.pool, c.config.RelayName); err == nil {
+		s.Mode = st.Active
+		_ = c.stage.pool.QueryRow(ctx, `SELECT coalesce((SELECT pg_catalog.pg_wal_lsn_diff(pg_current_wal_lsn(),
+			restart_lsn) FROM pg_replication_slots WHERE slot_name = $1), 0)::bigint`, c.config.Slot).Scan(&s.WAL)
 	}
-	s.Mode = st.Active
-	var table, indexes, marks float64
-	err = c.stage.pool.QueryRow(ctx, `SELECT coalesce((SELECT pg_catalog.pg_wal_lsn_diff(pg_current_wal_lsn(),
-			restart_lsn) FROM pg_replication_slots WHERE slot_name = $1), 0)::bigint,
-		pg_catalog.pg_table_size('outbox')::float8 / last_value::float8,
-		pg_catalog.pg_indexes_size('outbox')::float8 / last_value::float8,
-		pg_catalog.pg_total_relation_size('outbox_mark')::float8 FROM outbox_seq_seq`, c.config.Slot).
-		Scan(&s.WAL, &table, &indexes, &marks)
-	if err == nil {
-		figures["outbox, bytes per event"], figures["outbox, bytes of indexes per event"] = table, indexes
-		figures["outbox_mark_bytes"] = marks
-	}
-}
-
-// metric returns the value of a series without labels.
-func metric(text, name string) (float64, bool) {
-	for line := range strings.Lines(text) {
-		if rest, ok := strings.CutPrefix(line, name+" "); ok {
-			v, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)
-			return v, err == nil
-		}
-	}
-	return 0, false
 }
 
 // finish computes the totals.

@@ -2,15 +2,11 @@ package prove
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
-
-	"posthaste/internal/pause"
 )
 
 // Each sabotage breaks a promise from outside the product.
@@ -43,15 +39,18 @@ func changeBalance(ctx context.Context, c *campaign, _ *rand.Rand) (string, heal
 func spoiled(do func(ctx context.Context, c *campaign, stream string, m redis.XMessage) error) injection {
 	return func(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 		stream := c.config.StreamPrefix + types[r.IntN(len(types))]
-		for {
+		var m redis.XMessage
+		err := repeat(ctx, func() (bool, error) {
 			list, err := c.stage.streams.Newest(ctx, stream, "+", 30)
-			if err == nil && len(list) == 30 {
-				m := list[len(list)-1]
-				return fmt.Sprintf("%s %s", stream, m.ID), nil, do(ctx, c, stream, m)
+			if err != nil || len(list) < 30 {
+				return false, nil
 			}
-			if perr := pause.For(ctx, 200*time.Millisecond); perr != nil {
-				return "", nil, errors.Join(err, perr)
-			}
+			m = list[len(list)-1]
+			return true, nil
+		})
+		if err == nil {
+			err = do(ctx, c, stream, m)
 		}
+		return fmt.Sprintf("%s %s", stream, m.ID), nil, err
 	}
 }

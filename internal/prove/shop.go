@@ -1,18 +1,18 @@
 package prove
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 
+	"posthaste/internal/local"
 	"posthaste/internal/pause"
 )
 
@@ -30,7 +30,6 @@ const (
 type shop struct {
 	orders *orders
 	serves []*process
-	client *http.Client
 	user   uuid.UUID
 	broken func(*breach)
 
@@ -46,10 +45,7 @@ type account struct {
 }
 
 func newShop(o *orders, serves []*process) *shop {
-	s := &shop{
-		orders: o, serves: serves, user: uuid.New(),
-		client: &http.Client{Timeout: 8 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: shoppers}},
-	}
+	s := &shop{orders: o, serves: serves, user: uuid.New()}
 	for range accountCount {
 		s.accounts = append(s.accounts, &account{user: uuid.New()})
 	}
@@ -72,14 +68,13 @@ func (s *shop) run(ctx context.Context, seed uint64) {
 		})
 	}
 	all.Wait()
-	s.client.CloseIdleConnections()
 }
 
 // order places an order. It repeats one key in five, and expects the same answer.
 func (s *shop) order(ctx context.Context, r *rand.Rand) {
 	key := newKey()
 	s.orders.use(key)
-	body := fmt.Appendf(nil, `{"user_id":%q,"amount":%d,"currency":"USD"}`, s.user, 1+r.IntN(100_000))
+	body := fmt.Sprintf(`{"user_id":%q,"amount":%d,"currency":"USD"}`, s.user, 1+r.IntN(100_000))
 	times := 1
 	if r.IntN(5) == 0 {
 		times = 2
@@ -114,7 +109,7 @@ func (s *shop) spend(ctx context.Context, r *rand.Rand) {
 	if !known && path == "/deduct/" {
 		path = "/add/" // the first add creates the account
 	}
-	body := fmt.Appendf(nil, `{"amount":%d}`, amount)
+	body := fmt.Sprintf(`{"amount":%d}`, amount)
 	status, _ := s.insist(ctx, r, path+a.user.String(), newKey(), body, http.StatusOK, final)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,40 +126,23 @@ func (s *shop) spend(ctx context.Context, r *rand.Rand) {
 // insist repeats a request to any of the APIs until the answer has a wanted status. If patience runs out, it returns
 // status 0.
 func (s *shop) insist(
-	ctx context.Context, r *rand.Rand, path string, key uuid.UUID, body []byte, wanted ...int,
+	ctx context.Context, r *rand.Rand, path string, key uuid.UUID, body string, wanted ...int,
 ) (int, []byte) {
 	// The end of the campaign does not cancel a request: its outcome would be unknown.
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	for {
-		status, answer, err := s.ask(work, s.serves[r.IntN(len(s.serves))], path, key, body)
-		for _, w := range wanted {
-			if err == nil && status == w {
-				return status, answer
-			}
+		one, stop := context.WithTimeout(work, 8*time.Second)
+		a, err := local.Request(one, http.MethodPost, "http://"+s.serves[r.IntN(len(s.serves))].http+path, body,
+			"Idempotency-Key", key.String())
+		stop()
+		if err == nil && slices.Contains(wanted, a.Status) {
+			return a.Status, a.Body
 		}
 		if pause.For(work, 100*time.Millisecond) != nil || ctx.Err() != nil && err != nil {
 			return 0, nil
 		}
 	}
-}
-
-func (s *shop) ask(
-	ctx context.Context, p *process, path string, key uuid.UUID, body []byte,
-) (int, []byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.http+path, bytes.NewReader(body))
-	if err != nil {
-		return 0, nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Idempotency-Key", key.String())
-	resp, err := s.client.Do(req)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	return resp.StatusCode, answer, err
 }
 
 // newKey returns a new idempotency key.

@@ -142,18 +142,8 @@ func (t *truth) end(first ref, n int, o outcome) {
 
 // settle records whether an event whose commit got no answer is in Postgres.
 func (t *truth) settle(r ref, there bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	states := t.aggregates[r.aggregate].states
-	if states[r.n-1] != stateOpen {
-		return
-	}
-	if there {
-		states[r.n-1] = stateCommitted
-		t.committed++
-	} else {
-		states[r.n-1] = stateRolledBack
-		t.rolled++
+	if t.state(r) == stateOpen {
+		t.end(r, 1, map[bool]outcome{true: yes, false: no}[there])
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
-	"posthaste/internal/pause"
 )
 
 // verifyWithin bounds the verification as a whole. Single steps that wait for the system have shorter limits.
@@ -48,19 +47,14 @@ func (c *campaign) until(
 	ctx context.Context, promise, what string, cond func(ctx context.Context) (bool, error),
 ) error {
 	began := time.Now()
-	for {
+	return repeat(ctx, func() (bool, error) {
 		holds, err := cond(ctx)
-		if err != nil || holds {
-			return err
-		}
-		if time.Since(began) > stuckAfter {
+		if err == nil && !holds && time.Since(began) > stuckAfter {
 			c.breaks(promise, uuid.Nil, "", "%v after the end: %s", stuckAfter, what)
-			return nil
+			return true, nil
 		}
-		if err := pause.For(ctx, 200*time.Millisecond); err != nil {
-			return err
-		}
-	}
+		return holds, err
+	})
 }
 
 // verifyEmpty waits until all events are settled.

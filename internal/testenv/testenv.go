@@ -312,22 +312,15 @@ func newDatabase(tb testing.TB, pg *local.Postgres, template string) *Database {
 	return d
 }
 
-// cleanup drops the test's slot, which would otherwise hold WAL of the shared server, and the database.
+// cleanup drops the database, and the test's slot, which would otherwise hold WAL of the shared server.
 func (d *Database) cleanup(pg *local.Postgres) {
 	d.Pool.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	_ = execOn(ctx, pg.URL("postgres"),
-		"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = '"+d.Name+"' AND active")
-	for range 50 {
-		if execOn(ctx, pg.URL("postgres"),
-			"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '"+d.Name+
-				"'") == nil {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
+	if c, err := pgx.Connect(ctx, pg.URL("postgres")); err == nil { // the server may be down
+		_ = local.DropDatabase(ctx, c, d.Name)
+		_ = c.Close(ctx)
 	}
-	_ = execOn(ctx, pg.URL("postgres"), "DROP DATABASE IF EXISTS "+d.Name+" WITH (FORCE)")
 }
 
 // Login is the clause of CREATE ROLE that lets As connect to the server of a DSN.
@@ -486,6 +479,12 @@ func redisWith(tb testing.TB, bin string, client *tls.Config, config ...string) 
 	tb.Cleanup(func() { _ = s.Client.Close() })
 	return s
 }
+
+// Answer is what Request returns.
+type Answer = local.Answer
+
+// Request sends an HTTP request.
+var Request = local.Request
 
 // Must ends the test if err is not nil.
 func Must(tb testing.TB, err error) {

@@ -22,11 +22,11 @@ import (
 // bench is the servers, and what every measurement needs.
 type bench struct {
 	options
-	servers   *local.Servers
-	admin     *pgxpool.Pool
-	redis     *redis.Client
-	bin, self string
-	scenes    int
+	servers *local.Servers
+	admin   *pgxpool.Pool
+	redis   *redis.Client
+	self    string
+	scenes  int
 }
 
 // measure starts the servers, measures every load with every peer, and prints the report.
@@ -76,13 +76,10 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if _, err := os.Stat(b.posthaste); err != nil {
 		return fmt.Errorf("no program posthaste: run make build, or name it in --posthaste: %w", err)
 	}
-	if b.bin, err = local.PostgresBin(ctx, os.Getenv("POSTHASTE_PG_BIN")); err != nil {
-		return err
-	}
 	// The file of Redis is rewritten between measurements instead, see empty.
 	b.servers, err = local.Open(ctx, local.ServersOptions{
-		Name: "peers", Dir: b.dir, PGBin: b.bin, RedisBin: os.Getenv("POSTHASTE_REDIS_BIN"), Settings: local.Durable,
-		Config: []string{"auto-aof-rewrite-percentage 0"},
+		Name: "peers", Dir: b.dir, PGBin: os.Getenv("POSTHASTE_PG_BIN"), RedisBin: os.Getenv("POSTHASTE_REDIS_BIN"),
+		Settings: local.Durable, Config: []string{"auto-aof-rewrite-percentage 0"},
 	})
 	if err != nil {
 		return err
@@ -127,7 +124,11 @@ func (b *bench) once(ctx context.Context, p peer, l load) (f figures, err error)
 	if _, err := b.admin.Exec(ctx, "CREATE DATABASE "+s.name); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, s.remove(ctx)) }()
+	defer func() { // also after an interruption
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		defer cancel()
+		err = errors.Join(err, local.DropDatabase(ctx, b.admin, s.name))
+	}()
 	cfg, err := pgxpool.ParseConfig(s.url)
 	if err != nil {
 		return nil, err
@@ -140,7 +141,7 @@ func (b *bench) once(ctx context.Context, p peer, l load) (f figures, err error)
 	if err := p.table.prepare(ctx, s); err != nil {
 		return nil, err
 	}
-	if p.slot && !p.ours {
+	if p.slot {
 		_, err := s.pool.Exec(ctx, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", s.name)
 		if err != nil {
 			return nil, err
@@ -175,30 +176,6 @@ func (b *bench) empty(ctx context.Context) error {
 	return err
 }
 
-// remove drops the slots and the database, also after an interruption.
-func (s *scene) remove(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
-	defer cancel()
-	for {
-		var left int
-		err := s.admin.QueryRow(ctx, `WITH dropped AS (SELECT pg_drop_replication_slot(slot_name)
-			FROM pg_replication_slots WHERE database = $1 AND NOT active)
-			SELECT (SELECT count(*) FROM pg_replication_slots WHERE database = $1) - (SELECT count(*) FROM dropped)`,
-			s.name).Scan(&left)
-		if err != nil {
-			return err
-		}
-		if left == 0 {
-			break
-		}
-		if err := pause.For(ctx, 20*time.Millisecond); err != nil {
-			return fmt.Errorf("a slot of %s stays in use", s.name)
-		}
-	}
-	_, err := s.admin.Exec(ctx, "DROP DATABASE "+s.name+" WITH (FORCE)")
-	return err
-}
-
 // table is what a load writes into.
 type table struct {
 	// insert is the statement, with the text of the payload to be filled in; n numbers the events.
@@ -213,7 +190,7 @@ SELECT ('00000000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, 'bench', 
 		if _, err := sql.Migrate(ctx, s.url, "public", slog.New(slog.DiscardHandler)); err != nil {
 			return err
 		}
-		if s.peer.ours {
+		if !s.peer.slot {
 			if err := sql.Register(ctx, s.pool, s.name); err != nil {
 				return err
 			}

@@ -129,10 +129,6 @@ func (s *scene) drain(ctx context.Context) (figures, error) {
 			return nil, fmt.Errorf("write events: %w", err)
 		}
 	}
-	target, err := s.position(ctx)
-	if err != nil {
-		return nil, err
-	}
 	used, began := s.usage(ctx, nil), time.Now()
 	p, ctx, stop, err := s.start(ctx)
 	if err != nil {
@@ -140,9 +136,6 @@ func (s *scene) drain(ctx context.Context) (figures, error) {
 	}
 	defer stop()
 	n, _, err := s.await(ctx, s.backlog, 6*s.lasts, func(ctx context.Context) (int, error) {
-		if !s.peer.publishes {
-			return s.decoded(ctx, target, s.backlog)
-		}
 		n, err := s.redis.XLen(ctx, stream).Result()
 		return int(n), err
 	})
@@ -183,16 +176,7 @@ func (s *scene) follow(ctx context.Context, rate float64) (figures, error) {
 		delete(f, "relay_us")
 		return f, nil
 	}
-	target, err := s.position(ctx)
-	if err != nil {
-		return nil, err
-	}
-	n, behind, err := s.await(ctx, written, s.lasts, func(ctx context.Context) (int, error) {
-		if !s.peer.publishes {
-			return s.decoded(ctx, target, written)
-		}
-		return c.arrived(), nil
-	})
+	n, behind, err := s.await(ctx, written, s.lasts, c.arrived)
 	if err != nil {
 		return nil, err
 	}
@@ -216,18 +200,18 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // ready waits until the peer streams: an event has come through, and its slot is in use.
 func (s *scene) ready(ctx context.Context, c *consumer) error {
-	const patience = 30 * time.Second
-	if s.peer.publishes {
-		if _, err := s.pool.Exec(ctx, fmt.Sprintf(s.peer.table.insert+" FROM generate_series(0::bigint, 0) n",
-			s.payload())); err != nil {
-			return err
-		}
-		_, _, err := s.await(ctx, 1, patience, func(context.Context) (int, error) { return c.arrived(), nil })
-		if err != nil {
-			return err
-		}
+	if s.peer.command == nil {
+		return nil
 	}
-	if s.peer.slot {
+	const patience = 30 * time.Second
+	_, err := s.pool.Exec(ctx, fmt.Sprintf(s.peer.table.insert+" FROM generate_series(0::bigint, 0) n", s.payload()))
+	if err != nil {
+		return err
+	}
+	if _, _, err := s.await(ctx, 1, patience, c.arrived); err != nil {
+		return err
+	}
+	if s.peer.table == &outboxTable {
 		_, _, err := s.await(ctx, 1, patience, func(ctx context.Context) (n int, err error) {
 			err = s.admin.QueryRow(ctx, "SELECT count(*) FROM pg_replication_slots WHERE database = $1 AND active",
 				s.name).Scan(&n)
@@ -259,24 +243,6 @@ func (s *scene) await(ctx context.Context, n int, most time.Duration, ask func(c
 			return have, took, errors.Join(err, context.Cause(ctx))
 		}
 	}
-}
-
-// position is where the WAL ends.
-func (s *scene) position(ctx context.Context) (lsn string, err error) {
-	err = s.admin.QueryRow(ctx, "SELECT pg_current_wal_lsn()::text").Scan(&lsn)
-	return lsn, err
-}
-
-// decoded returns n if everything up to the position has been sent from the slot, else 0.
-func (s *scene) decoded(ctx context.Context, position string, n int) (int, error) {
-	var all bool
-	err := s.admin.QueryRow(ctx, `SELECT coalesce(bool_or(sent_lsn >= $1::text::pg_lsn), false)
-		FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = $2`, position, s.name).
-		Scan(&all)
-	if !all {
-		n = 0
-	}
-	return n, err
 }
 
 // consumer reads the stream, and notes how old the events are.
@@ -318,10 +284,10 @@ func writtenAt(values map[string]any) time.Time {
 	return time.Unix(0, ns)
 }
 
-func (c *consumer) arrived() int {
+func (c *consumer) arrived(context.Context) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.took)
+	return len(c.took), nil
 }
 
 // take returns how old the events were that came since it was called last.

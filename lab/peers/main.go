@@ -41,10 +41,22 @@ func main() {
 		err = errors.New("interrupted; everything it started was stopped, and its data removed")
 	}
 	stop()
-	if err != nil {
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "peers:", err)
 		os.Exit(1)
 	}
+}
+
+// run is the program without its process.
+func run(ctx context.Context, args []string, o cli.IO) error {
+	if len(args) > 0 && args[0] == "peer" {
+		return child(ctx, args[1:])
+	}
+	c, err := parse(args, o)
+	if err != nil {
+		return err
+	}
+	return measure(ctx, c, o)
 }
 
 // options are what is measured.
@@ -55,20 +67,6 @@ type options struct {
 	peers                 []peer
 	dir, posthaste        string
 	json                  bool
-}
-
-// run is the program without its process.
-func run(ctx context.Context, args []string, o cli.IO) error {
-	if len(args) > 0 && args[0] == "peer" {
-		return child(ctx, args[1:])
-	}
-	c, err := parse(args, o)
-	if errors.Is(err, flag.ErrHelp) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	return measure(ctx, c, o)
 }
 
 // parse reads the command line.
@@ -93,14 +91,13 @@ func parse(args []string, o cli.IO) (c options, err error) {
 	}
 	c.lasts = time.Duration(*seconds * float64(time.Second))
 	for r := range strings.SplitSeq(*rates, ",") {
-		if r == "" {
-			continue
-		}
 		rate, err := strconv.ParseFloat(r, 64)
-		if err != nil || rate < 0 {
+		if r != "" && (err != nil || rate < 0) {
 			return c, fmt.Errorf("--rates: %q is not a number of transactions a second", r)
 		}
-		c.rates = append(c.rates, rate)
+		if r != "" {
+			c.rates = append(c.rates, rate)
+		}
 	}
 	chosen := strings.Split(*names, ",")
 	for _, name := range chosen {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"slices"
 )
 
@@ -12,10 +11,10 @@ type peer struct {
 	name, what string
 	// table is what the load writes into.
 	table *table
-	// command starts it; nil is the load alone, which the others are measured against.
+	// command starts it; nil is the load alone, which the others with the same table are measured against.
 	command func(s *scene) []string
-	// publishes says that events arrive in the stream, slot that they are read from a slot; ours makes its own.
-	publishes, slot, ours bool
+	// slot says that it reads a slot, which it does not make itself.
+	slot bool
 }
 
 // peers are all there are. go-pq-cdc is not among them: its module could not be had. With a handler that writes to
@@ -27,35 +26,22 @@ var peers = []peer{
 		command: func(s *scene) []string {
 			return []string{
 				s.posthaste, "relay", "--postgres-url=" + s.url, "--redis-url=" + s.servers.RedisURL(),
-				"--relay-name=" + s.name,
-				"--admin-addr=127.0.0.1:0", "--log-level=error",
+				"--relay-name=" + s.name, "--admin-addr=127.0.0.1:0", "--log-level=error",
 			}
 		},
-		publishes: true, slot: true, ours: true,
 	},
 	{
 		name: "batch", what: "pglogrepl, and a pipeline of XADD for what has come meanwhile; nothing is settled",
-		table: &outboxTable, command: self("batch"), publishes: true, slot: true,
+		table: &outboxTable, command: self("batch"), slot: true,
 	},
 	{
 		name: "each", what: "the same, and an XADD for each event", table: &outboxTable, command: self("each"),
-		publishes: true, slot: true,
-	},
-	{
-		name: "pg_recvlogical", what: "decoding alone, into /dev/null; nothing is published", table: &outboxTable,
-		command: func(s *scene) []string {
-			return []string{
-				filepath.Join(s.bin, "pg_recvlogical"),
-				"--dbname=" + s.url, "--slot=" + s.name, "--start", "--file=/dev/null",
-				"--option=proto_version=1", "--option=publication_names=" + publication,
-			}
-		},
 		slot: true,
 	},
 	{name: "none (watermill)", what: "the load alone, into watermill's table", table: &watermillTable},
 	{
 		name: "watermill", what: "watermill-sql, its forwarder, watermill-redisstream, default settings",
-		table: &watermillTable, command: self("watermill"), publishes: true,
+		table: &watermillTable, command: self("watermill"),
 	},
 }
 
@@ -100,18 +86,12 @@ func peerNames() (names []string) {
 // choose returns the peers of those names, and before them the loads alone that they need.
 func choose(names []string) (list []peer) {
 	for _, p := range peers {
-		if p.command != nil && slices.Contains(names, p.name) {
-			none := aloneFor(p)
-			if !slices.ContainsFunc(list, func(n peer) bool { return n.name == none.name }) {
-				list = append(list, none)
-			}
+		if slices.ContainsFunc(peers, func(c peer) bool {
+			return c.command != nil && slices.Contains(names, c.name) &&
+				(c.name == p.name || p.command == nil && c.table == p.table)
+		}) {
 			list = append(list, p)
 		}
 	}
 	return list
-}
-
-// aloneFor is the load alone that a peer is measured against.
-func aloneFor(p peer) peer {
-	return peers[slices.IndexFunc(peers, func(n peer) bool { return n.command == nil && n.table == p.table })]
 }

@@ -72,7 +72,9 @@ func (r *report) add(l load, list []peer, found map[string]figures) {
 			continue
 		}
 		if p.command != nil && !l.backlog {
-			none := found[aloneFor(p).name]
+			none := found[list[slices.IndexFunc(list, func(n peer) bool {
+				return n.command == nil && n.table == p.table
+			})].name]
 			arrived := max(1, f["written"]-f["missing"])
 			f["postgres_us"] -= none["postgres_us"] * f["written"] / arrived
 			f["of_none_percent"] = 100 * f["inserts_per_second"] / none["inserts_per_second"]
@@ -131,54 +133,37 @@ func (r *report) print(out io.Writer) error {
 	fmt.Fprintf(out, "%d cores\nfsync on, AOF everysec, payloads of %d bytes; %d rounds of %g s, median (least–most)\n"+
 		"µs: processor time per event; of Postgres what it uses beyond the inserts (none: the inserts); the tax is "+
 		"their sum\nbehind: from the last commit to the last event, for as long again as the load at most; missing: "+
-		"had not arrived by then\n",
-		r.Cores, r.Size, r.Rounds, r.Seconds)
-	for rows := r.Rows; len(rows) > 0; {
-		load := rows[0].Load
-		end := slices.IndexFunc(rows, func(w *row) bool { return w.Load != load })
-		if end < 0 {
-			end = len(rows)
+		"had not arrived by then\n", r.Cores, r.Size, r.Rounds, r.Seconds)
+	t := cli.Table(out)
+	load := ""
+	for _, w := range r.Rows {
+		if w.Load != load {
+			load = w.Load
+			fmt.Fprintln(t)
+			line(t, load, func(c column) string { return c.head })
+			line(t, "---", func(column) string { return "---" })
 		}
-		if err := printTable(out, load, rows[:end]); err != nil {
-			return err
-		}
-		rows = rows[end:]
+		line(t, w.Peer, func(c column) string {
+			if f := w.Figures[c.name]; f != nil {
+				return f.Text(c.digits)
+			}
+			return ""
+		})
 	}
-	fmt.Fprintln(out)
+	if err := t.Flush(); err != nil {
+		return err
+	}
 	for _, p := range peers {
 		fmt.Fprintf(out, "%s: %s\n", p.name, p.what)
 	}
 	return nil
 }
 
-// printTable shows the peers under one load.
-func printTable(out io.Writer, load string, rows []*row) error {
-	shown := slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
-		return !slices.ContainsFunc(rows, func(w *row) bool {
-			f := w.Figures[c.name]
-			return f != nil && f.Max > 0
-		})
-	})
-	t := cli.Table(out)
-	fmt.Fprintf(t, "\n| %s\t", load)
-	for _, c := range shown {
-		fmt.Fprintf(t, "| %s\t", c.head)
-	}
-	fmt.Fprint(t, "|\n|---\t")
-	for range shown {
-		fmt.Fprint(t, "|---\t")
+// line prints a line of a table.
+func line(t io.Writer, first string, cell func(c column) string) {
+	fmt.Fprintf(t, "| %s\t", first)
+	for _, c := range columns {
+		fmt.Fprintf(t, "| %s\t", cell(c))
 	}
 	fmt.Fprintln(t, "|")
-	for _, w := range rows {
-		fmt.Fprintf(t, "| %s\t", w.Peer)
-		for _, c := range shown {
-			text := ""
-			if f := w.Figures[c.name]; f != nil {
-				text = f.Text(c.digits)
-			}
-			fmt.Fprintf(t, "| %s\t", text)
-		}
-		fmt.Fprintln(t, "|")
-	}
-	return t.Flush()
 }
