@@ -44,6 +44,11 @@ func (d *doctor) locks(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig,
 		holders, err = statement.Structs[holder](ctx, conn, "locks", query("doctor_locks"), lockTimeout)
 	}
 	for _, h := range holders {
+		if h.Slot {
+			d.add(SeverityWarn, "locks", "wait for the end of its transaction, or: "+h.Remedy,
+				"the relay polls, and creates its slot after the transaction of %s%s", h.Name, omitted)
+			continue
+		}
 		d.add(SeverityFail, "locks", "end its transaction: "+h.Remedy,
 			"posthaste waits for a lock that %s holds%s", h.Name, omitted)
 	}
@@ -57,8 +62,11 @@ func (d *doctor) locks(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig,
 	}
 }
 
-// holder is a transaction that blocks posthaste.
-type holder struct{ Name, Remedy string }
+// holder is a transaction that blocks posthaste. Slot: only the creation of the slot.
+type holder struct {
+	Name, Remedy string
+	Slot         bool
+}
 
 // commits reports commits that wait for a synchronous standby that is absent.
 func (d *doctor) commits(ctx context.Context, conn *pgx.Conn) {
