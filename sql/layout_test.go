@@ -140,7 +140,7 @@ func TestAnEventIsInTheStreamOfItsLayout(t *testing.T) {
 		t.Fatalf("%d events are owed", len(owed))
 	}
 
-	for stream := range maps.Values(l.at) {
+	for _, stream := range slices.Compact(slices.Sorted(maps.Values(l.at))) {
 		var want, open []uuid.UUID
 		for _, id := range l.in(stream) {
 			if owed[id] {
