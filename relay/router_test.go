@@ -77,24 +77,6 @@ func TestAStreamMetLateHasItsOwnH(t *testing.T) {
 	})
 }
 
-// If doubt cannot be cleared, the next chunk retries. Doubt is cleared only once.
-func TestDoubtIsForgottenOnce(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		rows := r.commit("done")
-		r.plan = fault{"Sink.ForgetDoubt", 0, refused}
-		r.from(rows[0].End)
-		r.goPublish()
-		r.s.chunks <- chunk(rows...)
-		for range 4 {
-			r.forgetDoubt()
-		}
-		if n := r.count("Sink.ForgetDoubt"); n != 2 {
-			r.t.Errorf("%d calls, want one that fails and one that does not", n)
-		}
-	})
-}
-
 // A worker takes what waits, and no more than its bounds for one delivery.
 func TestADeliveryIsBounded(t *testing.T) {
 	t.Parallel()
