@@ -36,7 +36,6 @@ const stepsFile = "testdata/steps.txt"
 // noIO are the methods of the ports that send nothing.
 var noIO = map[string]string{
 	"Publisher.Lane": "does no I/O", "Servers.Release": "does no I/O", "Gates.Missed": "counts",
-	"permanent.Permanent":   "classifies an error",
 	"LanePublisher.Deliver": "does no I/O", "LanePublisher.Settled": "goes with the next publish",
 	"Delivery.Skip": "goes with the next publish", "Delivery.Sent": "reads memory",
 	"Source.Settled": "goes with the next status",
