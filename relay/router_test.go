@@ -236,25 +236,3 @@ func TestPublisherStopsRepeatingWhenTheIntakeEnds(t *testing.T) {
 		})
 	}
 }
-
-// Batches that are settled while nothing is published are reported to the gates within about a second, and only once.
-func TestPublisherTellsTheGatesWhatIsSettled(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		r.goPublish()
-		r.s.chunks <- chunk(r.commit("done", "done")...)
-		p := r.landed()
-		r.settleAll()
-		r.s.router.settledTo(map[string]int64{p.stream: p.number})
-		for range 10 {
-			r.s.router.flush()
-			soon()
-		}
-		if n := r.count("Sink.Settled"); n != 1 {
-			r.t.Errorf("told %d times, want once", n)
-		}
-		if g := r.rd.gates["outbox.order"]; len(g.batches) != 0 {
-			r.t.Errorf("the gate remembers %v", g.batches)
-		}
-	})
-}
