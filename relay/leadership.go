@@ -20,7 +20,8 @@ type leadership struct {
 	reconciler  *reconciler
 	housekeeper *housekeeper
 
-	exclusive, shared bool // holds of the pipe lock
+	owner             outbox.Owner // whom the table must name
+	exclusive, shared bool         // holds of the pipe lock
 	gates             *gates
 	mode              outbox.Mode // the mode last recorded
 	degraded          string
@@ -181,10 +182,27 @@ func (l *leadership) record(ctx context.Context, mode outbox.Mode) error {
 func (l *leadership) check(ctx context.Context) (outbox.State, error) {
 	st, err := l.activity.state(ctx)
 	l.answered(ctx, err)
-	if err == nil && st.Owner != l.gates.owner {
+	if err == nil && st.Owner != l.owner {
 		err = outbox.ErrSuperseded
 	}
 	return st, err
+}
+
+// persist repeats try until it succeeds, its error is final, or another owner has adopted. failed reports each failure.
+func (l *leadership) persist(ctx context.Context, try func() error, final func(err error) bool, failed func(err error),
+) error {
+	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
+	for {
+		err := try()
+		if err == nil || final(err) || ctx.Err() != nil {
+			return err
+		}
+		failed(err)
+		bo.Wait(ctx)
+		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
+			return err
+		}
+	}
 }
 
 // answered notes whether Postgres answers.

@@ -110,19 +110,10 @@ func (l *leadership) refuseLayout(err error) (transition, error) {
 
 // awaitLayout retries temporary failures, as the raising of gates does.
 func (l *leadership) awaitLayout(ctx context.Context) error {
-	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
-	for {
-		err := l.o.Store.AwaitLayout(ctx)
-		if err == nil || ctx.Err() != nil {
-			l.health.clear(conditionAdopt)
-			return err
-		}
-		l.health.fail(conditionAdopt, err.Error())
-		bo.Wait(ctx)
-		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
-			return err
-		}
-	}
+	err := l.persist(ctx, func() error { return l.o.Store.AwaitLayout(ctx) }, never,
+		func(err error) { l.health.fail(conditionAdopt, err.Error()) })
+	l.health.clear(conditionAdopt)
+	return err
 }
 
 // settleAll sweeps until everything that was committed before the adoption is visible, and then makes one more pass.
