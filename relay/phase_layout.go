@@ -127,7 +127,6 @@ func (l *leadership) settleAll(ctx context.Context) error {
 		return err
 	}
 	visible := false
-	anyMode := func(outbox.State) error { return nil }
 	err = l.sweepWhile(ctx, anyMode, func(ctx context.Context) (bool, error) {
 		l.working()
 		if ok, err := l.o.Store.VisibleBelow(ctx, xid); err == nil && ok {
@@ -157,13 +156,9 @@ func (l *leadership) settleAll(ctx context.Context) error {
 func (l *leadership) awaitReaders(ctx context.Context) error {
 	l.health.clear(conditionLayout) // it may be there as the milder one
 	l.told = time.Time{}
-	var gate time.Time
 	for ctx.Err() == nil {
 		l.working()
-		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
-			return err
-		}
-		if _, err := l.watchGates(ctx, &gate); err != nil {
+		if err := l.rightful(ctx, anyMode); err != nil {
 			return err
 		}
 		list, err := l.unread(ctx)
