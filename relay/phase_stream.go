@@ -58,7 +58,8 @@ func (l *leadership) guard() func(ctx context.Context, well bool) error {
 			// Until it is written, status shows the old reason. The check below finds any other problem.
 			noted = l.record(ctx, outbox.ModeCDC) == nil
 		}
-		// Gates are also checked while nothing is published, so that a loss in the sink is noticed before the next event.
+		// This checks the gates also while nothing is published, so that a loss in the sink is noticed before the next
+		// event.
 		return l.rightful(ctx, toggled(false))
 	}
 }
