@@ -372,15 +372,20 @@ func TestTheWindowBoundsWhatIsLate(t *testing.T) {
 	})
 }
 
-// A stop abandons late events: they stay unsettled, and the slot stays before them. Other published events are settled.
+// A stop abandons late events, those that share a transaction with one, and those that follow these in an aggregate:
+// they stay unsettled, and the slot stays before them. It does not wait for events that will not be published. Other
+// published events are settled.
 func TestAStopLeavesWhatIsLate(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		publishing, settling := r.met("order", "user")
 		r.away(true, "outbox.order")
-		late := r.both("order")
+		late := r.both("user", "order")
 		r.s.chunks <- chunk(late...)
-		r.s.chunks <- chunk(r.both("user")...)
+		tx := r.begin()
+		tx.insert("user", late[0].AggregateID, "done")
+		tx.commitNow()
+		r.s.chunks <- chunk(append(tx.delivered(), r.both("user")...)...)
 		pass(100 * time.Millisecond)
 		r.end(errors.New("stop"))
 		if err := <-publishing; err != nil {
@@ -389,38 +394,10 @@ func TestAStopLeavesWhatIsLate(t *testing.T) {
 		if err := <-settling; err != nil {
 			t.Errorf("the settler ended with %v", err)
 		}
-		if n := r.owedRows(); n != 1 || r.i.settled >= late[0].End {
-			t.Errorf("%d rows are owed, want 1; the slot is told %v, behind %v", n, r.i.settled, late[0].End)
+		if n := r.owedRows(); n != 3 || r.i.settled >= late[1].End {
+			t.Errorf("%d rows are owed, want 3; the slot is told %v, behind %v", n, r.i.settled, late[1].End)
 		}
 		r.i.says(t)
-	})
-}
-
-// A stop also abandons events that share a transaction with late ones, and those that follow them in an aggregate. It
-// does not wait for events that will not be published.
-func TestAStopLeavesWhatSharesATransactionWithWhatIsLate(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		publishing, settling := r.met("order", "user")
-		r.away(true, "outbox.order")
-		shared := r.both("user", "order")
-		r.s.chunks <- chunk(shared...)
-		tx := r.begin()
-		tx.insert("user", shared[0].AggregateID, "done")
-		tx.commitNow()
-		r.s.chunks <- chunk(append(tx.delivered(), r.both("user")...)...)
-		pass(100 * time.Millisecond)
-		r.end(errors.New("stop"))
-		if err := <-publishing; err != nil {
-			t.Errorf("the publisher ended with %v", err)
-		}
-		pass(5 * time.Second)
-		if len(settling) != 1 {
-			t.Error("the settler has not ended")
-		}
-		if n := r.owedRows(); n != 3 {
-			t.Errorf("%d rows are owed, want 3", n)
-		}
 	})
 }
 

@@ -15,6 +15,12 @@ var (
 	errSweepEnded  = errors.New("polling ended")
 )
 
+// superseded reports whether another owner has adopted.
+func superseded(err error) bool { return errors.Is(err, outbox.ErrSuperseded) }
+
+// never is for calls without an error that is final.
+func never(error) bool { return false }
+
 // displaced reports whether a gate does not belong to its owner any more.
 func displaced(err error) bool {
 	return errors.Is(err, outbox.ErrGap) || errors.As(err, new(*outbox.FencedError))

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"posthaste/outbox"
@@ -146,9 +148,5 @@ func (g *gates) known(ctx context.Context, s outbox.Stream) (gated bool, err err
 func (g *gates) streams() []string {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	out := make([]string, 0, len(g.adopted))
-	for s := range g.adopted {
-		out = append(out, s)
-	}
-	return out
+	return slices.Collect(maps.Keys(g.adopted))
 }

@@ -20,7 +20,8 @@ type leadership struct {
 	reconciler  *reconciler
 	housekeeper *housekeeper
 
-	exclusive, shared bool // holds of the pipe lock
+	owner             outbox.Owner // whom the table must name
+	exclusive, shared bool         // holds of the pipe lock
 	gates             *gates
 	mode              outbox.Mode // the mode last recorded
 	degraded          string
@@ -44,6 +45,8 @@ type leadership struct {
 	stuck time.Time
 	// worked is set when the phase has begun to work.
 	worked bool
+	// watched is when the gates were last checked.
+	watched time.Time
 }
 
 // run executes the phases of the machine until leadership is lost or ctx ends.
@@ -182,10 +185,27 @@ func (l *leadership) record(ctx context.Context, mode outbox.Mode) error {
 func (l *leadership) check(ctx context.Context) (outbox.State, error) {
 	st, err := l.activity.state(ctx)
 	l.answered(ctx, err)
-	if err == nil && st.Owner != l.gates.owner {
+	if err == nil && st.Owner != l.owner {
 		err = outbox.ErrSuperseded
 	}
 	return st, err
+}
+
+// persist repeats try until it succeeds, its error is final, or another owner has adopted. failed reports each failure.
+func (l *leadership) persist(ctx context.Context, try func() error, final func(err error) bool, failed func(err error),
+) error {
+	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
+	for {
+		err := try()
+		if err == nil || final(err) || ctx.Err() != nil {
+			return err
+		}
+		failed(err)
+		bo.Wait(ctx)
+		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
+			return err
+		}
+	}
 }
 
 // answered notes whether Postgres answers.
@@ -225,21 +245,37 @@ func (l *leadership) over(err error) (transition, error) {
 	return onOver, err
 }
 
-// watchGates checks about once a second whether the gates still belong to this owner, and returns an error if not. It
-// ignores a check that fails for another reason.
-func (l *leadership) watchGates(ctx context.Context, lastGate *time.Time) (bool, error) {
-	if time.Since(*lastGate) < time.Second {
-		return true, nil
+// rightful returns an error if the leadership is superseded, right rejects the state, or a gate does not belong to this
+// owner any more. It ignores a check that fails for another reason.
+func (l *leadership) rightful(ctx context.Context, right func(st outbox.State) error) error {
+	st, err := l.check(ctx)
+	if err == nil {
+		err = right(st)
+	} else if !superseded(err) {
+		err = nil
 	}
-	*lastGate = time.Now()
+	if err != nil {
+		return err
+	}
+	return l.watchGates(ctx)
+}
+
+// watchGates checks the gates about once a second.
+func (l *leadership) watchGates(ctx context.Context) error {
+	if time.Since(l.watched) < time.Second {
+		return nil
+	}
+	l.watched = time.Now()
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	err := l.o.Sink.Check(actx, l.gates.owner, l.gates.streams())
-	if displaced(err) {
-		return false, err
+	if err := l.o.Sink.Check(actx, l.gates.owner, l.gates.streams()); displaced(err) {
+		return err
 	}
-	return true, nil
+	return nil
 }
+
+// anyMode is right in every mode.
+func anyMode(outbox.State) error { return nil }
 
 // toggled returns a function that ends what depends on the desired mode with errToggled, if another one is desired.
 // poll is whether polling was.
@@ -252,25 +288,15 @@ func toggled(poll bool) func(st outbox.State) error {
 	}
 }
 
-// sweepWhile sweeps until check returns false or an error, the leadership is superseded, or right rejects the state.
+// sweepWhile sweeps for as long as that is rightful, until check returns false or an error.
 func (l *leadership) sweepWhile(ctx context.Context, right func(st outbox.State) error,
 	check func(ctx context.Context) (bool, error),
 ) error {
-	var gate time.Time
 	return l.sweeps.while(ctx, l.gates, func(ctx context.Context) (bool, error) {
-		st, err := l.check(ctx)
-		if err == nil {
-			err = right(st)
-		} else if !errors.Is(err, outbox.ErrSuperseded) {
-			err = nil
-		}
-		if err != nil {
+		if err := l.rightful(ctx, right); err != nil {
 			return false, err
 		}
-		if ok, err := check(ctx); err != nil || !ok {
-			return false, err
-		}
-		return l.watchGates(ctx, &gate)
+		return check(ctx)
 	})
 }
 
@@ -288,8 +314,8 @@ func (l *leadership) drain(ctx context.Context, poll bool) (outbox.Pass, error) 
 	}, poll)
 }
 
-// pass makes one pass over the table. It ends when the leadership is superseded or right rejects the state, and returns
-// the cause. newer: see sweep.Scope.
+// pass makes one pass over the table. It ends when it is not rightful any more, and returns the cause. newer: see
+// sweep.Scope.
 func (l *leadership) pass(ctx context.Context, right func(st outbox.State) error, newer bool) (
 	pass outbox.Pass, err error,
 ) {
@@ -320,13 +346,7 @@ func (l *leadership) pass(ctx context.Context, right func(st outbox.State) error
 			}
 			return pass, err
 		case <-t.C:
-			st, err := l.check(ctx)
-			if err == nil {
-				err = right(st)
-			} else if !errors.Is(err, outbox.ErrSuperseded) {
-				continue
-			}
-			if err != nil {
+			if err := l.rightful(ctx, right); err != nil {
 				cancel(err)
 			}
 		}

@@ -97,20 +97,6 @@ func TestParkingWaitsUntilTheRowIsVisible(t *testing.T) {
 	})
 }
 
-// A park is the present owner's: one that is superseded ends the stream.
-func TestAParkEndsWithItsOwner(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		rows := r.commit("poison")
-		done := r.goPublish()
-		r.do(func() { r.pg.state.Owner.Epoch++ })
-		r.s.chunks <- chunk(rows...)
-		if err := <-done; !errors.Is(err, outbox.ErrSuperseded) || len(r.pg.dead) > 0 {
-			r.t.Errorf("ended with %v, %d parked", err, len(r.pg.dead))
-		}
-	})
-}
-
 // hanging is a Store that cannot park events, of a type or of all, while it is broken.
 type hanging struct {
 	DeadEvents

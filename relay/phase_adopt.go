@@ -92,6 +92,7 @@ func (l *leadership) takePipe(ctx context.Context, poll bool) (alone bool, err e
 func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	epoch, wentBack := max(st.Owner.Epoch, l.fence)+1, l.fence > 0
 	l.fence = 0
+	l.owner = st.Owner
 	if l.gates == nil {
 		l.activity.own(st.Owner) // under which the slot is kept until then: Redis may be gone for long
 	}
@@ -117,8 +118,10 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return outbox.ErrSuperseded
 		}
 		l.reconciler.uncounted.Store(true)
+		l.owner = a.To
 		// The owner before may have changed the layout until the adoption.
-		if st, err = l.adopted(ctx, a.To); err != nil {
+		err = l.persist(ctx, func() (err error) { st, err = l.check(ctx); return err }, superseded, func(error) {})
+		if err != nil {
 			return err
 		}
 		l.gates = newGates(a.To, st.Layout, l.o.Sink, l.o.Store)
@@ -145,31 +148,22 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	}
 }
 
-// adopted reads the state that an adoption has written, repeating it until Postgres answers.
-func (l *leadership) adopted(ctx context.Context, o outbox.Owner) (outbox.State, error) {
-	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
-	for {
-		st, err := l.activity.state(ctx)
-		l.answered(ctx, err)
-		if err == nil && st.Owner != o {
-			err = outbox.ErrSuperseded
-		}
-		if err == nil || errors.Is(err, outbox.ErrSuperseded) || ctx.Err() != nil {
-			return st, err
-		}
-		bo.Wait(ctx)
-	}
-}
-
 // repair makes the streams whole. Only then the losses can be counted that it cannot restore.
 func (l *leadership) repair(ctx context.Context) error {
-	err := l.reconciler.run(ctx, l.gates.owner, func(ctx context.Context) error {
-		_, err := l.check(ctx)
-		return err
+	err := l.persist(ctx, func() error {
+		return l.reconciler.run(ctx, l.owner, func(ctx context.Context) error {
+			_, err := l.check(ctx)
+			return err
+		})
+	}, func(err error) bool { return finished(err) || superseded(err) }, func(err error) {
+		if l.health.fail(conditionRestore, err.Error()) {
+			l.log.Warn("cannot reconcile the streams with the outbox; retrying", "err", err)
+		}
 	})
 	l.reconciler.uncounted.Store(true)
 	if err == nil {
-		o := l.gates.owner
+		l.health.clear(conditionRestore)
+		o := l.owner
 		l.housekeeper.whole.Store(&o)
 	}
 	return err
@@ -192,26 +186,15 @@ type found struct {
 // bind chooses the server to publish to. It checks whether the server is the one of the last adoption and has the
 // events that were published there. It retries temporary failures.
 func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err error) {
-	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	var seen twin
-	for {
-		f, err = l.tryBind(ctx, st, &seen)
-		if err == nil || ctx.Err() != nil {
-			return f, err
-		}
-		l.refused(ctx, st.Owner.Epoch, err)
-		bo.Wait(ctx)
-		now, err := l.activity.state(ctx)
-		l.answered(ctx, err)
-		if err == nil && now.Owner != st.Owner {
-			return found{}, outbox.ErrSuperseded
-		}
-	}
+	err = l.persist(ctx, func() (err error) { f, err = l.tryBind(ctx, st, &seen); return err }, never,
+		func(err error) { l.refused(ctx, err) })
+	return f, err
 }
 
 // refused reports why the streams cannot be adopted. If another database owns them, or a copy of this one does, the
 // table records it as well: an operator must act, and may query another instance.
-func (l *leadership) refused(ctx context.Context, epoch int64, err error) {
+func (l *leadership) refused(ctx context.Context, err error) {
 	is := conditionAdopt
 	switch {
 	case errors.As(err, new(*outbox.ForeignError)):
@@ -220,7 +203,7 @@ func (l *leadership) refused(ctx context.Context, epoch int64, err error) {
 		is = conditionTwin
 	}
 	if is != conditionAdopt {
-		_, _ = l.o.Store.SetActive(ctx, epoch, outbox.ModeStandby, 0, is+": "+err.Error())
+		_, _ = l.o.Store.SetActive(ctx, l.owner.Epoch, outbox.ModeStandby, 0, is+": "+err.Error())
 	}
 	for _, isNot := range []string{conditionAdopt, conditionForeign, conditionTwin} {
 		if isNot != is {
@@ -311,24 +294,14 @@ func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, sta
 
 // raiseGates raises the gate of every known stream and retries temporary failures.
 func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) error {
-	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
-	for {
-		err := l.tryGates(ctx, intact)
-		if err == nil {
-			l.health.clear(conditionAdopt)
-			l.health.clear(conditionForeign)
-			l.health.clear(conditionTwin)
-			return nil
-		}
-		if displaced(err) || ctx.Err() != nil {
-			return err
-		}
-		l.refused(ctx, l.gates.owner.Epoch, err)
-		bo.Wait(ctx)
-		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
-			return err
-		}
+	err := l.persist(ctx, func() error { return l.tryGates(ctx, intact) }, displaced,
+		func(err error) { l.refused(ctx, err) })
+	if err == nil {
+		l.health.clear(conditionAdopt)
+		l.health.clear(conditionForeign)
+		l.health.clear(conditionTwin)
 	}
+	return err
 }
 
 func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) error {

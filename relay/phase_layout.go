@@ -110,19 +110,10 @@ func (l *leadership) refuseLayout(err error) (transition, error) {
 
 // awaitLayout retries temporary failures, as the raising of gates does.
 func (l *leadership) awaitLayout(ctx context.Context) error {
-	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
-	for {
-		err := l.o.Store.AwaitLayout(ctx)
-		if err == nil || ctx.Err() != nil {
-			l.health.clear(conditionAdopt)
-			return err
-		}
-		l.health.fail(conditionAdopt, err.Error())
-		bo.Wait(ctx)
-		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
-			return err
-		}
-	}
+	err := l.persist(ctx, func() error { return l.o.Store.AwaitLayout(ctx) }, never,
+		func(err error) { l.health.fail(conditionAdopt, err.Error()) })
+	l.health.clear(conditionAdopt)
+	return err
 }
 
 // settleAll sweeps until everything that was committed before the adoption is visible, and then makes one more pass.
@@ -136,7 +127,6 @@ func (l *leadership) settleAll(ctx context.Context) error {
 		return err
 	}
 	visible := false
-	anyMode := func(outbox.State) error { return nil }
 	err = l.sweepWhile(ctx, anyMode, func(ctx context.Context) (bool, error) {
 		l.working()
 		if ok, err := l.o.Store.VisibleBelow(ctx, xid); err == nil && ok {
@@ -166,13 +156,9 @@ func (l *leadership) settleAll(ctx context.Context) error {
 func (l *leadership) awaitReaders(ctx context.Context) error {
 	l.health.clear(conditionLayout) // it may be there as the milder one
 	l.told = time.Time{}
-	var gate time.Time
 	for ctx.Err() == nil {
 		l.working()
-		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
-			return err
-		}
-		if _, err := l.watchGates(ctx, &gate); err != nil {
+		if err := l.rightful(ctx, anyMode); err != nil {
 			return err
 		}
 		list, err := l.unread(ctx)

@@ -52,25 +52,14 @@ func (l *leadership) stream(ctx context.Context) (transition, error) {
 // guard returns a function that checks whether this leadership may continue to stream, and returns an error if not.
 func (l *leadership) guard() func(ctx context.Context, well bool) error {
 	noted := false // that all is well
-	var gate time.Time
 	return func(ctx context.Context, well bool) error {
-		// The gates are also checked while nothing is published, so that a loss in the sink is noticed before the next
-		// event.
-		if _, err := l.watchGates(ctx, &gate); err != nil {
-			return err
-		}
 		if well && !noted {
 			l.recovered()
 			// Until it is written, status shows the old reason. The check below finds any other problem.
 			noted = l.record(ctx, outbox.ModeCDC) == nil
 		}
-		st, err := l.check(ctx)
-		switch {
-		case errors.Is(err, outbox.ErrSuperseded):
-			return outbox.ErrSuperseded
-		case err == nil && st.Desired == outbox.ModePoll:
-			return errToggled
-		}
-		return nil
+		// This checks the gates also while nothing is published, so that a loss in the sink is noticed before the next
+		// event.
+		return l.rightful(ctx, toggled(false))
 	}
 }

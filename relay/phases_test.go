@@ -153,11 +153,7 @@ func TestGatesAreWatched(t *testing.T) {
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
 		w.pg.streams = streamsOf("outbox.order")
 		l.adopts(w.t)
-		var last time.Time
-		watch := func() error {
-			_, err := l.watchGates(context.Background(), &last)
-			return err
-		}
+		watch := func() error { return l.watchGates(context.Background()) }
 		for range 10 {
 			if err := watch(); err != nil {
 				w.t.Fatal(err)
@@ -208,30 +204,6 @@ func TestALongPass(t *testing.T) {
 			w.after(time.Second, func() { c.disturb(w) })
 			w.after(5*time.Second, func() { w.rd.down = false })
 			if _, err := l.drain(context.Background(), false); !errors.Is(err, c.want) {
-				t.Errorf("%s: %v, want %v", name, err, c.want)
-			}
-		})
-	}
-}
-
-// The guard of a stream ends it for a successor and for a toggle, and for nothing that it merely cannot read.
-func TestTheGuard(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		disturb func(w *world)
-		want    error
-	}{
-		"all is well": {func(*world) {}, nil},
-		"a successor": {func(w *world) { w.pg.state.Owner.Epoch++ }, outbox.ErrSuperseded},
-		"a toggle":    {func(w *world) { w.pg.state.Desired = outbox.ModePoll }, errToggled},
-		"no answer":   {func(w *world) { w.plan = fault{"Store.State", w.counts["Store.State"], refused} }, nil},
-		"a gap":       {func(w *world) { w.rd.flush() }, outbox.ErrGap},
-	} {
-		inLeadership(t, Options{}, func(w *world, l *leadership) {
-			w.pg.streams = streamsOf("outbox.order")
-			l.adopts(w.t)
-			c.disturb(w)
-			if err := l.guard()(context.Background(), false); !errors.Is(err, c.want) {
 				t.Errorf("%s: %v, want %v", name, err, c.want)
 			}
 		})

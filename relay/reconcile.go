@@ -40,30 +40,8 @@ type reconciler struct {
 // RestoreAll is Options.Restore without a bound.
 const RestoreAll = time.Duration(math.MaxInt64)
 
-// run makes all pending repairs. It retries failures, and returns errors that end the ownership. It calls owned about
-// once a second.
+// run makes all pending repairs. It calls owned about once a second.
 func (r *reconciler) run(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
-	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
-	for {
-		err := r.all(ctx, o, owned)
-		if err == nil {
-			r.health.clear(conditionRestore)
-			return nil
-		}
-		if finished(err) || errors.Is(err, outbox.ErrSuperseded) || ctx.Err() != nil {
-			return err
-		}
-		if r.health.fail(conditionRestore, err.Error()) {
-			r.log.Warn("cannot reconcile the streams with the outbox; retrying", "err", err)
-		}
-		bo.Wait(ctx)
-		if err := owned(ctx); errors.Is(err, outbox.ErrSuperseded) {
-			return err
-		}
-	}
-}
-
-func (r *reconciler) all(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
 	list, err := r.store.Repairs(ctx, r.within)
 	if err != nil {
 		return err

@@ -3,6 +3,8 @@ package relay
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -228,13 +230,10 @@ func (r *router) worker(stream string) *worker {
 }
 
 // all lists the workers.
-func (r *router) all() (list []*worker) {
+func (r *router) all() []*worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, w := range r.workers {
-		list = append(list, w)
-	}
-	return list
+	return slices.Collect(maps.Values(r.workers))
 }
 
 // doubtful returns the streams, and H; done is set when everything that was in doubt is published. The streams are

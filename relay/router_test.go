@@ -77,24 +77,6 @@ func TestAStreamMetLateHasItsOwnH(t *testing.T) {
 	})
 }
 
-// If doubt cannot be cleared, the next chunk retries. Doubt is cleared only once.
-func TestDoubtIsForgottenOnce(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		rows := r.commit("done")
-		r.plan = fault{"Sink.ForgetDoubt", 0, refused}
-		r.from(rows[0].End)
-		r.goPublish()
-		r.s.chunks <- chunk(rows...)
-		for range 4 {
-			r.forgetDoubt()
-		}
-		if n := r.count("Sink.ForgetDoubt"); n != 2 {
-			r.t.Errorf("%d calls, want one that fails and one that does not", n)
-		}
-	})
-}
-
 // A worker takes what waits, and no more than its bounds for one delivery.
 func TestADeliveryIsBounded(t *testing.T) {
 	t.Parallel()
@@ -253,26 +235,4 @@ func TestPublisherStopsRepeatingWhenTheIntakeEnds(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Batches that are settled while nothing is published are reported to the gates within about a second, and only once.
-func TestPublisherTellsTheGatesWhatIsSettled(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		r.goPublish()
-		r.s.chunks <- chunk(r.commit("done", "done")...)
-		p := r.landed()
-		r.settleAll()
-		r.s.router.settledTo(map[string]int64{p.stream: p.number})
-		for range 10 {
-			r.s.router.flush()
-			soon()
-		}
-		if n := r.count("Sink.Settled"); n != 1 {
-			r.t.Errorf("told %d times, want once", n)
-		}
-		if g := r.rd.gates["outbox.order"]; len(g.batches) != 0 {
-			r.t.Errorf("the gate remembers %v", g.batches)
-		}
-	})
 }

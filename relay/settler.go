@@ -88,14 +88,10 @@ func (s *settler) begin(at outbox.Pass) {
 // first failure ends it, because what is not settled becomes doubt.
 func (s *settler) run(sp span) error {
 	work, end := context.WithCancel(sp.work)
-	err := s.follow(span{sp.intake, work})
-	end()
-	s.beside.Wait()
-	s.drop()
-	return err
-}
-
-func (s *settler) follow(sp span) error {
+	defer s.drop()
+	defer s.beside.Wait()
+	defer end()
+	sp.work = work
 	select {
 	case <-s.begun:
 	case <-s.ended:

@@ -74,29 +74,6 @@ func TestSettlingHasAnOrder(t *testing.T) {
 	})
 }
 
-// Waiting flights are confirmed with one call, and all of their batches are settled.
-func TestFlightsAreConfirmedTogether(t *testing.T) {
-	t.Parallel()
-	inRig(t, Options{}, func(r *rig) {
-		r.from(1)
-		r.goPublish()
-		var last outbox.Row
-		for range 3 {
-			last = r.commit("done")[0]
-			r.s.chunks <- chunk(last)
-			soon()
-		}
-		r.goSettle()
-		pass(2 * time.Second)
-		if n := r.count("Sink.Confirm"); n != 1 || r.owedRows() != 0 || r.i.settled != last.End {
-			t.Errorf("%d calls; %d rows are owed, the slot is told %v, want %v", n, r.owedRows(), r.i.settled, last.End)
-		}
-		if n, b := r.s.window.inflight(); n != 0 || b != 0 {
-			t.Errorf("%d events of %d bytes are held in the window", n, b)
-		}
-	})
-}
-
 // A row that is published before it is visible stays unsettled until then, with no time limit. Later rows are settled,
 // but neither the slot nor the gate passes it.
 func TestSettlingWaitsUntilTheRowIsVisible(t *testing.T) {

@@ -122,6 +122,8 @@ func (w *watchdog) run(ctx context.Context) {
 		var f finding
 		mark, err := w.store.Audit(ctx)
 		switch {
+		case w.activity.leading.Load() != led:
+			continue // a leader that has ended shows nothing any more
 		case err == nil:
 			f = w.check(mark.First, w.moved.Load(), time.Now())
 		case !led || ctx.Err() != nil:

@@ -36,7 +36,6 @@ const stepsFile = "testdata/steps.txt"
 // noIO are the methods of the ports that send nothing.
 var noIO = map[string]string{
 	"Publisher.Lane": "does no I/O", "Servers.Release": "does no I/O", "Gates.Missed": "counts",
-	"permanent.Permanent":   "classifies an error",
 	"LanePublisher.Deliver": "does no I/O", "LanePublisher.Settled": "goes with the next publish",
 	"Delivery.Skip": "goes with the next publish", "Delivery.Sent": "reads memory",
 	"Source.Settled": "goes with the next status",
@@ -65,8 +64,8 @@ var elsewhere = map[string]string{
 	"leadership.tellSink TellSink":        "needs a leader that does not reach the sink",
 	"leadership.refused SetActive":        "needs a stream of another database",
 	"leadership.layoutWaits SetActive":    "needs a change of the streams per type that waits for a group",
-	"watchdog.oversee EndSession":           "needs a session that is no relay's and holds the leader's lock",
-	"watchdog.oversee LeaderSession":        "needs a leader that makes no progress for half a minute",
+	"watchdog.oversee EndSession":         "needs a session that is no relay's and holds the leader's lock",
+	"watchdog.oversee LeaderSession":      "needs a leader that makes no progress for half a minute",
 	"slotKeeper.enforce Evict":            "needs an advance that fails",
 	"slotKeeper.hidden State":             "needs a transaction that is older than five seconds at a hand-over",
 	"slotKeeper.hidden VisibleBelow":      "needs a transaction that is older than five seconds at a hand-over",

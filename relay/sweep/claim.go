@@ -125,7 +125,7 @@ func (c *claim) unreadable(ctx context.Context, rows int, outOfMemory bool, caus
 	return errParked
 }
 
-// outcome is the result of publishing a batch: what was published, is to be parked, and the blocked streams.
+// outcome is the result of publishing a batch: the published parts, the events to park, and the blocked streams.
 type outcome struct {
 	published []*putting
 	parked    []outbox.Refused
