@@ -151,7 +151,10 @@ func (s *Server) routes() *gin.Engine {
 	e.HandleMethodNotAllowed = true
 	e.RedirectTrailingSlash = false
 	_ = e.SetTrustedProxies(nil) // nil is always valid; clientAddress handles the trusted ones
-	e.Use(s.observe, s.recover, secure, handle(s.limitAddress))
+	// The rate limit of the address comes before everything that costs more.
+	e.Use(s.observe, s.recover, secure, handle(func(c *gin.Context) *problem {
+		return s.addresses.check(Network(clientAddress(c.Request, s.o.TrustedProxies)))
+	}))
 	e.NoRoute(handle(func(*gin.Context) *problem { return &problem{kind: kindNotFound} }))
 	e.NoMethod(handle(func(*gin.Context) *problem { return &problem{kind: kindMethod} }))
 	e.GET(routeWellKnown, s.wellKnown)
