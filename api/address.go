@@ -5,14 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/gin-gonic/gin"
 )
-
-// limitAddress refuses requests beyond the rate limit of their address. It runs before everything that costs more.
-func (s *Server) limitAddress(c *gin.Context) *problem {
-	return s.addresses.check(Network(clientAddress(c.Request, s.o.TrustedProxies)))
-}
 
 // Network is the range of addresses that shares a limit: one IPv4 address, or an IPv6 /64, the least that a customer
 // gets.
@@ -28,10 +21,13 @@ func Network(a netip.Addr) netip.Prefix {
 // clientAddress is the address of the client. Each proxy appends to X-Forwarded-For the address that it saw, so the
 // last address there that is not a trusted proxy's is the client's. Addresses to the left of it may be forged.
 func clientAddress(r *http.Request, proxies []netip.Prefix) netip.Addr {
+	trusted := func(a netip.Addr) bool {
+		return slices.ContainsFunc(proxies, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
 	client := parseAddress(r.RemoteAddr)
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
 	for _, hop := range slices.Backward(hops) {
-		if !contains(proxies, client) {
+		if !trusted(client) {
 			break
 		}
 		next := parseAddress(strings.TrimSpace(hop))
@@ -41,10 +37,6 @@ func clientAddress(r *http.Request, proxies []netip.Prefix) netip.Addr {
 		client = next
 	}
 	return client
-}
-
-func contains(list []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // parseAddress reads an address with or without a port, and unmaps IPv4-mapped IPv6. It returns the zero Addr on

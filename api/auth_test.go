@@ -36,13 +36,19 @@ func testKeys(tb testing.TB) *Keys {
 
 func TestKeysDecideWhoMayDoWhat(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(o *Options) { o.Keys = testKeys(t) })
+	w := newWorld(t, func(o *Options) {
+		o.Keys = testKeys(t)
+		// An older version may have written the hash of the empty key into the file. It admits nobody.
+		(*o.Keys.set.Load())[sha256.Sum256(nil)] = &apiKey{who: principal{any: true}}
+	})
 	alice, bob, robot := []string{"Authorization", "Bearer alice-key"}, []string{"Authorization", "bearer bob-key"},
 		[]string{"Authorization", "Bearer robot-key"}
 	for _, h := range [][]string{
 		nil,
 		{"Authorization", "Bearer x"},
+		{"Authorization", ""},
 		{"Authorization", "Bearer"},
+		{"Authorization", "Bearer 	 "},
 		{"Authorization", "Basic alice-key"},
 		{"Authorization", "Bearer alice-key", "Authorization", "Bearer alice-key"},
 		{"Authorization", "Bearer " + hashOf("alice-key")},
@@ -53,6 +59,8 @@ func TestKeysDecideWhoMayDoWhat(t *testing.T) {
 			t.Error("no challenge")
 		}
 		want(t, w.do("GET", "/orders/"+uuid.NewString(), "", h...), 401, "unauthorized")
+		minting := w.do("POST", "/add/"+testUser, `{"amount":1}`, append(h, idem.KeyHeader, newKey())...)
+		want(t, minting, 401, "unauthorized")
 	}
 	key := newKey()
 	mine := w.post(key, `{"amount":1,"currency":"USD"}`, alice...)
@@ -137,27 +145,6 @@ func TestFilesOfKeys(t *testing.T) {
 	}
 	if _, err := LoadKeys("/nonexistent/keys"); err == nil {
 		t.Error("a missing file was read")
-	}
-}
-
-// A request without a key is refused, also if an older version wrote a file with the hash of the empty key.
-func TestNothingIsNoKey(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, func(o *Options) {
-		o.Keys = testKeys(t)
-		(*o.Keys.set.Load())[sha256.Sum256(nil)] = &apiKey{who: principal{any: true}}
-	})
-	for _, h := range [][]string{
-		nil,
-		{"Authorization", ""},
-		{"Authorization", "Bearer"},
-		{"Authorization", "Bearer "},
-		{"Authorization", "Bearer \t "},
-		{"Authorization", "Basic x"},
-	} {
-		minting := w.do("POST", "/add/"+testUser, `{"amount":1}`, append(h, idem.KeyHeader, newKey())...)
-		want(t, minting, 401, "unauthorized")
-		want(t, w.post(newKey(), orderJSON(1), h...), 401, "unauthorized")
 	}
 }
 

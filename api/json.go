@@ -26,34 +26,28 @@ var errManyNames = fmt.Errorf("has more than %d members", maxNames)
 // decodeObject reads one JSON object strictly: valid UTF-8, no duplicate names at any depth, no trailing data. The
 // values stay undecoded. An object with too many members is valid JSON and fails validation.
 func decodeObject(body []byte) (map[string]json.RawMessage, *problem) {
-	var m map[string]json.RawMessage
-	err := checkText(body)
-	if err == nil && (json.Unmarshal(body, &m) != nil || m == nil) {
-		err = errors.New("the text is not a JSON object")
+	invalid := func(detail string) *problem { return &problem{kind: kindInvalidJSON, detail: detail} }
+	// encoding/json accepts duplicate names, deep nesting and invalid UTF-8.
+	if !utf8.Valid(body) {
+		return nil, invalid("the text is not UTF-8")
 	}
-	switch {
-	case errors.Is(err, errManyNames):
+	if !json.Valid(body) {
+		return nil, invalid("the text is not JSON, or has data behind it")
+	}
+	w := walker{text: body}
+	if err := w.walk(); errors.Is(err, errManyNames) {
 		return nil, &problem{kind: kindValidation, errors: []fieldError{{"", err.Error()}}}
-	case err != nil:
-		return nil, &problem{kind: kindInvalidJSON, detail: err.Error()}
+	} else if err != nil {
+		return nil, invalid(err.Error())
+	}
+	var m map[string]json.RawMessage
+	if json.Unmarshal(body, &m) != nil || m == nil {
+		return nil, invalid("the text is not a JSON object")
 	}
 	return m, nil
 }
 
-// checkText refuses invalid JSON, and what encoding/json accepts: duplicate names, deep nesting and invalid UTF-8. It
-// stops at errManyNames, which bounds its memory.
-func checkText(body []byte) error {
-	if !utf8.Valid(body) {
-		return errors.New("the text is not UTF-8")
-	}
-	if !json.Valid(body) {
-		return errors.New("the text is not JSON, or has data behind it")
-	}
-	w := walker{text: body}
-	return w.walk()
-}
-
-// walker checks the member names of a text that is valid JSON.
+// walker checks the member names of a text that is valid JSON. It stops at errManyNames, which bounds its memory.
 type walker struct {
 	text []byte
 	// open are the containers around the current position.

@@ -2,7 +2,6 @@ package api
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"reflect"
 	"strings"
@@ -92,20 +91,6 @@ func TestTheSameKeyWithAnotherBodyIsRefusedAlways(t *testing.T) {
 	// The refused request released its lease, so the key's owner does not wait.
 	want(t, fresh.post(key, orderJSON(1), "Prefer", "wait=0"), 201, "")
 	w.checkInvariants(1)
-}
-
-func TestKeysAreScopedByUser(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	key := newKey()
-	a := w.post(key, orderJSON(5))
-	b := w.post(key, fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, uuid.NewString()))
-	want(t, a, 201, "")
-	want(t, b, 201, "")
-	if a.order(t).ID == b.order(t).ID {
-		t.Error("two users share an order")
-	}
-	w.checkInvariants(2)
 }
 
 func TestReads(t *testing.T) {

@@ -127,11 +127,6 @@ const evictionSafe = "noeviction"
 
 // checkEviction returns Redis' eviction policy and logs once that it is unsafe. It returns "" if the policy is unknown.
 func (s *Server) checkEviction(ctx context.Context) string {
-	if s.o.Redis == nil {
-		return ""
-	}
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
 	policy, err := idem.EvictionPolicy(ctx, s.o.Redis)
 	if err != nil {
 		return ""

@@ -17,6 +17,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/idem"
+	"posthaste/internal/pause"
 	"posthaste/internal/shared"
 	"posthaste/sql"
 )
@@ -150,7 +151,10 @@ func (s *Server) routes() *gin.Engine {
 	e.HandleMethodNotAllowed = true
 	e.RedirectTrailingSlash = false
 	_ = e.SetTrustedProxies(nil) // nil is always valid; clientAddress handles the trusted ones
-	e.Use(s.observe, s.recover, secure, handle(s.limitAddress))
+	// The rate limit of the address comes before everything that costs more.
+	e.Use(s.observe, s.recover, secure, handle(func(c *gin.Context) *problem {
+		return s.addresses.check(Network(clientAddress(c.Request, s.o.TrustedProxies)))
+	}))
 	e.NoRoute(handle(func(*gin.Context) *problem { return &problem{kind: kindNotFound} }))
 	e.NoMethod(handle(func(*gin.Context) *problem { return &problem{kind: kindMethod} }))
 	e.GET(routeWellKnown, s.wellKnown)
@@ -164,11 +168,11 @@ func (s *Server) routes() *gin.Engine {
 	return e
 }
 
-// evictionEvery is the interval of checks of Redis' eviction policy.
-const evictionEvery = 15 * time.Second
+// checkEvery is the interval of the checks of both servers that no request to Readyz makes.
+const checkEvery = 15 * time.Second
 
-// Run watches Redis' eviction policy, and refreshes the API keys or the keys of the tokens' issuer, until ctx ends.
-// Then it returns nil.
+// Run checks both servers, for the log and the metric of Redis' eviction policy, and refreshes the API keys or the keys
+// of the tokens' issuer, until ctx ends. Then it returns nil.
 func (s *Server) Run(ctx context.Context) error {
 	var watch sync.WaitGroup
 	defer watch.Wait()
@@ -178,16 +182,11 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.o.Tokens != nil {
 		watch.Go(func() { s.o.Tokens.run(ctx, s.log) })
 	}
-	look := time.NewTicker(evictionEvery)
-	defer look.Stop()
 	s.database.Confirmed(ctx) // so that the first order does not query it
-	s.checkEviction(ctx)
 	for {
-		select {
-		case <-ctx.Done():
+		_, _ = s.ready.Get(ctx)
+		if pause.Tick(ctx, checkEvery) != nil {
 			return nil
-		case <-look.C:
-			s.checkEviction(ctx)
 		}
 	}
 }

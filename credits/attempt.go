@@ -121,8 +121,8 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 	key := t + ":a:" + user
 	fcall := []any{
 		"FCALL", fn, 4, key, outcomeKeyIn(a.bucket, op.User, op.ID), t + ":s", t + ":ep",
-		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream, a.b.o.Durability.name(),
-		ask, op.Reference,
+		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream,
+		a.b.o.Durability.name(), ask, op.Reference,
 	}
 	r, waited, err := a.b.calls.call(ctx, key, fcall)
 	if err != nil && !nothingDone(err) {

@@ -358,26 +358,34 @@ var errCorrupt = errors.New("redis holds something else under the key of an acco
 // nothing is known about the operation.
 func (b *Bank) Undone(ctx context.Context, user, op uuid.UUID) (bool, error) {
 	// Undone reads the stream before the ledger: an entry leaves the stream only after it is in the ledger.
-	for from, id := "-", op.String(); ; {
-		list, err := b.o.Redis.XRangeN(ctx, streamKey(Bucket(user)), from, "+", 1000).Result()
-		if err != nil {
-			return false, fmt.Errorf("read a stream: %w", err)
-		}
-		for _, m := range list {
-			if m.Values["o"] == any(id) {
-				return false, nil
-			}
-			from = after(m.ID)
-		}
-		if len(list) < 1000 {
-			break
-		}
+	id, found := any(op.String()), false
+	err := eachEntry(ctx, b.o.Redis, Bucket(user), func(m redis.XMessage) { found = found || m.Values["o"] == id })
+	if err != nil || found {
+		return false, err
 	}
-	_, err := EntryByOp(ctx, b.o.Pool, user, op)
+	_, err = EntryByOp(ctx, b.o.Pool, user, op)
 	if errors.Is(err, ErrEntryNotFound) {
 		return true, nil
 	}
 	return false, err
+}
+
+// eachEntry calls f for each entry of a bucket's stream.
+func eachEntry(ctx context.Context, c redis.UniversalClient, bkt int16, f func(m redis.XMessage)) error {
+	const page = 1000
+	for from := "-"; ; {
+		list, err := c.XRangeN(ctx, streamKey(bkt), from, "+", page).Result()
+		if err != nil {
+			return fmt.Errorf("read the stream of bucket %d: %w", bkt, err)
+		}
+		for _, m := range list {
+			f(m)
+			from = after(m.ID)
+		}
+		if len(list) < page {
+			return nil
+		}
+	}
 }
 
 // reopen handles an EPOCH reply: another process has raised the epoch, the bucket was never used, or it must be

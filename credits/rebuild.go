@@ -139,7 +139,7 @@ func (s *Sync) look(ctx context.Context, rows []LedgerBucket) ([]state, error) {
 
 func readState(cmd *redis.Cmd) (t state, err error) {
 	f, err := cmd.StringSlice()
-	if err != nil && wrongType(err) {
+	if wrongType(err) {
 		return state{foreign: true}, nil
 	}
 	if err == nil && len(f) != 5 {

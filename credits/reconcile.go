@@ -206,7 +206,7 @@ func (r *reconciliation) cached(ctx context.Context, page []ledgerBalance) ([]ca
 	out := make([]cachedAccount, len(page))
 	for i := range page {
 		v, err := cmds[i].Result()
-		if err != nil && wrongType(err) {
+		if wrongType(err) {
 			out[i].foreign = true
 			continue
 		}
@@ -311,34 +311,25 @@ func between(list []change, from, to int64) (n, sum int64) {
 func (r *reconciliation) waiting(ctx context.Context, user uuid.UUID) ([]change, error) {
 	bkt := Bucket(user)
 	var out []change
-	for from := "-"; ; {
-		list, err := r.redis.XRangeN(ctx, streamKey(bkt), from, "+", 1000).Result()
-		if err != nil && wrongType(err) {
-			return out, nil // the key was replaced by hand, and the entries are lost
+	err := eachEntry(ctx, r.redis, bkt, func(m redis.XMessage) {
+		e, err := parseEntry(bkt, m.ID, m.Values)
+		if err != nil || e.UserID != user {
+			return
 		}
-		if err != nil {
-			return nil, fmt.Errorf("read the stream of bucket %d: %w", bkt, err)
+		c := change{seq: e.Seq}
+		switch {
+		case e.Outcome != string(OK):
+		case e.Kind == string(Add):
+			c.by = e.Amount
+		default:
+			c.by = -e.Amount
 		}
-		for _, m := range list {
-			from = after(m.ID)
-			e, err := parseEntry(bkt, m.ID, m.Values)
-			if err != nil || e.UserID != user {
-				continue
-			}
-			c := change{seq: e.Seq}
-			switch {
-			case e.Outcome != string(OK):
-			case e.Kind == string(Add):
-				c.by = e.Amount
-			default:
-				c.by = -e.Amount
-			}
-			out = append(out, c)
-		}
-		if len(list) < 1000 {
-			return out, nil
-		}
+		out = append(out, c)
+	})
+	if wrongType(err) {
+		err = nil // the key was replaced by hand, and the entries are lost
 	}
+	return out, err
 }
 
 // strangers finds accounts in Redis that are not in the ledger. They must be new, with their operations in the stream.

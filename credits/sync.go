@@ -8,7 +8,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -267,7 +266,7 @@ func (s *Sync) present() []LedgerBucket {
 	return slices.DeleteFunc(slices.Clone(s.rows), func(r LedgerBucket) bool { return s.aside[r.Bucket] != nil })
 }
 
-func wrongType(err error) bool { return strings.HasPrefix(err.Error(), "WRONGTYPE") }
+func wrongType(err error) bool { return redis.HasErrorPrefix(err, "WRONGTYPE") }
 
 // waiting returns the buckets whose streams have entries, and updates the metrics. It skips buckets that are set aside.
 func (s *Sync) waiting(ctx context.Context) ([]int16, error) {

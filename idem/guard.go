@@ -154,10 +154,6 @@ type Decision struct {
 	Outcome Outcome
 	Ticket  *Ticket
 	Record  Record
-	// FromStore reports that Record came from Request.Lookup.
-	FromStore bool
-	// Waited reports that the request waited for another attempt.
-	Waited bool
 	// RetryAfter is when to try again: at most a second, because an attempt may end long before its lease does.
 	RetryAfter time.Duration
 	// in is the incarnation that the request was decided in.
@@ -183,8 +179,8 @@ func (g *Guard) Begin(ctx context.Context, r Request) (Decision, error) {
 				continue
 			}
 		}
-		d.Waited, d.in = w.waited, in
-		if d.Waited && d.outcome == OutcomeReplayRedis {
+		d.in = in
+		if w.waited && d.outcome == OutcomeReplayRedis {
 			d.outcome = OutcomeWaited
 		}
 		g.Count(r.Route, d.outcome)

@@ -66,7 +66,7 @@ func (w *waiter) lookup(ctx context.Context, v *verdict) (decided bool, err erro
 	}
 	t := &Ticket{guard: w.g, key: w.r.Key, in: w.r.in, fp: w.r.Fingerprint}
 	t.Commit(ctx, f.Record)
-	*v = verdict{Decision: Decision{Outcome: Replay, Record: f.Record, FromStore: true}, outcome: OutcomeReplayPG}
+	*v = verdict{Decision: Decision{Outcome: Replay, Record: f.Record}, outcome: OutcomeReplayPG}
 	return true, nil
 }
 

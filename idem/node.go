@@ -64,8 +64,9 @@ func (g *Guard) newBreaker(addr string) *gobreaker.CircuitBreaker[any] {
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= 3 },
 		// A client that disconnected does not count as a failure of Redis.
 		IsExcluded: func(err error) bool { return errors.Is(err, context.Canceled) },
+		// A key of another type concerns that key only, and not the server.
 		IsSuccessful: func(err error) bool {
-			return err == nil || errors.Is(err, redis.Nil) || isDataError(err)
+			return err == nil || errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "WRONGTYPE")
 		},
 		OnStateChange: func(_ string, from, to gobreaker.State) {
 			log.Warn("guard breaker changed state", "from", from.String(), "to", to.String())

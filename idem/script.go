@@ -5,7 +5,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -42,11 +41,6 @@ func loadScripts() map[string]*redis.Script {
 		scripts[name] = redis.NewScript(string(b))
 	}
 	return scripts
-}
-
-// isDataError reports whether an error concerns one key only, and not the server.
-func isDataError(err error) bool {
-	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
 }
 
 // eval runs a script on key's record and returns its reply as strings. A script the server does not know is sent in

@@ -74,8 +74,9 @@ func Handler(o Options) http.Handler {
 	mux.HandleFunc("GET /relay", s.reads(s.relay))
 	mux.HandleFunc("PUT /relay/mode", s.writes(s.setMode))
 	mux.HandleFunc("GET /relay/dead", s.reads(s.listDead))
-	mux.HandleFunc("POST /relay/dead/{id}/retry", s.writes(s.retryDead))
-	mux.HandleFunc("DELETE /relay/dead/{id}", s.writes(s.dropDead))
+	mux.HandleFunc("POST /relay/dead/{id}/retry", s.writes(s.onDead("retried", sql.RetryDead)))
+	mux.HandleFunc("DELETE /relay/dead/{id}", s.writes(s.onDead("dropped",
+		func(ctx context.Context, pool *sql.Pool, id uuid.UUID) error { return sql.DropDead(ctx, pool, id) })))
 	addProfiles(mux, &s.Access, s.Profiles)
 	if s.Console != nil {
 		mux.Handle("/console/", s.console(s.Console))
@@ -192,14 +193,6 @@ func (s *server) listDead(w http.ResponseWriter, r *http.Request) {
 	Answer(w, http.StatusOK, map[string][]ops.Dead{"dead": dead})
 }
 
-func (s *server) retryDead(w http.ResponseWriter, r *http.Request) {
-	s.onDead(w, r, "retried", func(ctx context.Context, id uuid.UUID) error { return sql.RetryDead(ctx, s.Pool, id) })
-}
-
-func (s *server) dropDead(w http.ResponseWriter, r *http.Request) {
-	s.onDead(w, r, "dropped", func(ctx context.Context, id uuid.UUID) error { return sql.DropDead(ctx, s.Pool, id) })
-}
-
 // deadID accepts only the 36-character form; uuid.Parse accepts others too.
 func deadID(s string) (uuid.UUID, error) {
 	if len(s) != 36 {
@@ -208,28 +201,30 @@ func deadID(s string) (uuid.UUID, error) {
 	return uuid.Parse(s)
 }
 
-func (s *server) onDead(w http.ResponseWriter, r *http.Request, done string,
-	act func(ctx context.Context, id uuid.UUID) error,
-) {
-	id, err := deadID(r.PathValue("id"))
-	if err != nil {
-		Problem(w, http.StatusBadRequest, "the id must be a UUID")
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), CallTimeout)
-	defer cancel()
-	args := audit.Detail{"ids": []string{id.String()}}
-	err = audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) { return nil, act(ctx, id) })
-	s.changed()
-	switch {
-	case errors.Is(err, sql.ErrNotParked):
-		Problem(w, http.StatusNotFound, sql.ErrNotParked.Error())
-	case errors.Is(err, sql.ErrUnreadable):
-		Problem(w, http.StatusConflict, sql.ErrUnreadable.Error())
-	case err != nil:
-		s.fail(w, err)
-	default:
-		Answer(w, http.StatusAccepted, map[string]string{"id": id.String(), "result": done})
+// onDead returns the handler of an action on a dead event.
+func (s *server) onDead(done string, act func(ctx context.Context, pool *sql.Pool, id uuid.UUID) error,
+) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		id, err := deadID(r.PathValue("id"))
+		if err != nil {
+			Problem(w, http.StatusBadRequest, "the id must be a UUID")
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), CallTimeout)
+		defer cancel()
+		args := audit.Detail{"ids": []string{id.String()}}
+		err = audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) { return nil, act(ctx, s.Pool, id) })
+		s.changed()
+		switch {
+		case errors.Is(err, sql.ErrNotParked):
+			Problem(w, http.StatusNotFound, sql.ErrNotParked.Error())
+		case errors.Is(err, sql.ErrUnreadable):
+			Problem(w, http.StatusConflict, sql.ErrUnreadable.Error())
+		case err != nil:
+			s.fail(w, err)
+		default:
+			Answer(w, http.StatusAccepted, map[string]string{"id": id.String(), "result": done})
+		}
 	}
 }
 

@@ -31,9 +31,9 @@ func Refused(err error) bool {
 		!slices.ContainsFunc(temporary, func(p string) bool { return strings.HasPrefix(reply.Error(), p) })
 }
 
-// Prompt sets the options of a client of many short calls, each of which must end in time: a call obeys its context, and
-// dialing and writing take 250 ms at most. It leaves retries, and the time for a reply and for a connection, to the
-// caller.
+// Prompt sets the options of a client of many short calls, each of which must end in time: a call obeys its context,
+// and dialing and writing take 250 ms at most. It leaves retries, and the time for a reply and for a connection, to
+// the caller.
 func Prompt(o *redis.UniversalOptions) {
 	o.ContextTimeoutEnabled = true
 	o.DialTimeout = 250 * time.Millisecond

@@ -24,7 +24,8 @@
 //
 // Cost: the console always takes one sample a second of this process' own metrics. It queries Postgres and Redis only
 // for requests, over its own connections, each source with its own timeout, for all pages together about once a second,
-// and usually for at most a tenth of the time. The page shows an unreachable source with the time of its last answer; the other sources continue.
+// and usually for at most a tenth of the time. The page shows an unreachable source with the time of its last answer;
+// the other sources continue.
 package console
 
 import (

@@ -93,10 +93,11 @@ func trouble(g sink.Group) int {
 
 // assemble returns the state at now from what was read before. It does not block.
 func (c *Console) assemble(now time.Time) State {
+	events, lost := c.watch.recent()
 	s := State{
 		Now: now.UTC(), Postgres: c.watch.postgres.look(), Redis: c.watch.redis.look(), Streams: c.watch.feed.look(),
 		Groups: c.watch.groups.look(),
-		Sample: c.ring.latest(), Events: c.watch.recent(),
+		Sample: c.ring.latest(), Events: events,
 	}
 	if s.Streams.Value == nil {
 		s.Streams.Value = []Stream{}
@@ -118,9 +119,8 @@ func (c *Console) assemble(now time.Time) State {
 			Reasons: list(h.Reasons), Degraded: list(h.Degraded),
 		}
 	}
-	lost := c.ring.lastGap()
-	if t := c.watch.lastLoss(); t.After(lost) {
-		lost = t
+	if lost.Before(c.ring.lastGap()) {
+		lost = c.ring.lastGap()
 	}
 	if now.Sub(lost) < ringSize*time.Second {
 		s.Lost = &lost

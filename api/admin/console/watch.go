@@ -400,18 +400,11 @@ func first(err error) error {
 	return err
 }
 
-// lastLoss returns when a stream was last found truncated or missing, or the zero time.
-func (w *watch) lastLoss() time.Time {
+// recent returns the kept events, oldest first, and when a stream was last found truncated or missing, or the zero time.
+func (w *watch) recent() (events []Event, lost time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.lost
-}
-
-// recent returns the kept events, oldest first.
-func (w *watch) recent() []Event {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return append([]Event{}, w.events...)
+	return append([]Event{}, w.events...), w.lost
 }
 
 func (w *watch) readGroups(ctx context.Context) ([]sink.Group, error) {
