@@ -12,8 +12,8 @@ import (
 	"posthaste/sql"
 )
 
-// newConsole makes the console, with o and what o lacks, and returns its client of Redis. It has connections of its own,
-// so that its queries and the work do not delay each other, and connects at its first request.
+// newConsole makes the console, with o and what o lacks, and returns its client of Redis. The console has connections
+// of its own, so that its queries and the work do not delay each other. It connects at its first request.
 func (p *process) newConsole(ctx context.Context, o console.Options) (redis.UniversalClient, error) {
 	c := p.config
 	poolConfig, err := sql.PoolConfig(c.PostgresURL, c.Schema, "console")
