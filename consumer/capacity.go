@@ -27,7 +27,7 @@ func (qs *queues) tryCapacity(want int) (int, <-chan struct{}) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	n := qs.available()
-	if n < want && qs.idle > 0 && qs.head == len(qs.ready) && len(qs.held) < maxHeld {
+	if n < want && qs.idle > 0 && len(qs.ready) == 0 && len(qs.held) < maxHeld {
 		qs.park()
 		n = qs.available()
 	}

@@ -90,8 +90,8 @@ func (c *Consumer) skipHeld(ctx context.Context, stream, mode, cursor string) (s
 	}
 }
 
-// entriesOf reads entries of a stream as the scripts answer them: {id, {field, value, …}}, and of pending ones how often
-// they were delivered.
+// entriesOf reads entries of a stream as the scripts answer them: {id, {field, value, …}}, and how often it was
+// delivered if it is pending.
 func entriesOf(stream string, list any) []*entry {
 	items, _ := list.([]any)
 	es, now := make([]*entry, 0, len(items)), time.Now()

@@ -86,8 +86,7 @@ type queues struct {
 	held      map[entryRef]*entry
 	bySubject map[queueKey]*queue
 	free      []*queue
-	ready     []*queue // in their order: head is the first one in use
-	head      int
+	ready     []*queue // in their order
 	// idle counts the workers that wait.
 	idle int
 	// loaded counts entries with payload, bytes their size; unacked counts those done but not acknowledged.
@@ -195,10 +194,6 @@ func (qs *queues) activate(q *queue) {
 		return
 	}
 	q.ready = true
-	if qs.head > 256 && qs.head*2 > len(qs.ready) {
-		qs.ready = append(qs.ready[:0], qs.ready[qs.head:]...)
-		qs.head = 0
-	}
 	qs.ready = append(qs.ready, q)
 	qs.work.Signal()
 }
@@ -211,10 +206,10 @@ func (qs *queues) next() (*entry, bool) {
 		if qs.stopped {
 			return nil, false
 		}
-		if qs.head < len(qs.ready) {
-			q := qs.ready[qs.head]
-			qs.ready[qs.head] = nil
-			qs.head++
+		if len(qs.ready) > 0 {
+			q := qs.ready[0]
+			qs.ready[0] = nil
+			qs.ready = qs.ready[1:]
 			q.ready = false
 			if len(q.entries) == 0 { // its entries went to another consumer
 				qs.activate(q)
@@ -227,7 +222,7 @@ func (qs *queues) next() (*entry, bool) {
 			}
 			q.running = e
 			e.stale = time.Since(e.seen) > qs.fresh
-			if qs.idle > 0 && qs.head == len(qs.ready) { // there may be something to park now
+			if qs.idle > 0 && len(qs.ready) == 0 { // there may be something to park now
 				qs.space.ring()
 			}
 			return e, true

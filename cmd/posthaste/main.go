@@ -43,7 +43,7 @@ type commandLine struct {
 	Deliver     app.Deliver     `cmd:"" group:"Run"`
 	Healthcheck app.Healthcheck `cmd:"" group:"Run" settings:"API,Admin listener"`
 	Mode        modeCmd         `cmd:"" group:"Operate"`
-	Status      statusCmd       `cmd:"" group:"Operate" settings:"Servers,Names,Relay"`
+	Status      app.Status      `cmd:"" group:"Operate" settings:"Servers,Names,Relay"`
 	Dead        deadCmd         `cmd:"" group:"Operate"`
 	Replay      replay.Options  `cmd:"" group:"Operate"`
 	Streams     streamsCmd      `cmd:"" group:"Operate"`
@@ -51,7 +51,7 @@ type commandLine struct {
 	Audit       auditCmd        `cmd:"" group:"Operate"`
 	Groups      groupsCmd       `cmd:"" group:"Operate"`
 	Trace       traceCmd        `cmd:"" group:"Operate"`
-	Doctor      doctorCmd       `cmd:"" group:"Operate" settings:"Servers,Names,Relay"`
+	Doctor      app.Doctor      `cmd:"" group:"Operate" settings:"Servers,Names,Relay"`
 	Adopt       adoptCmd        `cmd:"" group:"Operate"`
 	Bridge      bridgeCmd       `cmd:"" group:"Operate"`
 	Credits     creditsCmd      `cmd:"" group:"Operate"`

@@ -11,14 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/testenv"
-	"posthaste/outbox"
-	"posthaste/sql"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
@@ -34,45 +31,6 @@ func config(t *testing.T) app.Config {
 	must(t, err)
 	c.Version = "test"
 	return c
-}
-
-// The processes run concurrently in one program and end with their context.
-func TestProcessesRunAndEnd(t *testing.T) {
-	t.Parallel()
-	c := config(t)
-	serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
-	must(t, err)
-	relay, err := app.NewRelay(t.Context(), c, testenv.Logger(t))
-	if err != nil {
-		serve.Close()
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 2)
-	go func() { done <- serve.Run(ctx) }()
-	go func() { done <- relay.Run(ctx) }()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if relay.Status().Mode != outbox.ModeCDC {
-			return errors.Join(errors.New("it does not stream yet"),
-				errors.New(strings.Join(relay.Health().Reasons, ", ")))
-		}
-		return nil
-	})
-	for _, url := range []string{
-		"http://" + serve.PublicAddr().String() + "/openapi.yaml",
-		"http://" + relay.AdminAddr().String() + "/healthz",
-	} {
-		if code := get(t, url); code != http.StatusOK {
-			t.Errorf("%s: status %d", url, code)
-		}
-	}
-	cancel()
-	for range 2 {
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
-			t.Errorf("ended with %v", err)
-		}
-	}
 }
 
 // The guard keeps its records in the Redis of its setting, and in no other.
@@ -106,24 +64,6 @@ func TestTheGuardHasARedisOfItsOwn(t *testing.T) {
 	}
 }
 
-// A taken address is reported when the process is built, and the resources taken until then are freed.
-func TestTakenAddress(t *testing.T) {
-	t.Parallel()
-	c := config(t)
-	l, err := app.Listen(t.Context(), "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	c.AdminAddr = l.Addr().String()
-	if _, err := app.NewRelay(t.Context(), c, testenv.Logger(t)); err == nil ||
-		!strings.Contains(err.Error(), "address already in use") {
-		t.Errorf("relay: %v", err)
-	}
-	if _, err := app.NewServe(t.Context(), c, testenv.Logger(t)); err == nil ||
-		!strings.Contains(err.Error(), "address already in use") {
-		t.Errorf("serve: %v", err)
-	}
-}
-
 // Any client that reaches a listener beyond loopback could read and change everything.
 func TestAnAdminListenerForEverybodyIsAskedFor(t *testing.T) {
 	t.Parallel()
@@ -152,24 +92,6 @@ func TestAnAdminListenerForEverybodyIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestWithPoolWantsTheSchema(t *testing.T) {
-	t.Parallel()
-	c := config(t)
-	called := false
-	note := func(context.Context, *pgxpool.Pool) error { called = true; return nil }
-	if err := c.WithPool(t.Context(), note); err != nil || !called {
-		t.Errorf("with a schema: %v", err)
-	}
-	c.Schema, called = "elsewhere", false
-	if err := c.WithPool(t.Context(), note); !errors.Is(err, sql.ErrSchemaMissing) || called ||
-		!strings.Contains(err.Error(), "--schema=elsewhere") {
-		t.Errorf("without one: %v", err)
-	}
-	if err := c.WithDatabase(t.Context(), note); err != nil || !called {
-		t.Errorf("without a look at it: %v", err)
-	}
-}
-
 // EachRegistry needs no server.
 func TestEachRegistry(t *testing.T) {
 	t.Parallel()
@@ -191,12 +113,8 @@ func TestEachRegistry(t *testing.T) {
 		t.Errorf("%v, of %q", err, names)
 	}
 	stop := errors.New("stop")
-	if err := app.EachRegistry(t.Context(), c, func(string,
-		*prometheus.Registry,
-	) error {
-		return stop
-	}); !errors.Is(err,
-		stop) {
+	err = app.EachRegistry(t.Context(), c, func(string, *prometheus.Registry) error { return stop })
+	if !errors.Is(err, stop) {
 		t.Errorf("an error is not returned: %v", err)
 	}
 }

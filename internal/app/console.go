@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -11,8 +12,8 @@ import (
 	"posthaste/sql"
 )
 
-// newConsole makes the console, with o and what o lacks, and returns its client of Redis. It has connections of its own,
-// so that its queries and the work do not delay each other, and connects at its first request.
+// newConsole makes the console, with o and what o lacks, and returns its client of Redis. The console has connections
+// of its own, so that its queries and the work do not delay each other. It connects at its first request.
 func (p *process) newConsole(ctx context.Context, o console.Options) (redis.UniversalClient, error) {
 	c := p.config
 	poolConfig, err := sql.PoolConfig(c.PostgresURL, c.Schema, "console")
@@ -31,7 +32,7 @@ func (p *process) newConsole(ctx context.Context, o console.Options) (redis.Univ
 	if o.Slots, err = c.Slots(o.Pool, nil); err != nil {
 		return nil, err
 	}
-	if o.Doctor, err = c.DoctorOptions(ctx); err != nil {
+	if o.Doctor, err = c.doctorOptions(ctx); err != nil {
 		return nil, err
 	}
 	o.Doctor.WriterOnly = o.Relay == nil
@@ -40,8 +41,33 @@ func (p *process) newConsole(ctx context.Context, o console.Options) (redis.Univ
 	return client, nil
 }
 
-// DoctorOptions returns the settings that the doctor measures against.
-func (c Config) DoctorOptions(ctx context.Context) (ops.DoctorOptions, error) {
+// Doctor is the command that checks everything the relay needs.
+type Doctor struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+// Run prints every finding and the verdict, and fails if the relay could not run safely in the desired mode.
+func (c Doctor) Run(ctx context.Context, config Config, out cli.IO) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	o, err := config.doctorOptions(ctx)
+	if err != nil {
+		return err
+	}
+	d := ops.Diagnose(ctx, o)
+	if c.JSON {
+		err = out.JSON(d)
+	} else {
+		err = out.Diagnosis(d)
+	}
+	if err == nil && !d.OK {
+		err = cli.ErrSaid
+	}
+	return err
+}
+
+// doctorOptions returns the settings that the doctor measures against.
+func (c Config) doctorOptions(ctx context.Context) (ops.DoctorOptions, error) {
 	var check func(ctx context.Context) error
 	if c.SinkURL != "" {
 		check = c.natsReady

@@ -13,12 +13,48 @@ import (
 
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
 )
 
-// ReadStatus reads and assesses the status.
-func ReadStatus(ctx context.Context, c Config, pool *pgxpool.Pool) (s cli.Screen, err error) {
+// Status is the command that shows the status.
+type Status struct {
+	JSON  bool `name:"json" help:"Print JSON, as GET /relay answers; with --watch one line each time."`
+	Watch bool `help:"Refresh every second until interrupted, even while Postgres is unavailable."`
+	Check bool `help:"Exit with 0 if all is well, 1 if it is degraded, and 2 if it is broken or cannot be read."`
+}
+
+// Run shows the status once, or until ctx ends.
+func (c Status) Run(ctx context.Context, config Config, o cli.IO) error {
+	if c.Watch {
+		return watchStatus(ctx, config, o, c.JSON)
+	}
+	var s cli.Screen
+	err := config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) (err error) {
+		if s, err = readStatus(ctx, config, pool); err != nil {
+			return err
+		}
+		if c.JSON {
+			return o.JSON(s.Report)
+		}
+		return s.Print(o.Stdout, cli.Colours(o.Stdout))
+	})
+	switch {
+	case !c.Check:
+		return err
+	case err != nil:
+		return &cli.ExitError{Code: 2, Err: err}
+	case s.Verdict.Word == ops.Broken.Word():
+		return &cli.ExitError{Code: 2, Err: cli.ErrSaid}
+	case s.Verdict.Word != ops.OK.Word():
+		return &cli.ExitError{Code: 1, Err: cli.ErrSaid}
+	}
+	return nil
+}
+
+// readStatus reads and assesses the status.
+func readStatus(ctx context.Context, c Config, pool *pgxpool.Pool) (s cli.Screen, err error) {
 	if err := sql.Register(ctx, pool, c.RelayName); err != nil {
 		return s, err
 	}
@@ -47,9 +83,9 @@ const (
 	watchTimeout  = 3 * time.Second
 )
 
-// WatchStatus shows the status until ctx ends. On a terminal it redraws the status, elsewhere it prints a line for each
+// watchStatus shows the status until ctx ends. On a terminal it redraws the status, elsewhere it prints a line for each
 // reading. If Postgres is down, it reports that and continues.
-func WatchStatus(ctx context.Context, c Config, o cli.IO, asJSON bool) error {
+func watchStatus(ctx context.Context, c Config, o cli.IO, asJSON bool) error {
 	cfg, err := sql.PoolConfig(c.PostgresURL, c.Schema, "cli")
 	if err != nil {
 		return cli.Usage(err.Error())
@@ -61,13 +97,12 @@ func WatchStatus(ctx context.Context, c Config, o cli.IO, asJSON bool) error {
 	}
 	defer pool.Close()
 	var backlog cli.Trend
-	t := time.NewTicker(watchInterval)
-	defer t.Stop()
 	for {
+		next := time.Now().Add(watchInterval)
 		actx, cancel := context.WithTimeout(ctx, watchTimeout)
 		s, err := cli.Screen{}, sql.CheckSchema(actx, pool)
 		if err == nil {
-			s, err = ReadStatus(actx, c, pool)
+			s, err = readStatus(actx, c, pool)
 		}
 		cancel()
 		var second *outbox.SecondNameError
@@ -84,10 +119,8 @@ func WatchStatus(ctx context.Context, c Config, o cli.IO, asJSON bool) error {
 		if err := show(o, asJSON, s); err != nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
+		if pause.For(ctx, time.Until(next)) != nil {
+			return nil //nolint:nilerr // interrupted
 		}
 	}
 }

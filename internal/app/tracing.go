@@ -23,9 +23,9 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
-	"golang.org/x/time/rate"
 
 	"posthaste/consumer"
+	"posthaste/internal/outage"
 	"posthaste/outbox"
 )
 
@@ -57,9 +57,11 @@ func setupTracing(ctx context.Context, service, version string, log *slog.Logger
 	}
 	// The SDK reports its own errors, such as a bad variable, only to these two.
 	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
-	sometimes := rate.Sometimes{Interval: time.Minute}
+	var faults outage.Run
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		sometimes.Do(func() { log.Warn("tracing reports a fault", "err", err) })
+		if attrs, say := faults.Failed(err); say {
+			log.Warn("tracing reports a fault", attrs...)
+		}
 	}))
 	exp, err := otlptracehttp.New(ctx)
 	if err != nil {

@@ -44,6 +44,12 @@ func diagnose(t *testing.T, d *testenv.Database, url string) (ok bool, findings 
 	return v.OK, findings
 }
 
+// found returns the findings of some checks.
+func found(ctx context.Context, o ops.DoctorOptions, checks ...string) []ops.Finding {
+	return slices.DeleteFunc(ops.Diagnose(ctx, o).Findings,
+		func(f ops.Finding) bool { return !slices.Contains(checks, f.Check) })
+}
+
 // The doctor names what a role that cannot relay lacks, and only warns if an owner lacks optional rights.
 func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 	t.Parallel()
@@ -130,22 +136,16 @@ func TestDoctorNamesWhoMayCreateInTheSchema(t *testing.T) {
 // A Postgres that hangs does not use up the time of Redis, which is checked and found healthy.
 func TestDoctorLooksAtRedisBesideAPostgresThatHangs(t *testing.T) {
 	t.Parallel()
-	d, r := testenv.Postgres(t), testenv.Redis(t)
+	d := testenv.Postgres(t)
 	tx, err := d.Pool.Begin(t.Context())
 	must(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-	if _, err := tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
-		t.Fatal(err)
-	}
+	_, err = tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 	defer cancel()
-	v := ops.Diagnose(ctx, ops.DoctorOptions{
-		PostgresURL: d.URL, Redis: at(r), Schema: "public", RelayName: d.Relay,
-		Slot: "s", Publication: "posthaste", WALBudget: 1 << 30,
-	})
-	i := slices.IndexFunc(v.Findings, func(f ops.Finding) bool { return f.Check == "redis" })
-	if i < 0 || v.Findings[i].Severity != ops.SeverityOK {
-		t.Errorf("findings: %+v", v.Findings)
+	if f := found(ctx, optionsOf(t, d, d.URL), "redis"); len(f) != 1 || f[0].Severity != ops.SeverityOK {
+		t.Errorf("findings: %+v", f)
 	}
 }
 
@@ -307,17 +307,12 @@ func TestDoctorSaysWhatIsNotRestored(t *testing.T) {
 	} {
 		o := optionsOf(t, d, d.URL)
 		o.History, o.Restore, o.WriterOnly = c.history, c.restore, c.writer
-		var found []ops.Finding
-		for _, f := range ops.Diagnose(t.Context(), o).Findings {
-			if f.Check == "history" || f.Check == "restore" {
-				found = append(found, f)
-			}
-		}
+		f := found(t.Context(), o, "history", "restore")
 		switch {
-		case c.check == "" && len(found) == 0:
-		case len(found) != 1 || found[0].Check != c.check || found[0].Severity != ops.SeverityWarn ||
-			!strings.Contains(found[0].Detail, c.detail):
-			t.Errorf("%+v: %+v", c, found)
+		case c.check == "" && len(f) == 0:
+		case len(f) != 1 || f[0].Check != c.check || f[0].Severity != ops.SeverityWarn ||
+			!strings.Contains(f[0].Detail, c.detail):
+			t.Errorf("%+v: %+v", c, f)
 		}
 	}
 }
@@ -334,14 +329,7 @@ func TestDoctorLooksAtEveryNode(t *testing.T) {
 	}
 	replica := c.Nodes[4]
 	must(t, c.Do(t.Context(), 4, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru"))
-	find := func(check string) (out []ops.Finding) {
-		for _, f := range ops.Diagnose(t.Context(), o).Findings {
-			if f.Check == check {
-				out = append(out, f)
-			}
-		}
-		return out
-	}
+	find := func(check string) []ops.Finding { return found(t.Context(), o, check) }
 	if f := find("redis cluster"); len(f) != 1 || f[0].Severity != ops.SeverityOK ||
 		f[0].Detail != "3 masters and 3 replicas" {
 		t.Errorf("cluster: %+v", f)
@@ -396,13 +384,9 @@ func TestDoctorNamesTheBalancesOfAnotherDatabase(t *testing.T) {
 	o := optionsOf(t, d, d.URL)
 	o.Redis = at(r)
 	for _, want := range []string{ops.SeverityWarn, ops.SeverityFail} { // without credits of its own, and with some
-		v := ops.Diagnose(t.Context(), o)
-		i := slices.IndexFunc(v.Findings, func(f ops.Finding) bool { return f.Check == "credit balances" })
-		if i < 0 {
-			t.Fatalf("not found: %+v", v.Findings)
-		}
-		if f := v.Findings[i]; f.Severity != want || f.Remedy != credits.ForeignRemedy ||
-			!strings.Contains(f.Detail, "another") {
+		f := found(t.Context(), o, "credit balances")
+		if len(f) != 1 || f[0].Severity != want || f[0].Remedy != credits.ForeignRemedy ||
+			!strings.Contains(f[0].Detail, "another") {
 			t.Errorf("%+v, want %s", f, want)
 		}
 		d.Exec(t, "INSERT INTO credit_epoch (bucket) VALUES (1) ON CONFLICT DO NOTHING")

@@ -296,23 +296,6 @@ func rotates(t *testing.T, rotate func(t *testing.T, dir string, cert, key []byt
 	}
 }
 
-type logs struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logs) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *logs) count(part string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), part)
-}
-
 // Unusable files are logged once and counted each time. The certificate's expiry is exported, and logged early
 // enough. Neither contains keys.
 func TestWhatIsToldOfFiles(t *testing.T) {
@@ -320,7 +303,7 @@ func TestWhatIsToldOfFiles(t *testing.T) {
 	ca, dir := testenv.NewCA(t), t.TempDir()
 	end := time.Now().Add(6 * 24 * time.Hour).Truncate(time.Second)
 	cert, key, _ := ca.Files(t, dir, func(c *x509.Certificate) { c.NotAfter = end })
-	f, out := load(t, tlsfile.Names{Cert: cert, Key: key}), &logs{}
+	f, out := load(t, tlsfile.Names{Cert: cert, Key: key}), &strings.Builder{}
 	f.LogTo(slog.New(slog.NewJSONHandler(out, nil)))
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(tlsfile.Collector{"http": f, "redis": nil})
@@ -342,19 +325,21 @@ func TestWhatIsToldOfFiles(t *testing.T) {
 		}
 	}
 	expect("at first", float64(end.Unix()), 0)
-	if n := out.count("ends soon"); n != 1 {
+	if n := strings.Count(out.String(), "ends soon"); n != 1 {
 		t.Errorf("%d warnings of the end", n)
 	}
 	testenv.WriteFile(t, dir, "tls.key", []byte("not a key"))
 	expect("a key that is none", float64(end.Unix()), 3)
-	if n := out.count("cannot be used"); n != 1 {
+	if n := strings.Count(out.String(), "cannot be used"); n != 1 {
 		t.Errorf("%d lines about files that cannot be used", n)
 	}
 	later := end.Add(24 * time.Hour * 30)
 	ca.Files(t, dir, func(c *x509.Certificate) { c.NotAfter = later })
 	expect("a new one", float64(later.Unix()), 3)
-	if out.count("read again") != 1 || out.count("ends soon") != 1 || out.count("BEGIN") != 0 {
-		t.Errorf("logged: %s", out.text.String())
+	for text, n := range map[string]int{"read again": 1, "ends soon": 1, "BEGIN": 0} {
+		if strings.Count(out.String(), text) != n {
+			t.Errorf("logged: %s; want %q %d times", out.String(), text, n)
+		}
 	}
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", problems, err)
@@ -385,32 +370,25 @@ func TestDial(t *testing.T) {
 		return err
 	}
 	var unknown x509.UnknownAuthorityError
-	var host x509.HostnameError
-	var invalid x509.CertificateInvalidError
 	good, wrongCA := server(ca.Pair(t)), server(stranger.Pair(t))
-	if err := dial(own, good, false); err != nil {
-		t.Errorf("good: %v", err)
-	}
-	if err := dial(own, wrongCA, false); !errors.As(err, &unknown) {
-		t.Errorf("wrong CA: %v", err)
-	}
-	if err := dial(own, wrongCA, true); err != nil {
-		t.Errorf("not verified: %v", err)
-	}
-	if err := dial(own, server(ca.Pair(t, testenv.Elsewhere)), false); !errors.As(err, &host) {
-		t.Errorf("wrong host: %v", err)
-	}
-	if err := dial(own, server(ca.Pair(t, testenv.Expired)), false); !errors.As(err, &invalid) {
-		t.Errorf("expired: %v", err)
-	}
-	var none *tlsfile.Files
-	if err := dial(none, good, false); !errors.As(err, &unknown) {
-		t.Errorf("without files: %v", err)
-	}
-	var remote *net.OpError
-	if err := dial(load(t, tlsfile.Names{CA: caFile}), good, false); !errors.As(err, &remote) ||
-		remote.Op != "remote error" {
-		t.Errorf("without a certificate: %v", err)
+	for name, c := range map[string]struct {
+		files *tlsfile.Files
+		addr  string
+		skip  bool
+		want  any // a pointer for errors.As, nil for no error
+	}{
+		"good":                  {own, good, false, nil},
+		"wrong CA":              {own, wrongCA, false, &unknown},
+		"not verified":          {own, wrongCA, true, nil},
+		"wrong host":            {own, server(ca.Pair(t, testenv.Elsewhere)), false, new(x509.HostnameError)},
+		"expired":               {own, server(ca.Pair(t, testenv.Expired)), false, new(x509.CertificateInvalidError)},
+		"without files":         {nil, good, false, &unknown},
+		"without a certificate": {load(t, tlsfile.Names{CA: caFile}), good, false, new(*net.OpError)}, // a remote error
+	} {
+		err := dial(c.files, c.addr, c.skip)
+		if c.want == nil && err != nil || c.want != nil && !errors.As(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 	must(t, os.WriteFile(caFile, stranger.PEM, 0o600))
 	if err := dial(own, good, false); !errors.As(err, &unknown) {
