@@ -159,7 +159,7 @@ func TestAWholeDumpIsRestored(t *testing.T) {
 				w.db.Pool.Reset()
 				switch place {
 				case "the database":
-					dropDatabase(t, via, w.db.Name, w.db.Relay)
+					dropDatabase(t, via, w.db.Name)
 					via.Exec(t, "CREATE DATABASE "+w.db.Name)
 				case "another server":
 					to := testenv.NewServer(t).Empty(t)

@@ -89,12 +89,10 @@ func (m *mistakes) make(t *testing.T, c mistake) {
 	}
 	var r result
 	if c.env != "" {
-		exe, err := os.Executable()
-		must(t, err)
 		all = slices.DeleteFunc(all, func(a string) bool {
 			return strings.Contains(c.env, "_FILE") && strings.Contains(a, "-url=")
 		})
-		r = runAs(t, exe, strings.Fields(c.env), all...)
+		r = runAs(t, strings.Fields(c.env), all...)
 	} else {
 		var out, errOut bytes.Buffer
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -257,8 +257,7 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server := testenv.NewServer(t)
-			w := worldOf(t, server.Database(t), testenv.Redis(t))
+			w, server := onServer(t)
 			blue := w.db
 			r := w.relayIn("cdc", "--stream-maxlen=0")
 			load := testenv.StartLoad(t, blue, testenv.LoadOptions{Rate: 400})
@@ -343,8 +342,7 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 	for _, promoted := range []bool{true, false} {
 		t.Run(fmt.Sprintf("promoted is %t", promoted), func(t *testing.T) {
 			t.Parallel()
-			server := testenv.NewServer(t)
-			w := worldOf(t, server.Database(t), testenv.Redis(t))
+			w, server := onServer(t)
 			r := w.relayIn("cdc")
 			w.delivers()
 			r.stop() // the server will be restarted

@@ -154,8 +154,7 @@ func firstDifference(a, b []string) int {
 // because the server waits for that standby. The relay sweeps until the standby is back.
 func TestVersionsDeadStandby(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t)
 	needFailoverSlots(t, w.db)
 	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 100})
@@ -209,8 +208,7 @@ func TestVersionsUpgrade(t *testing.T) {
 	for name, slot := range map[string]bool{"with the slot": true, "without the slot": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server := testenv.NewServer(t)
-			w := worldOf(t, server.Database(t), testenv.Redis(t))
+			w, server := onServer(t)
 			r := w.relayIn("cdc")
 			before := w.wrote(testenv.LoadOptions{Total: 300, Tag: "before-"})
 			w.oracle.Check(t, before, 20*time.Second)
