@@ -118,8 +118,7 @@ func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
 		t.Errorf("the balances belong to %s", owner)
 	}
 	w.spawn("relay")
-	w.oracle.Check(t, load, 30*time.Second)
-	w.oracle.Others = append(w.oracle.Others, load)
+	w.all(load)
 	w.waitMode("cdc", 30*time.Second)
 	w.calm()
 	w.delivers()
@@ -198,8 +197,7 @@ func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
 		}
 		load := w.wrote(testenv.LoadOptions{Total: 300, Tag: "restored-"})
 		w.relayIn(mode)
-		w.oracle.Check(t, load, 30*time.Second)
-		w.oracle.Others = append(w.oracle.Others, load)
+		w.all(load)
 		w.delivers()
 		if after := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state"); after <= forgotten {
 			t.Errorf("epoch %d, the gate has seen %d", after, forgotten)

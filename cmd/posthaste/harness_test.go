@@ -225,6 +225,17 @@ func (w *world) ended(load *testenv.Load) {
 	w.oracle.Check(w.t, load, 30*time.Second)
 }
 
+// all checks that the events of loads, which have ended, are published.
+func (w *world) all(loads ...*testenv.Load) {
+	w.t.Helper()
+	others := w.oracle.Others
+	for i, load := range loads {
+		w.oracle.Others = slices.Concat(others, loads[:i], loads[i+1:])
+		w.oracle.Check(w.t, load, 30*time.Second)
+	}
+	w.oracle.Others = slices.Concat(others, loads)
+}
+
 // delivers checks that events are published.
 func (w *world) delivers() {
 	w.t.Helper()
@@ -232,8 +243,7 @@ func (w *world) delivers() {
 		Total: 120,
 		Tag:   fmt.Sprintf("l%d-", len(w.oracle.Others)),
 	})
-	w.oracle.Check(w.t, load, 20*time.Second)
-	w.oracle.Others = append(w.oracle.Others, load)
+	w.all(load)
 }
 
 // wait waits for d. Use it to check that a state lasts, not that it is reached.

@@ -203,15 +203,7 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 		return testenv.FailIf(n > 0, "%d repairs are not done", n)
 	})
 	loads = append(loads, phase("c-"))
-	for i, load := range loads {
-		o := w.oracle
-		for j, other := range loads {
-			if j != i {
-				o.Others = append(o.Others, other)
-			}
-		}
-		o.Check(t, load, 20*time.Second)
-	}
+	w.all(loads...)
 	after := w.placed("order")
 	if before["outbox.order"] != 240 || after["outbox.order"] != 240 || len(after) < 4 {
 		t.Errorf("before %v, after %v", before, after)

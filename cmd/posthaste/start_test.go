@@ -153,8 +153,7 @@ func TestMissingPublication(t *testing.T) {
 		w.db.Exec(t, "DROP PUBLICATION posthaste")
 		before := w.wrote(testenv.LoadOptions{Total: 120, Tag: "before-"})
 		w.spawn("relay")
-		w.oracle.Check(t, before, 20*time.Second)
-		w.oracle.Others = append(w.oracle.Others, before)
+		w.all(before)
 		w.waitMode("cdc", 20*time.Second)
 		w.delivers()
 		if !testenv.Value[bool](t, w.db,

@@ -55,7 +55,8 @@ func TestChangesAreNotLoggedOnATerminal(t *testing.T) {
 	w := newWorld(t)
 	p := w.onTerminal(200, "mode", "poll", "--log-level=info")
 	<-p.done
-	if got := p.output(); strings.Contains(got, "audit") || !strings.HasSuffix(got, "desired poll, active standby\r\n") {
+	got := p.output()
+	if strings.Contains(got, "audit") || !strings.HasSuffix(got, "desired poll, active standby\r\n") {
 		t.Errorf("printed %q", got)
 	}
 	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM posthaste_audit"); n != 2 {

@@ -223,7 +223,7 @@ func TestVersionsUpgrade(t *testing.T) {
 			w.db.Pool.Close()
 			server = server.Upgrade(t, os.Getenv("POSTHASTE_TEST_PG_UPGRADE"))
 			w.db = w.at(hostOf(t, server.URL("")))
-			w.pgURL, w.oracle.DB, w.oracle.Others = w.db.URL, w.db, []*testenv.Load{before}
+			w.pgURL, w.oracle.DB = w.db.URL, w.db
 			if version < 17 && slot {
 				w.db.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, false)", name)
 			}
@@ -234,10 +234,7 @@ func TestVersionsUpgrade(t *testing.T) {
 			if made := r.logged(`"slot created"`); made == slot {
 				t.Errorf("a slot was made: %t", made)
 			}
-			w.oracle.Check(t, owed, 20*time.Second)
-			w.oracle.Others = []*testenv.Load{owed}
-			w.oracle.Check(t, before, 20*time.Second)
-			w.oracle.Others = append(w.oracle.Others, before)
+			w.all(owed, before)
 			w.delivers()
 		})
 	}
