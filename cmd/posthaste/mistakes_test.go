@@ -261,6 +261,7 @@ func (m *mistakes) ofDoctor() []mistake {
 	}
 	stranger := testenv.WriteFile(m.t, m.dir, "stranger.crt", m.stranger.PEM)
 	ca := testenv.WriteFile(m.t, m.dir, "pg-ca.crt", m.ca.PEM)
+	localhost := strings.Replace(hostOf(m.t, db.URL), "127.0.0.1", "localhost", 1)
 	relay := m.roleWith("relay", "GRANT USAGE ON SCHEMA public TO $1",
 		"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO $1")
 	return []mistake{
@@ -287,8 +288,7 @@ func (m *mistakes) ofDoctor() []mistake {
 		},
 		{
 			"Postgres' certificate is of another host",
-			on("status", testenv.Through(tls("sslrootcert="+ca), strings.Replace(hostOf(m.t, db.URL), "127.0.0.1", "localhost",
-				1))), 1,
+			on("status", testenv.Through(tls("sslrootcert="+ca), localhost)), 1,
 			"certificate | localhost",
 		},
 	}
