@@ -39,7 +39,7 @@ demo: ## see it work on its own servers; with ARGS=--once it exits when done
 # under it. Those of internal/bench and internal/demo have whole relays in their own process, at full rate and with the
 # mode switched under load; and RACED are tests of the program that run under it.
 PLAIN := $(addprefix posthaste/,cmd/posthaste docs internal/model internal/exemplar internal/gendocs internal/mutations internal/traceparent)
-RACED := ^Test(TogglesUnderLoad|TwoRelaysSweepTogether|RedisKilledAndRestarted|SlotDropped|CreditsEndToEnd)$$
+RACED := ^Test(TogglesUnderLoad|TwoRelaysSweepTogether|ARestartOfRedisIsNoLoss|SlotDropped|CreditsEndToEnd)$$
 
 test: ## install what tests need, run every test against real servers
 	@./scripts/ensure.sh $(SERVERS) cc # the race detector needs a compiler

@@ -14,7 +14,7 @@ of_postgres+='StreamThatStandsStillIsNoticed|HeldBackCommitsKeepTheirOrderOverAC
 of_postgres+='StreamingAgainBesideAnOpenTransaction|PostgresForgetsNothingThatWasSettled|'
 of_postgres+='ASynchronousStandbyIsPromoted|AnAsynchronousStandbyIsPromotedUnderLoad'
 # And from Redis.
-of_redis="$relay|RedisKilledAndRestarted|RedisKilledInTheMiddleOfASync|FlushallInMidStream|WhatIsDeletedIsRestored"
+of_redis="$relay|ARestartOfRedisIsNoLoss|RedisKilledInTheMiddleOfASync|WhatIsDeletedIsRestored"
 
 postgres=scripts/postgres/node_modules
 install_postgres() {

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -18,18 +16,18 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 	const events = 200
 	w := newWorld(t)
 	w.spawn("relay")
-	c := w.launch("consume", "--group=g")
+	c := w.start("consume", "--group=g")
 	load := w.wrote(testenv.LoadOptions{Total: events, Types: []string{"order", "invoice"}})
 	w.oracle.Check(t, load, 20*time.Second)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		n := strings.Count(c.text(), "\n")
+		n := strings.Count(c.output(), "\n")
 		return testenv.FailIf(n < load.Committed(), "%d lines", n)
 	})
 	entries := map[string]testenv.Entry{}
 	for _, e := range w.oracle.Entries(t, "order", "invoice") {
 		entries[e.ID] = e
 	}
-	for line := range strings.Lines(c.text()) {
+	for line := range strings.Lines(c.output()) {
 		var fields map[string]json.RawMessage
 		var v struct {
 			ID, Type, Subject, Time, Stream string
@@ -50,8 +48,8 @@ func TestConsumePrintsOneLinePerEvent(t *testing.T) {
 	if len(entries) > 0 {
 		t.Errorf("%d events were not printed", len(entries))
 	}
-	must(t, c.cmd.Process.Signal(syscall.SIGTERM))
-	c.ends(t, 0)
+	c.signal(syscall.SIGTERM)
+	c.ends(0)
 }
 
 // A wrong name of a stream is an error. While there is no stream, a name with the prefix is only reported, and the
@@ -87,54 +85,4 @@ func keysOf(t *testing.T, w *world) []string {
 	must(t, err)
 	slices.Sort(keys)
 	return keys
-}
-
-// Two consume processes in one group are killed alternately under load. Every event is printed at least once, and
-// nothing is pending at the end.
-func TestConsumersKilledUnderLoad(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.relayIn("cdc", "--log-level=info")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600})
-	consume := func() *child { return w.spawn("consume", "--group=printers", "--claim-idle=1s", "--log-level=info") }
-	printers := []*child{consume(), consume()}
-	kills := scale(12, 4)
-	var killed []*child
-	for i := range kills {
-		w.waitCommitted(load, load.Committed()+300)
-		printers[i%2].kill()
-		killed = append(killed, printers[i%2])
-		printers[i%2] = consume()
-	}
-	w.ended(load)
-	testenv.Eventually(t, 20*time.Second, func() error {
-		p, err := w.redis.Client.XPending(t.Context(), "outbox.order", "printers").Result()
-		if err != nil {
-			return err
-		}
-		if p.Count > 0 {
-			return fmt.Errorf("%d pending", p.Count)
-		}
-		printed := map[string]bool{}
-		for _, c := range append(killed, printers...) {
-			printedBy(c, printed)
-		}
-		n := load.Committed()
-		return testenv.FailIf(len(printed) < n, "%d of %d events are printed", len(printed), n)
-	})
-}
-
-// printedBy adds the ids of the events that a consume process has printed to a set.
-func printedBy(c *child, into map[string]bool) {
-	lines := bufio.NewScanner(strings.NewReader(c.output()))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var ev struct {
-			ID      string `json:"id"`
-			EntryID string `json:"entry_id"`
-		}
-		if json.Unmarshal(lines.Bytes(), &ev) == nil && ev.EntryID != "" {
-			into[ev.ID] = true
-		}
-	}
 }

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -73,14 +71,10 @@ func TestCreditsEndToEnd(t *testing.T) {
 	})
 	var report credits.Report
 	testenv.Eventually(t, 20*time.Second, func() error {
-		var out bytes.Buffer
-		if code := run(t.Context(), append([]string{"credits", "reconcile", "--json"}, w.args()...), nil, &out,
-			io.Discard); code != 0 {
-			return fmt.Errorf("exit %d: %s", code, out.String())
-		}
+		r := w.once("credits", "reconcile", "--json")
 		report = credits.Report{}
-		if err := json.Unmarshal(out.Bytes(), &report); err != nil {
-			return err
+		if err := json.Unmarshal([]byte(r.out), &report); err != nil || r.code != 0 {
+			return fmt.Errorf("exit %d, %w: %s", r.code, err, r.out)
 		}
 		return testenv.FailIf(report.Pending > 0, "the ledger is behind")
 	})
@@ -88,12 +82,8 @@ func TestCreditsEndToEnd(t *testing.T) {
 		t.Errorf("reconciliation: %+v", report)
 	}
 	w.redis.Client.HSet(t.Context(), "{cr:"+bucketOf(user)+"}:a:"+user, "b", 5)
-	var out bytes.Buffer
-	if code := run(t.Context(), append([]string{"credits", "reconcile"}, w.args()...), nil, &out,
-		io.Discard); code != 1 || !strings.Contains(out.String(), "redis_balance") {
-		t.Errorf("with a forged balance: exit %d: %s", code, out.String())
-	}
-	testUnfreezeCommand(t, w, user)
+	w.once("credits", "reconcile").says(t, 1, "redis_balance") // the balance is forged
+	w.unfreezes(user)
 }
 
 // Redis loses everything after orders were paid and settled. The events are restored from the log and the balances from
@@ -164,39 +154,23 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 	}
 }
 
-// testUnfreezeCommand releases an account whose balance in Redis was forged.
-func testUnfreezeCommand(t *testing.T, w *world, user string) {
-	t.Helper()
-	command := func(want int, args ...string) string {
-		t.Helper()
-		var out, errs bytes.Buffer
-		if code := run(t.Context(), append(append([]string{"credits"}, args...), w.args()...), nil, &out,
-			&errs); code != want {
-			t.Errorf("%v: exit %d, want %d: %s%s", args, code, want, out.String(), errs.String())
-		}
-		return out.String() + errs.String()
+// unfreezes releases an account whose balance in Redis was forged.
+func (w *world) unfreezes(user string) {
+	w.t.Helper()
+	command := func(code int, args string, texts ...string) {
+		w.t.Helper()
+		r := w.once(append([]string{"credits"}, strings.Fields(args)...)...)
+		r.out += r.errOut
+		r.says(w.t, code, texts...)
 	}
-	if got := command(1, "unfreeze", user); !strings.Contains(got, "not frozen") {
-		t.Errorf("in use: %s", got)
-	}
-	w.db.Exec(t, "UPDATE credit_accounts SET frozen = 'gap'")
-	if got := command(1, "unfreeze", user, "--yes"); !strings.Contains(got, "frozen: gap") ||
-		!strings.Contains(got, "--settle=ledger or --settle=redis") {
-		t.Errorf("unsettled: %s", got)
-	}
-	if got := command(1, "unfreeze", user, "--settle=ledger"); !strings.Contains(got, "--yes") {
-		t.Errorf("not asked: %s", got)
-	}
-	if got := command(0, "unfreeze", user, "--settle=ledger", "--yes", "--json"); !strings.Contains(got,
-		`"released": true`) {
-		t.Errorf("released: %s", got)
-	}
-	if got := command(0, "balance", user); !strings.Contains(got, "ledger: 0 credits") ||
-		!strings.Contains(got, "redis:  not loaded") {
-		t.Errorf("afterwards: %s", got)
-	}
-	command(2, "balance", "somebody")
-	command(1, "balance", uuid.NewString())
+	command(1, "unfreeze "+user, "not frozen")
+	w.db.Exec(w.t, "UPDATE credit_accounts SET frozen = 'gap'")
+	command(1, "unfreeze --yes "+user, "frozen: gap", "--settle=ledger or --settle=redis")
+	command(1, "unfreeze --settle=ledger "+user, "--yes")
+	command(0, "unfreeze --settle=ledger --yes --json "+user, `"released": true`)
+	command(0, "balance "+user, "ledger: 0 credits", "redis:  not loaded")
+	command(2, "balance somebody")
+	command(1, "balance "+uuid.NewString())
 	command(0, "reconcile")
 }
 

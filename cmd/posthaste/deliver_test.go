@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -211,10 +210,10 @@ func TestDeliverEndsWhenTheReceiverIsGone(t *testing.T) {
 	h := newHook(t, func(string) int { return http.StatusGone })
 	w.addEvents("outbox.order", 20)
 	p := w.start("deliver", "--group=hooks", "--to="+h.URL)
-	p.ends(t, 1, "410 Gone: it wants no more events. Change --to, or run posthaste groups drop "+
+	p.ends(1, "410 Gone: it wants no more events. Change --to, or run posthaste groups drop "+
 		"--stream=outbox.order --group=hooks")
-	if n := strings.Count("\n"+p.text(), "\nposthaste: "); n != 1 {
-		t.Errorf("%d lines of errors in %q", n, p.text())
+	if n := strings.Count("\n"+p.output(), "\nposthaste: "); n != 1 {
+		t.Errorf("%d lines of errors in %q", n, p.output())
 	}
 	if n := len(h.got()); n > 8 {
 		t.Errorf("%d requests", n)
@@ -237,10 +236,8 @@ func TestDeliverThroughAProxy(t *testing.T) {
 		asked = append(asked, r.URL.String())
 	}))
 	t.Cleanup(proxy.Close)
-	exe, err := os.Executable()
-	must(t, err)
 	w.addEvents("outbox.order", 1)
-	w.spawnAs(exe, []string{"HTTP_PROXY=" + proxy.URL}, "deliver", "--group=hooks", "--to=http://receiver.invalid/in")
+	w.spawnAs("", []string{"HTTP_PROXY=" + proxy.URL}, "deliver", "--group=hooks", "--to=http://receiver.invalid/in")
 	w.unacknowledged("outbox.order", "hooks", 0)
 	mu.Lock()
 	defer mu.Unlock()

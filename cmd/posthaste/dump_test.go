@@ -103,11 +103,7 @@ func TestDataOfADumpAreRestored(t *testing.T) {
 			r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
 			to.adopt()
 			to.waitMode("cdc", 30*time.Second)
-			to.oracle.Others = []*testenv.Load{settled}
-			to.oracle.Check(t, pending, 30*time.Second)
-			to.oracle.Others = []*testenv.Load{pending}
-			to.oracle.Check(t, settled, 30*time.Second)
-			to.oracle.Others = []*testenv.Load{settled, pending}
+			to.all(pending, settled)
 			to.delivers()
 			to.calm()
 		})
@@ -159,7 +155,7 @@ func TestAWholeDumpIsRestored(t *testing.T) {
 				w.db.Pool.Reset()
 				switch place {
 				case "the database":
-					dropDatabase(t, via, w.db.Name, w.db.Relay)
+					dropDatabase(t, via, w.db.Name)
 					via.Exec(t, "CREATE DATABASE "+w.db.Name)
 				case "another server":
 					to := testenv.NewServer(t).Empty(t)
@@ -173,14 +169,11 @@ func TestAWholeDumpIsRestored(t *testing.T) {
 					w.adopt()
 				}
 				w.waitMode(mode, 30*time.Second)
-				w.oracle.Others = []*testenv.Load{gone, flying}
-				w.oracle.Check(t, settled, 30*time.Second)
-				w.oracle.Others = []*testenv.Load{gone, settled}
-				w.oracle.Check(t, flying, 30*time.Second)
+				w.oracle.Others = []*testenv.Load{gone}
+				w.all(settled, flying)
 				if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_phantom"); n != gone.Committed() {
 					t.Errorf("%d phantoms, want %d", n, gone.Committed())
 				}
-				w.oracle.Others = []*testenv.Load{gone, settled, flying}
 				w.delivers()
 			})
 		})

@@ -1,11 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -65,6 +65,13 @@ func worldOf(t *testing.T, db *testenv.Database, redis *testenv.RedisServer) *wo
 	}
 }
 
+// onServer returns a world on a Postgres server of its own.
+func onServer(t *testing.T, settings ...string) (*world, *testenv.Server) {
+	t.Helper()
+	server := testenv.NewServer(t, settings...)
+	return worldOf(t, server.Database(t), testenv.Redis(t)), server
+}
+
 // args returns the flags with the world's addresses.
 func (w *world) args(extra ...string) []string {
 	args := []string{
@@ -77,7 +84,7 @@ func (w *world) args(extra ...string) []string {
 	return append(args, extra...)
 }
 
-// child is a process of the program.
+// child is a process of the program. It collects standard output and standard error.
 type child struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -85,6 +92,7 @@ type child struct {
 	http  string
 	mu    sync.Mutex
 	log   bytes.Buffer
+	read  int           // bytes of the log that were searched for the addresses
 	ready chan struct{} // closed when the process has logged its addresses
 	done  chan struct{}
 }
@@ -92,12 +100,10 @@ type child struct {
 // spawn starts a command of the program as a process and waits until it has logged its addresses.
 func (w *world) spawn(command string, extra ...string) *child {
 	w.t.Helper()
-	exe, err := os.Executable()
-	must(w.t, err)
-	return w.spawnAs(exe, w.env, command, extra...)
+	return w.spawnAs("", w.env, command, extra...)
 }
 
-// spawnAs is spawn for another build of the program and additional environment variables.
+// spawnAs is spawn for another build of the program and other environment variables than the world's.
 func (w *world) spawnAs(exe string, env []string, command string, extra ...string) *child {
 	w.t.Helper()
 	c := w.fork(exe, env, command, extra...)
@@ -120,54 +126,77 @@ func (c *child) started() {
 // fork is spawnAs without the wait.
 func (w *world) fork(exe string, env []string, command string, extra ...string) *child {
 	w.t.Helper()
-	c := &child{t: w.t, ready: make(chan struct{}), done: make(chan struct{})}
-	c.cmd = exec.Command(exe, append([]string{command}, w.args(extra...)...)...) //nolint:noctx // ended by the test
-	// Without this option, a race build sleeps for a second at every exit.
-	c.cmd.Env = append(append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"), env...)
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	r, pw, err := os.Pipe()
-	must(w.t, err)
-	c.cmd.Stderr, c.cmd.Stdout = pw, pw
+	args := append([]string{command}, w.args(extra...)...)
+	return launch(w.t, program(context.Background(), exe, env, args...), nil)
+}
+
+// start starts a command that logs errors only and has no admin listener.
+func (w *world) start(args ...string) *child {
+	w.t.Helper()
+	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
+	return launch(w.t, program(context.Background(), "", w.env, args...), nil)
+}
+
+// launch starts a process of the program, which ends with the test. terminal is where it writes to, if not nil.
+func launch(t *testing.T, cmd *exec.Cmd, terminal io.Reader) *child {
+	t.Helper()
+	c := &child{t: t, cmd: cmd, ready: make(chan struct{}), done: make(chan struct{})}
+	if terminal == nil {
+		cmd.Stdout, cmd.Stderr = c, c
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
 		// The parent-death signal is sent when the thread that started the child ends. So this thread must live as long
 		// as the child.
 		runtime.LockOSThread()
-		started <- c.cmd.Start()
-		_ = c.cmd.Wait()
+		started <- cmd.Start()
+		if terminal != nil {
+			_, _ = io.Copy(c, terminal) // until the program has ended
+		}
+		_ = cmd.Wait()
 		close(c.done)
 	}()
-	must(w.t, <-started)
-	_ = pw.Close()
-	go c.read(r)
-	w.t.Cleanup(c.kill)
+	must(t, <-started)
+	t.Cleanup(c.kill)
 	return c
 }
 
-// read keeps the child's log and extracts its addresses.
-func (c *child) read(r *os.File) {
-	defer r.Close()
-	announced := false
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		c.mu.Lock()
-		c.log.Write(append(lines.Bytes(), '\n'))
-		c.mu.Unlock()
-		var line struct{ Admin, HTTP string }
-		if announced || json.Unmarshal(lines.Bytes(), &line) != nil || line.Admin == "" {
-			continue
+// Write keeps the child's output and extracts its addresses.
+func (c *child) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.log.Write(b)
+	for c.admin == "" {
+		line, _, whole := bytes.Cut(c.log.Bytes()[c.read:], []byte("\n"))
+		if !whole {
+			break
 		}
-		announced = true
-		c.admin, c.http = "http://"+line.Admin, "http://"+line.HTTP
-		close(c.ready)
+		c.read += len(line) + 1
+		var at struct{ Admin, HTTP string }
+		if json.Unmarshal(line, &at) == nil && at.Admin != "" {
+			c.admin, c.http = "http://"+at.Admin, "http://"+at.HTTP
+			close(c.ready)
+		}
 	}
+	return len(b), nil
 }
 
 func (c *child) output() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.log.String()
+}
+
+// ends waits for the end of the process, and fails unless the exit code is code and the process has printed texts.
+func (c *child) ends(code int, texts ...string) {
+	c.t.Helper()
+	select {
+	case <-c.done:
+	case <-time.After(2 * time.Minute):
+		c.t.Fatalf("the process has not ended: %q", c.output())
+	}
+	result{code: c.cmd.ProcessState.ExitCode(), out: c.output()}.says(c.t, code, texts...)
 }
 
 // logged reports whether the log has a line with the text.
@@ -275,9 +304,7 @@ func TestBacklogFromBeforeTheFirstStartArrives(t *testing.T) {
 
 func TestTogglesUnderLoad(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	r := w.relayIn("cdc")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
+	w, r, load := underLoad(t, "cdc", 1000)
 	toggles := scale(10, 4)
 	for i := range toggles {
 		w.switches(r, []string{"poll", "auto"}[i%2])

@@ -143,9 +143,7 @@ func TestFrozenLeaderIsReplacedAndPublishesNothingWhenItWakes(t *testing.T) {
 
 func TestRedisDownForAWhile(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	r := w.relayIn("cdc")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
+	w, r, load := underLoad(t, "cdc", 500)
 	w.waitCommitted(load, 500)
 	must(t, w.redis.Kill())
 	down := scale(10*time.Second, 3*time.Second)
@@ -159,23 +157,9 @@ func TestRedisDownForAWhile(t *testing.T) {
 	w.ended(load)
 }
 
-func TestRedisKilledAndRestarted(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.spawn("relay")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
-	w.waitMode("cdc", 20*time.Second)
-	for range 2 {
-		w.waitCommitted(load, load.Committed()+500)
-		w.redis.Restart(t)
-	}
-	w.ended(load)
-}
-
 func TestPostgresStoppedImmediate(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, server := onServer(t)
 	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000, Tolerant: true})
 	for range 2 {
@@ -196,8 +180,7 @@ func TestPostgresStoppedImmediate(t *testing.T) {
 func TestTheDiskOfTheWALIsFull(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
-		server := testenv.NewServer(t, "min_wal_size=32MB", "max_wal_size=32MB")
-		w := worldOf(t, server.Database(t), testenv.Redis(t))
+		w, server := onServer(t, "min_wal_size=32MB", "max_wal_size=32MB")
 		disk := server.SmallDisk(t, 256<<20)
 		w.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
 		r := w.spawn("relay")
@@ -235,9 +218,7 @@ func TestTheDiskOfTheWALIsFull(t *testing.T) {
 
 func TestSlotDropped(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	r := w.relayIn("cdc")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
+	w, r, load := underLoad(t, "cdc", 500)
 	// While the relay runs.
 	w.dropSlot()
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -302,45 +283,11 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 	restart(0)
 }
 
-func TestFlushallInMidStream(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	r := w.relayIn("cdc")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
-	gaps := func() float64 {
-		text, _ := r.metrics()
-		v, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
-		return v
-	}
-	for _, mode := range []string{"cdc", "poll"} {
-		if mode == "poll" {
-			r.setMode("poll")
-			// The mode in the database is not sufficient, because the relay also sweeps on its way back to the stream.
-			// The adoption before that creates the gate again, and would hide a loss during it.
-			r.waitLogged(`"from":"adopt","to":"poll"`)
-		}
-		w.waitCommitted(load, load.Committed()+300) // while it is streaming
-		before := gaps()
-		must(t, w.redis.Client.FlushAll(t.Context()).Err())
-		want := load.Committed() + 300
-		testenv.Eventually(t, 20*time.Second, func() error {
-			if n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result(); err != nil || n < 100 ||
-				load.Committed() < want {
-				return fmt.Errorf("%d entries, %w", n, err)
-			}
-			now := gaps()
-			return testenv.FailIf(now <= before, "%v gaps after the flush, %v before", now, before)
-		})
-	}
-	w.ended(load)
-}
-
 // A slot is visible while it is being created, and an open transaction makes that take long. Such a slot must be
 // treated as new, and not as dropped and created by an operator.
 func TestSlotThatIsLongInTheMakingIsNew(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t)
 	tx, err := w.db.Pool.Begin(t.Context())
 	must(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()

@@ -105,42 +105,21 @@ func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
 	w.delivers()
 	r.stop()
 	w.db.Pool.Reset()
-	dropDatabase(t, via, w.db.Name, w.db.Relay)
+	dropDatabase(t, via, w.db.Name)
 	via.Exec(t, "CREATE DATABASE "+w.db.Name)
 	w.once("migrate").says(t, 0)
 	load := w.wrote(testenv.LoadOptions{Total: 300, Tag: "again-"})
 	r = w.spawn("relay")
 	w.refused(r, load)
 	r.stop()
-	w.adopt()
-	w.spawn("relay")
-	w.oracle.Check(t, load, 30*time.Second)
-	w.oracle.Others = append(w.oracle.Others, load)
-	w.waitMode("cdc", 30*time.Second)
-	w.calm()
-	w.delivers()
-}
-
-// If a dump is restored on another server, the copy has all rows of the original, including its identity. The system
-// identifier of the server distinguishes the two.
-func TestCopyOnAnotherServer(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	r := w.spawn("relay")
-	w.delivers()
-	r.stop()
-	w.db.Exec(t, "UPDATE relay_state SET system_identifier = system_identifier + 1, timeline = timeline + 1")
-	load := w.wrote(testenv.LoadOptions{Total: 60, Tag: "copy-"})
-	r = w.spawn("relay")
-	w.refused(r, load)
-	w.redis.Client.Set(t.Context(), "{cr:owner}", "the original", 0)
+	w.redis.Client.Set(t.Context(), "{cr:owner}", "the dropped one", 0)
 	w.adopt()
 	if owner := w.redis.Client.Get(t.Context(), "{cr:owner}").Val(); owner != testenv.Value[string](t, w.db,
 		"SELECT source::text FROM relay_state") {
 		t.Errorf("the balances belong to %s", owner)
 	}
-	w.oracle.Check(t, load, 30*time.Second)
-	w.oracle.Others = append(w.oracle.Others, load)
+	w.spawn("relay")
+	w.all(load)
 	w.waitMode("cdc", 30*time.Second)
 	w.calm()
 	w.delivers()
@@ -164,7 +143,7 @@ func TestACopyOnTheSameServer(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		d.Pool.Close()
-		dropDatabase(t, via, d.Name, d.Relay)
+		dropDatabase(t, via, d.Name)
 	})
 	c := worldOf(t, &d, w.redis)
 	c.desire("poll") // the slot with this name belongs to the original
@@ -207,7 +186,7 @@ func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
 		}
 		forgotten := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state")
 		w.db.Pool.Reset()
-		dropDatabase(t, via, w.db.Name, w.db.Relay)
+		dropDatabase(t, via, w.db.Name)
 		w.copyDatabase(via, backup, w.db.Name)
 		via.Exec(t, "DROP DATABASE "+backup)
 		// Unlike such a copy, a backup of the server's files has the database with its original number.
@@ -219,8 +198,7 @@ func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
 		}
 		load := w.wrote(testenv.LoadOptions{Total: 300, Tag: "restored-"})
 		w.relayIn(mode)
-		w.oracle.Check(t, load, 30*time.Second)
-		w.oracle.Others = append(w.oracle.Others, load)
+		w.all(load)
 		w.delivers()
 		if after := testenv.Value[int64](t, w.db, "SELECT epoch FROM relay_state"); after <= forgotten {
 			t.Errorf("epoch %d, the gate has seen %d", after, forgotten)
@@ -236,34 +214,6 @@ func (w *world) copyDatabase(via *testenv.Database, from, to string) {
 		_, err := via.Pool.Exec(w.t.Context(), "CREATE DATABASE "+to+" TEMPLATE "+from)
 		return err
 	})
-}
-
-func TestTableDroppedFromThePublication(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	r := w.relayIn("cdc")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
-	w.waitCommitted(load, 200)
-	w.db.Exec(t, "ALTER PUBLICATION posthaste DROP TABLE outbox")
-	at := time.Now()
-	testenv.Eventually(t, 40*time.Second, func() error {
-		// The change of the table is announced to a session that has not yet decoded it. Otherwise, the audit detects
-		// the missed rows.
-		return testenv.FailIf(!r.logged(`"reason":"missed"`) && !r.logged(`"reason":"publication"`), "nobody noticed")
-	})
-	t.Logf("noticed after %v", time.Since(at).Round(100*time.Millisecond))
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if !testenv.Value[bool](t, w.db,
-			"SELECT EXISTS (SELECT FROM pg_publication_tables WHERE pubname = 'posthaste' AND tablename = 'outbox')") {
-			return fmt.Errorf("the publication is not repaired")
-		}
-		return nil
-	})
-	w.waitMode("cdc", 30*time.Second)
-	w.ended(load)
-	w.oracle.Others = append(w.oracle.Others, load)
-	w.delivers()
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 }
 
 // Rows committed while the publication excludes the table are published before those streamed after it includes the
@@ -320,34 +270,6 @@ func TestARowOfAChildTable(t *testing.T) {
 		(nextval(pg_get_serial_sequence('outbox', 'seq')), gen_random_uuid(), 'order', 'one', 'order.created', '{}')`)
 	w.entriesAtLeast(1)
 	r.waitLogged("perhaps behind later ones of its aggregate")
-}
-
-func TestSomebodyElseAdvancesTheSlot(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	r := w.relayIn("cdc")
-	slot := "posthaste_" + w.db.Relay
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600})
-	rounds := scale(10, 3)
-	for i := range rounds {
-		switches := strings.Count(r.output(), `"to":"cdc"`)
-		// The relay reconnects within milliseconds, so either session may get the slot first.
-		testenv.Eventually(t, 20*time.Second, func() error {
-			_, err := w.db.Pool.Exec(t.Context(),
-				"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active",
-				slot)
-			if err == nil {
-				_, err = w.db.Pool.Exec(t.Context(),
-					"SELECT pg_replication_slot_advance($1, pg_current_wal_insert_lsn())", slot)
-			}
-			return err
-		})
-		testenv.Eventually(t, 30*time.Second, func() error {
-			return testenv.FailIf(strings.Count(r.output(), `"to":"cdc"`) == switches,
-				"the relay is not back, round %d", i)
-		})
-	}
-	w.ended(load)
 }
 
 // wide gives a database's pool more connections than the number of commits that are blocked.
@@ -413,8 +335,7 @@ func (w *world) entriesAtLeast(n int) {
 // synchronized_standby_slots is down. On earlier versions, the test stops the walsender process for the same effect.
 func TestStreamThatStandsStillIsNoticed(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t)
 	r := w.relayIn("cdc")
 	w.delivers()
 	reasons, release := w.freezeStream()

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -14,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -27,21 +25,29 @@ type result struct {
 	out, errOut string
 }
 
+// program is a command of the program: of this test binary, or of another build, exe.
+func program(ctx context.Context, exe string, env []string, args ...string) *exec.Cmd {
+	if exe == "" {
+		exe, _ = os.Executable() // it runs
+	}
+	cmd := exec.CommandContext(ctx, exe, args...)
+	// Without the option, a race build sleeps for a second at every exit.
+	cmd.Env = slices.Concat(os.Environ(), []string{"POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"}, env)
+	return cmd
+}
+
 // runToEnd runs the program to its end.
 func runToEnd(t *testing.T, args ...string) result {
 	t.Helper()
-	exe, err := os.Executable()
-	must(t, err)
-	return runAs(t, exe, nil, args...)
+	return runAs(t, nil, args...)
 }
 
-// runAs is runToEnd for another build of the program and additional environment variables.
-func runAs(t *testing.T, exe string, env []string, args ...string) result {
+// runAs is runToEnd with additional environment variables.
+func runAs(t *testing.T, env []string, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // a benchmark takes 10 s
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, exe, args...)
-	cmd.Env = append(append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"), env...)
+	cmd := program(ctx, "", env, args...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	err := cmd.Run()
@@ -59,9 +65,7 @@ func (w *world) once(args ...string) result {
 	if n < 0 {
 		n = len(args)
 	}
-	exe, err := os.Executable()
-	must(w.t, err)
-	return runAs(w.t, exe, w.env, slices.Concat(args[:n], w.args("--log-level=error"), args[n:])...)
+	return runAs(w.t, w.env, slices.Concat(args[:n], w.args("--log-level=error"), args[n:])...)
 }
 
 // oneLine fails unless the exit code is code and the error output is one line that contains text.
@@ -93,75 +97,6 @@ func (r result) json(t *testing.T, v any) {
 	if err := json.Unmarshal([]byte(r.out), v); err != nil || r.code != 0 {
 		t.Fatalf("exit %d, %v: %s%s", r.code, err, r.out, r.errOut)
 	}
-}
-
-// program is a process whose output the test reads.
-type program struct {
-	cmd  *exec.Cmd
-	mu   sync.Mutex
-	out  bytes.Buffer
-	done chan struct{}
-}
-
-func (p *program) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.Write(b)
-}
-
-func (p *program) text() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.String()
-}
-
-// waitText waits until the program has printed text.
-func (p *program) waitText(t *testing.T, text string) {
-	t.Helper()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		out := p.text()
-		return testenv.FailIf(!strings.Contains(out, text), "the program says %q, want %q", out, text)
-	})
-}
-
-// ends waits for the end of the program, and fails unless the exit code is code and the program has printed texts.
-func (p *program) ends(t *testing.T, code int, texts ...string) {
-	t.Helper()
-	select {
-	case <-p.done:
-	case <-time.After(2 * time.Minute):
-		t.Fatalf("the program has not ended: %q", p.text())
-	}
-	result{code: p.cmd.ProcessState.ExitCode(), out: p.text()}.says(t, code, texts...)
-}
-
-// launch starts a command without waiting for it.
-func (w *world) launch(args ...string) *program {
-	w.t.Helper()
-	return w.begin(&program{}, nil, args)
-}
-
-// start starts a command with standard output and standard error in one buffer.
-func (w *world) start(args ...string) *program {
-	w.t.Helper()
-	p := &program{}
-	return w.begin(p, p, args)
-}
-
-// begin starts a command as p. Its standard output goes to p, and its standard error to errOut, or nowhere.
-func (w *world) begin(p *program, errOut io.Writer, args []string) *program {
-	w.t.Helper()
-	exe, err := os.Executable()
-	must(w.t, err)
-	p.done = make(chan struct{})
-	args = append(args, w.args("--log-level=error", "--admin-addr=")...)
-	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
-	p.cmd.Env = append(append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0"), w.env...)
-	p.cmd.Stdout, p.cmd.Stderr = p, errOut
-	must(w.t, p.cmd.Start())
-	go func() { _ = p.cmd.Wait(); close(p.done) }()
-	w.t.Cleanup(func() { _ = p.cmd.Process.Kill(); <-p.done })
-	return p
 }
 
 // readiness is the body of /readyz.
@@ -253,6 +188,14 @@ func (w *world) relayIn(mode string, extra ...string) *child {
 	return r
 }
 
+// underLoad returns a world with a relay in the mode, and with a load of so many events a second.
+func underLoad(t *testing.T, mode string, rate int, extra ...string) (*world, *child, *testenv.Load) {
+	t.Helper()
+	w := newWorld(t)
+	r := w.relayIn(mode, extra...)
+	return w, r, testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: rate})
+}
+
 // held starts a load whose commits wait for a standby that does not exist.
 func (w *world) held(o testenv.LoadOptions) *testenv.Load {
 	w.t.Helper()
@@ -282,6 +225,17 @@ func (w *world) ended(load *testenv.Load) {
 	w.oracle.Check(w.t, load, 30*time.Second)
 }
 
+// all checks that the events of loads, which have ended, are published.
+func (w *world) all(loads ...*testenv.Load) {
+	w.t.Helper()
+	others := w.oracle.Others
+	for i, load := range loads {
+		w.oracle.Others = slices.Concat(others, loads[:i], loads[i+1:])
+		w.oracle.Check(w.t, load, 30*time.Second)
+	}
+	w.oracle.Others = slices.Concat(others, loads)
+}
+
 // delivers checks that events are published.
 func (w *world) delivers() {
 	w.t.Helper()
@@ -289,8 +243,7 @@ func (w *world) delivers() {
 		Total: 120,
 		Tag:   fmt.Sprintf("l%d-", len(w.oracle.Others)),
 	})
-	w.oracle.Check(w.t, load, 20*time.Second)
-	w.oracle.Others = append(w.oracle.Others, load)
+	w.all(load)
 }
 
 // wait waits for d. Use it to check that a state lasts, not that it is reached.

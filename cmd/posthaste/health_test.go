@@ -17,6 +17,14 @@ func (w *world) fix(ddl string) {
 	})
 }
 
+// refuses lets Postgres refuse a kind of statement, until the trigger is dropped.
+func (w *world) refuses(what string) {
+	w.t.Helper()
+	w.fix(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		RAISE EXCEPTION 'not for you' USING errcode = '42501'; END $$`)
+	w.fix("CREATE TRIGGER refuse BEFORE " + what + " FOR EACH ROW EXECUTE FUNCTION refuse()")
+}
+
 // A gate is lost after an event was published and before it is settled. The event is published again, even if no other
 // event follows.
 func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
@@ -48,10 +56,7 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 			r := w.spawn("relay")
 			r.setMode(mode)
 			w.waitMode(map[string]string{"auto": "cdc", "poll": "poll"}[mode], 20*time.Second)
-			w.db.Exec(t,
-				`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING `+
-					`errcode = '42501'; END $$`)
-			w.fix(`CREATE TRIGGER refuse BEFORE INSERT ON outbox_mark FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			w.refuses("INSERT ON outbox_mark")
 			load := w.wrote(testenv.LoadOptions{Total: 24})
 			r.waitReady(t, 503, "", 20*time.Second)
 			w.fix(`DROP TRIGGER refuse ON outbox_mark`)
@@ -70,9 +75,7 @@ func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	r := w.relayIn("cdc")
-	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING `+
-		`errcode = '42501'; END $$`)
-	w.db.Exec(t, `CREATE TRIGGER refuse BEFORE INSERT ON outbox_dead FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	w.refuses("INSERT ON outbox_dead")
 	must(t, w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err())
 	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
 		`(gen_random_uuid(), 'bad', 'a', 'x', '{}')`)
@@ -85,8 +88,7 @@ func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
 // A server has no free walsender: events are swept, auto is degraded, cdc is not ready.
 func TestStreamThatCannotStartIsSaid(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t, "max_wal_senders=0")
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t, "max_wal_senders=0")
 	r := w.spawn("relay")
 	degraded := func() error {
 		var h struct{ Degraded []string }

@@ -44,7 +44,7 @@ func TestKeygenMakesKeysThatARunningAPITakes(t *testing.T) {
 	}
 	takes(first)
 	second := add("--user=*")
-	must(t, c.cmd.Process.Signal(syscall.SIGHUP))
+	c.signal(syscall.SIGHUP)
 	takes(second)
 	takes(first)
 	w.once("keygen", "--user=nobody").oneLine(t, 2, "neither a user id nor *")

@@ -172,8 +172,7 @@ const settleSlack = 16 << 20
 // walBudget writes total bytes of events while Redis is down, and checks the slot against the budget.
 func walBudget(t *testing.T, budget, total int) {
 	t.Helper()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t)
 	r := w.relayIn("cdc", fmt.Sprintf("--wal-budget=%d", budget), "--log-level=info")
 	warm := w.wrote(testenv.LoadOptions{Total: 60})
 	w.oracle.WaitEmpty(t, 20*time.Second)
@@ -215,8 +214,7 @@ func TestWALBudgetWithRedisDown(t *testing.T) {
 // bound.
 func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration, bound int64) {
 	t.Helper()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t)
 	w.relayIn("cdc", "--log-level=info") // also in poll mode, so that the slot exists
 	if mode == "poll" {
 		w.desire("poll")
@@ -253,8 +251,7 @@ func TestIdleOutboxBesideABusyTable(t *testing.T) {
 func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 	t.Parallel()
 	const budget = 16 << 20
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, server := onServer(t)
 	other := server.Database(t)
 	r := w.relayIn("cdc", fmt.Sprintf("--wal-budget=%d", budget), "--log-level=info")
 	tx, err := other.Pool.Begin(t.Context())

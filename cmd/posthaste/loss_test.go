@@ -168,9 +168,7 @@ func TestRedisKilledInTheMiddleOfASync(t *testing.T) {
 func TestARestartOfRedisIsNoLoss(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
-		w := newWorld(t)
-		r := w.relayIn(mode)
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
+		w, r, load := underLoad(t, mode, 500)
 		w.waitCommitted(load, 300)
 		w.redis.Restart(t)
 		w.waitCommitted(load, load.Committed()+300)
@@ -289,13 +287,11 @@ func (w *world) gate(stream string) string {
 }
 
 // A stream, its gate, its register, or all data in Redis are deleted under a relay. All settled events are published
-// again, and none twice.
+// again, and none twice. A loss of the gate is counted.
 func TestWhatIsDeletedIsRestored(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
-		w := newWorld(t)
-		w.relayIn(mode, "--stream-maxlen=0")
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
+		w, r, load := underLoad(t, mode, 500, "--stream-maxlen=0")
 		for _, command := range [][]any{
 			{"del", "outbox.order"},
 			{"del", w.gate("outbox.order")},
@@ -309,15 +305,17 @@ func TestWhatIsDeletedIsRestored(t *testing.T) {
 		}
 		w.ended(load)
 		w.restored(1000)
+		text, err := r.metrics()
+		if n, _ := sample(text, `outbox_publish_errors_total{class="gap"}`); err != nil || n < 3 {
+			t.Errorf("%v gaps, %v", n, err)
+		}
 	})
 }
 
 // Redis is emptied repeatedly, while the previous loss is being restored.
 func TestALossInTheMiddleOfARestoration(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	r := w.relayIn("cdc", "--stream-maxlen=0")
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 2000})
+	w, r, load := underLoad(t, "cdc", 2000, "--stream-maxlen=0")
 	w.waitSettled(5000)
 	for range 3 {
 		do(t, w.redis.Client, "flushall")
@@ -360,9 +358,7 @@ func TestWhatCannotBeRestoredHoldsUpNobody(t *testing.T) {
 func TestAnOldGateIsNoticed(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
-		w := newWorld(t)
-		r := w.relayIn(mode, "--stream-maxlen=0")
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
+		w, r, load := underLoad(t, mode, 500, "--stream-maxlen=0")
 		gate := w.gate("outbox.order")
 		for n := range 4 {
 			w.waitCommitted(load, load.Committed()+300)
@@ -430,9 +426,7 @@ func forget(tb testing.TB, r *testenv.RedisServer, again bool) {
 func TestALossWhileNobodyLeads(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
-		w := newWorld(t)
-		r := w.relayIn(mode, "--stream-maxlen=0")
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
+		w, r, load := underLoad(t, mode, 1000, "--stream-maxlen=0")
 		for _, again := range []bool{true, true, false} {
 			w.waitSettled(w.settled() + 1500)
 			r.kill()

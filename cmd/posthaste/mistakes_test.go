@@ -21,14 +21,12 @@ import (
 // mistake is a command that fails because of one mistake of its user.
 type mistake struct {
 	name string
-	// args are separated by spaces. Their flags beat those of the world.
+	// args are separated by spaces: variables of the environment, the command, and flags that beat those of the world.
 	args string
 	code int
 	// line has the texts that the one line must contain, separated by " | ": the problem, its place, and the remedy. A
 	// doctor's line is that of a finding.
 	line string
-	// env is added to the environment.
-	env string
 }
 
 // mistakes has the servers that the mistakes are made with.
@@ -79,6 +77,8 @@ func newMistakes(t *testing.T) *mistakes {
 func (m *mistakes) make(t *testing.T, c mistake) {
 	t.Helper()
 	args := strings.Fields(c.args)
+	env := args[:slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "POSTHASTE_") })]
+	args = args[len(env):]
 	n := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "-") })
 	if n < 0 {
 		n = len(args)
@@ -88,13 +88,11 @@ func (m *mistakes) make(t *testing.T, c mistake) {
 		all = slices.Concat(args[:n], m.args("--log-level=error"), args[n:])
 	}
 	var r result
-	if c.env != "" {
-		exe, err := os.Executable()
-		must(t, err)
+	if len(env) > 0 {
 		all = slices.DeleteFunc(all, func(a string) bool {
-			return strings.Contains(c.env, "_FILE") && strings.Contains(a, "-url=")
+			return strings.Contains(c.args, "_FILE=") && strings.Contains(a, "-url=")
 		})
-		r = runAs(t, exe, strings.Fields(c.env), all...)
+		r = runAs(t, env, all...)
 	} else {
 		var out, errOut bytes.Buffer
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -186,41 +184,38 @@ func (m *mistakes) ofPostgres() []mistake {
 	full := m.roleWith("full", "ALTER ROLE $1 CONNECTION LIMIT 0")
 	set := " | POSTHASTE_POSTGRES_URL"
 	return []mistake{
-		{"wrong password", on("status", wrong), 1, `wrong password for user "postgres" at ` + m.host + set, ""},
-		{"no password", on("mode", none), 1, `password for user "postgres" at ` + m.host + set, ""},
-		{"role may not log in", on("dead list", barred), 1, "barred_ | at " + m.host + " | LOGIN", ""},
+		{"wrong password", on("status", wrong), 1, `wrong password for user "postgres" at ` + m.host + set},
+		{"no password", on("mode", none), 1, `password for user "postgres" at ` + m.host + set},
+		{"role may not log in", on("dead list", barred), 1, "barred_ | at " + m.host + " | LOGIN"},
 		{
 			"unknown database", on("status", unknown), 1,
-			`database "nosuch" does not exist at ` + m.host + " | create the database" + set, "",
+			`database "nosuch" does not exist at ` + m.host + " | create the database" + set,
 		},
 		{
 			"unknown host", on("audit", testenv.Through(m.db.URL, "nosuch.invalid:5432")), 1,
-			"nosuch.invalid:5432 cannot be found" + set, "",
+			"nosuch.invalid:5432 cannot be found" + set,
 		},
 		{
 			"Postgres is down", on("migrate", testenv.Through(m.db.URL, "127.0.0.1:1")), 1,
-			"127.0.0.1:1 refuses the connection | POSTHASTE_POSTGRES_URL", "",
+			"127.0.0.1:1 refuses the connection | POSTHASTE_POSTGRES_URL",
 		},
 		{
 			"Postgres does not answer", on("status", testenv.Through(m.db.URL, m.deaf())+"&connect_timeout=1"), 1,
-			"does not answer in time | POSTHASTE_POSTGRES_URL", "",
+			"does not answer in time | POSTHASTE_POSTGRES_URL",
 		},
 		{
 			"the port of Redis", on("status", testenv.Through(m.db.URL, m.redisAt)), 1,
-			m.redisAt + " | check that Postgres listens there", "",
+			m.redisAt + " | check that Postgres listens there",
 		},
-		{"TLS is not offered", on("status", tls), 1, m.host + " offers no TLS | sslmode in POSTHASTE_POSTGRES_URL", ""},
-		{"the CA of Postgres is missing", on("status", ca), 2, "/nosuch.crt | --postgres-url", ""},
-		{"too many connections", on("status", full), 1, "too many connections | max_connections", ""},
-		{"another database's URL", on("status", "mysql://root:"+secret+"@h/db"), 2, "--postgres-url | postgres://", ""},
+		{"TLS is not offered", on("status", tls), 1, m.host + " offers no TLS | sslmode in POSTHASTE_POSTGRES_URL"},
+		{"the CA of Postgres is missing", on("status", ca), 2, "/nosuch.crt | --postgres-url"},
+		{"too many connections", on("status", full), 1, "too many connections | max_connections"},
+		{"another database's URL", on("status", "mysql://root:"+secret+"@h/db"), 2, "--postgres-url | postgres://"},
 		{
 			"a password that is not encoded", on("status", "postgres://u:"+secret+"%zz@h/db"), 2,
-			"--postgres-url | percent-encoded", "",
+			"--postgres-url | percent-encoded",
 		},
-		{
-			"an unknown sslmode", on("status", "postgres://u:"+secret+"@h/db?sslmode=on"), 2,
-			"--postgres-url | sslmode", "",
-		},
+		{"an unknown sslmode", on("status", "postgres://u:"+secret+"@h/db?sslmode=on"), 2, "--postgres-url | sslmode"},
 	}
 }
 
@@ -232,14 +227,11 @@ func (m *mistakes) ofRights() []mistake {
 	foreign := testenv.Postgres(m.t)
 	foreign.Exec(m.t, "ALTER DATABASE "+foreign.Name+" SET default_transaction_read_only = on")
 	return []mistake{
-		{"no USAGE on the schema", on("status", usage), 1, "--schema=public | GRANT USAGE ON SCHEMA", ""},
-		{"no SELECT on a table", on("status", read), 1, "permission denied for | GRANT", ""},
-		{
-			"migrate without CREATE", on("migrate --schema=own", create), 1,
-			"permission denied for schema own | GRANT", "",
-		},
-		{"migrate into a new schema", on("migrate --schema=fresh", create), 1, `create schema "fresh" | GRANT`, ""},
-		{"a read-only database", on("mode poll", foreign.URL), 1, "read-only | --postgres-url at the primary", ""},
+		{"no USAGE on the schema", on("status", usage), 1, "--schema=public | GRANT USAGE ON SCHEMA"},
+		{"no SELECT on a table", on("status", read), 1, "permission denied for | GRANT"},
+		{"migrate without CREATE", on("migrate --schema=own", create), 1, "permission denied for schema own | GRANT"},
+		{"migrate into a new schema", on("migrate --schema=fresh", create), 1, `create schema "fresh" | GRANT`},
+		{"a read-only database", on("mode poll", foreign.URL), 1, "read-only | --postgres-url at the primary"},
 	}
 }
 
@@ -248,10 +240,10 @@ func (m *mistakes) ofSchemas() []mistake {
 	older.Exec(m.t, "DELETE FROM posthaste_migrations WHERE line = 'outbox'")
 	newer.Exec(m.t, "INSERT INTO posthaste_migrations (line, version) VALUES ('outbox', 999)")
 	return []mistake{
-		{"not migrated", on("status", empty.URL), 1, empty.Name + " | run posthaste migrate", ""},
-		{"another schema", "status --schema=nosuch", 1, "--schema=nosuch | run posthaste migrate", ""},
-		{"an older schema", on("dead list", older.URL), 1, older.Name + " | run posthaste migrate", ""},
-		{"a newer schema", on("status", newer.URL), 1, "newer than this binary | run the newer posthaste", ""},
+		{"not migrated", on("status", empty.URL), 1, empty.Name + " | run posthaste migrate"},
+		{"another schema", "status --schema=nosuch", 1, "--schema=nosuch | run posthaste migrate"},
+		{"an older schema", on("dead list", older.URL), 1, older.Name + " | run posthaste migrate"},
+		{"a newer schema", on("status", newer.URL), 1, "newer than this binary | run the newer posthaste"},
 	}
 }
 
@@ -269,34 +261,35 @@ func (m *mistakes) ofDoctor() []mistake {
 	}
 	stranger := testenv.WriteFile(m.t, m.dir, "stranger.crt", m.stranger.PEM)
 	ca := testenv.WriteFile(m.t, m.dir, "pg-ca.crt", m.ca.PEM)
+	localhost := strings.Replace(hostOf(m.t, db.URL), "127.0.0.1", "localhost", 1)
 	relay := m.roleWith("relay", "GRANT USAGE ON SCHEMA public TO $1",
 		"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO $1")
 	return []mistake{
-		{"wal_level", on("doctor", db.URL), 1, "fail  wal_level | -> ALTER SYSTEM SET wal_level = logical", ""},
+		{"wal_level", on("doctor", db.URL), 1, "fail  wal_level | -> ALTER SYSTEM SET wal_level = logical"},
 		{
 			"no free slot", on("doctor", db.URL), 1,
-			"fail  max_replication_slots | no slot is free | -> drop a slot that is not used", "",
+			"fail  max_replication_slots | no slot is free | -> drop a slot that is not used",
 		},
 		{
 			"no free walsender", on("doctor", db.URL), 1,
-			"fail  max_wal_senders | no walsender is free | -> raise max_wal_senders", "",
+			"fail  max_wal_senders | no walsender is free | -> raise max_wal_senders",
 		},
-		{"no REPLICATION", on("doctor", relay), 1, "fail  replication right | -> ALTER ROLE | REPLICATION", ""},
+		{"no REPLICATION", on("doctor", relay), 1, "fail  replication right | -> ALTER ROLE | REPLICATION"},
 		{
 			"cdc through a pooler", on("doctor", testenv.PgBouncer(m.t, m.db.URL, "transaction")), 1,
-			"fail  pooler | direct", "",
+			"fail  pooler | direct",
 		},
 		{"the doctor's password", on("doctor", m.with(func(u *url.URL) {
 			u.User = url.UserPassword("postgres", secret)
-		})), 1, `fail  postgres  | wrong password for user "postgres" | POSTHASTE_POSTGRES_URL`, ""},
+		})), 1, `fail  postgres  | wrong password for user "postgres" | POSTHASTE_POSTGRES_URL`},
 		{
 			"Postgres' certificate is of another CA", on("status", tls("sslrootcert="+stranger)), 1,
-			"certificate | sslrootcert", "",
+			"certificate | sslrootcert",
 		},
 		{
-			"Postgres' certificate is of another host", on("status",
-				testenv.Through(tls("sslrootcert="+ca), "localhost:"+strings.Split(hostOf(m.t, db.URL), ":")[1])), 1,
-			"certificate | localhost", "",
+			"Postgres' certificate is of another host",
+			on("status", testenv.Through(tls("sslrootcert="+ca), localhost)), 1,
+			"certificate | localhost",
 		},
 	}
 }
@@ -328,43 +321,34 @@ func (m *mistakes) ofRedis() []mistake {
 	evicts := testenv.Redis(m.t, "maxmemory-policy allkeys-lru").Addr()
 	set := " | POSTHASTE_REDIS_URL"
 	return []mistake{
-		{
-			"keys may be evicted", redisOn("doctor", "redis://"+evicts), 0,
-			"redis eviction | allkeys-lru | noeviction", "",
-		},
-		{"no password of Redis", redisOn("groups list", "redis://"+closed), 1, closed + " | password" + set, ""},
+		{"keys may be evicted", redisOn("doctor", "redis://"+evicts), 0, "redis eviction | allkeys-lru | noeviction"},
+		{"no password of Redis", redisOn("groups list", "redis://"+closed), 1, closed + " | password" + set},
 		{
 			"wrong password of Redis", redisOn("groups list", "redis://:"+secret+"x@"+closed), 1,
-			closed + " | password" + set, "",
+			closed + " | password" + set,
 		},
-		{"a user without rights", redisOn("groups list", "redis://weak:"+secret+"@"+closed), 1, closed + " | ACL", ""},
-		{"a replica", redisOn("doctor", "redis://"+replica), 1, "fail  redis  | primary" + set, ""},
-		{"memory is full", redisOn("doctor", "redis://"+locked), 1, "fail  redis  | raise maxmemory", ""},
-		{
-			"Redis is down", redisOn("groups list", "redis://127.0.0.1:1"), 1,
-			"127.0.0.1:1 refuses the connection" + set, "",
-		},
-		{"unknown host of Redis", redisOn("groups list", "redis://nosuch.invalid"), 1, "nosuch.invalid" + set, ""},
-		{"Redis does not answer", redisOn("groups list", "redis://"+m.deaf()), 1, "does not answer in time" + set, ""},
-		{"the port of Postgres", redisOn("groups list", "redis://"+m.host), 1, m.host + set, ""},
+		{"a user without rights", redisOn("groups list", "redis://weak:"+secret+"@"+closed), 1, closed + " | ACL"},
+		{"a replica", redisOn("doctor", "redis://"+replica), 1, "fail  redis  | primary" + set},
+		{"memory is full", redisOn("doctor", "redis://"+locked), 1, "fail  redis  | raise maxmemory"},
+		{"Redis is down", redisOn("groups list", "redis://127.0.0.1:1"), 1, "127.0.0.1:1 refuses the connection" + set},
+		{"unknown host of Redis", redisOn("groups list", "redis://nosuch.invalid"), 1, "nosuch.invalid" + set},
+		{"Redis does not answer", redisOn("groups list", "redis://"+m.deaf()), 1, "does not answer in time" + set},
+		{"the port of Postgres", redisOn("groups list", "redis://"+m.host), 1, m.host + set},
 		{
 			"a cluster's URL for one server", redisOn("groups list", "redis://"+m.redisAt+"?addr="+m.redisAt), 1,
-			m.redisAt + " is not a cluster" + set, "",
+			m.redisAt + " is not a cluster" + set,
 		},
-		{"a database of a cluster", redisOn("groups list", "redis://"+node+"/1"), 2, "Redis URL | database 0", ""},
-		{"a Sentinel's port", redisOn("groups list", "redis://"+watch), 2, "Sentinel | master_name", ""},
+		{"a database of a cluster", redisOn("groups list", "redis://"+node+"/1"), 2, "Redis URL | database 0"},
+		{"a Sentinel's port", redisOn("groups list", "redis://"+watch), 2, "Sentinel | master_name"},
 		{
 			"an unknown master", redisOn("groups list", "redis://"+watch+"?master_name=nosuch"), 1,
-			watch + " | master_name" + set, "",
+			watch + " | master_name" + set,
 		},
-		{
-			"a scheme that is not Redis'", redisOn("groups list", "http://:"+secret+"@h"), 2,
-			"--redis-url | redis://", "",
-		},
-		{"an unknown option", redisOn("groups list", "redis://:"+secret+"@h?nosuch=1"), 2, "--redis-url | options", ""},
+		{"a scheme that is not Redis'", redisOn("groups list", "http://:"+secret+"@h"), 2, "--redis-url | redis://"},
+		{"an unknown option", redisOn("groups list", "redis://:"+secret+"@h?nosuch=1"), 2, "--redis-url | options"},
 		{
 			"a key that is no stream", "streams drop --stream=outbox.text --yes", 1,
-			"wrong kind | " + m.redisAt + " | rename or delete", "",
+			"wrong kind | " + m.redisAt + " | rename or delete",
 		},
 	}
 }
@@ -378,43 +362,44 @@ func (m *mistakes) ofRedisTLS() []mistake {
 	empty := testenv.WriteFile(m.t, m.dir, "empty.crt", nil)
 	list := func(addr string) string { return redisOn("groups list", "rediss://"+addr) }
 	return []mistake{
-		{"Redis offers no TLS", list(m.redisAt), 1, m.redisAt + " | no TLS | redis://", ""},
-		{"Redis demands TLS", redisOn("groups list", "redis://"+r.Addr()), 1, r.Addr() + " | rediss://", ""},
+		{"Redis offers no TLS", list(m.redisAt), 1, m.redisAt + " | no TLS | redis://"},
+		{"Redis demands TLS", redisOn("groups list", "redis://"+r.Addr()), 1, r.Addr() + " | rediss://"},
 		{
 			"Redis' certificate is of another CA", list(r.Addr()) + " --redis-ca=" + wrong + own, 1,
-			r.Addr() + " | certificate | --redis-ca", "",
+			r.Addr() + " | certificate | --redis-ca",
 		},
 		{
 			"Redis' certificate is of another host", list(elsewhere.Addr()) + " --redis-ca=" + ca + own, 1,
-			elsewhere.Addr() + " | certificate", "",
+			elsewhere.Addr() + " | certificate",
 		},
-		{"no certificate for Redis", list(r.Addr()) + " --redis-ca=" + ca, 1, r.Addr() + " | : check", ""},
-		{"the CA of Redis is missing", list(r.Addr()) + " --redis-ca=/nosuch.crt", 2, "--redis-ca | /nosuch.crt", ""},
-		{"the CA of Redis is empty", list(r.Addr()) + " --redis-ca=" + empty, 2, "--redis-ca | empty.crt", ""},
+		{"no certificate for Redis", list(r.Addr()) + " --redis-ca=" + ca, 1, r.Addr() + " | : check"},
+		{"the CA of Redis is missing", list(r.Addr()) + " --redis-ca=/nosuch.crt", 2, "--redis-ca | /nosuch.crt"},
+		{"the CA of Redis is empty", list(r.Addr()) + " --redis-ca=" + empty, 2, "--redis-ca | empty.crt"},
 	}
 }
 
 func (m *mistakes) ofSettings() []mistake {
 	return []mistake{
 		{
-			"a misspelt setting", on("status --log-level=warn", testenv.Through(m.db.URL, "127.0.0.1:1")), 1,
-			"POSTHASTE_POSTGRE_URL | POSTHASTE_POSTGRES_URL", "POSTHASTE_POSTGRE_URL=x",
+			"a misspelt setting",
+			on("POSTHASTE_POSTGRE_URL=x status --log-level=warn", testenv.Through(m.db.URL, "127.0.0.1:1")), 1,
+			"POSTHASTE_POSTGRE_URL | POSTHASTE_POSTGRES_URL",
 		},
-		{"a duration", "status --history=3days", 2, "--history | 3days | 72h", ""},
-		{"a size", "status --wal-budget=huge", 2, "--wal-budget | huge | 64MiB", ""},
-		{"on or off", "status --pubsub=yes", 2, "--pubsub | yes | on or off", ""},
-		{"a choice", "status --poison=drop", 2, "--poison | drop | skip or block-key", ""},
-		{"a number", "status --window=0", 2, "--window | 0 | from 1 to", ""},
-		{"a level", "status --log-level=verbose", 2, "--log-level | verbose | debug, info, warn", ""},
-		{"a schema", "status --schema=a-b", 2, "--schema | a-b | letters, digits or _", ""},
-		{"a relay name", "status --relay-name=My-Relay", 2, "--relay-name | My-Relay | small letters", ""},
-		{"an address", "serve --http-addr=8080", 2, "--http-addr | 8080 | host:port", ""},
-		{"a port in use", "serve --http-addr=" + m.redisAt, 1, m.redisAt + " | in use | --http-addr", ""},
-		{"the admin port in use", "relay --admin-addr=" + m.redisAt, 1, m.redisAt + " | in use | --admin-addr", ""},
-		{"an open admin listener", "relay --admin-addr=0.0.0.0:0", 2, "--admin-addr | --admin-token", ""},
-		{"a durability", "status --redis-durability=fsync", 2, "--redis-durability | fsync | aof", ""},
-		{"keys without a file", "serve --auth=keys", 2, "--auth=keys needs --auth-keys-file", ""},
-		{"a variable", "status", 2, "--history | forever | 72h", "POSTHASTE_HISTORY=forever"},
+		{"a duration", "status --history=3days", 2, "--history | 3days | 72h"},
+		{"a size", "status --wal-budget=huge", 2, "--wal-budget | huge | 64MiB"},
+		{"on or off", "status --pubsub=yes", 2, "--pubsub | yes | on or off"},
+		{"a choice", "status --poison=drop", 2, "--poison | drop | skip or block-key"},
+		{"a number", "status --window=0", 2, "--window | 0 | from 1 to"},
+		{"a level", "status --log-level=verbose", 2, "--log-level | verbose | debug, info, warn"},
+		{"a schema", "status --schema=a-b", 2, "--schema | a-b | letters, digits or _"},
+		{"a relay name", "status --relay-name=My-Relay", 2, "--relay-name | My-Relay | small letters"},
+		{"an address", "serve --http-addr=8080", 2, "--http-addr | 8080 | host:port"},
+		{"a port in use", "serve --http-addr=" + m.redisAt, 1, m.redisAt + " | in use | --http-addr"},
+		{"the admin port in use", "relay --admin-addr=" + m.redisAt, 1, m.redisAt + " | in use | --admin-addr"},
+		{"an open admin listener", "relay --admin-addr=0.0.0.0:0", 2, "--admin-addr | --admin-token"},
+		{"a durability", "status --redis-durability=fsync", 2, "--redis-durability | fsync | aof"},
+		{"keys without a file", "serve --auth=keys", 2, "--auth=keys needs --auth-keys-file"},
+		{"a variable", "POSTHASTE_HISTORY=forever status", 2, "--history | forever | 72h"},
 	}
 }
 
@@ -424,31 +409,29 @@ func (m *mistakes) ofFiles() []mistake {
 	keys := testenv.WriteFile(m.t, m.dir, "keys", []byte(secret+"\n"))
 	return []mistake{
 		{
-			"a URL file is missing", "status", 2,
-			"POSTHASTE_POSTGRES_URL_FILE | /nosuch", "POSTHASTE_POSTGRES_URL_FILE=/nosuch",
+			"a URL file is missing", "POSTHASTE_POSTGRES_URL_FILE=/nosuch status", 2,
+			"POSTHASTE_POSTGRES_URL_FILE | /nosuch",
 		},
 		{
-			"a password file is empty", "status", 2, "POSTHASTE_REDIS_PASSWORD_FILE | empty",
-			"POSTHASTE_REDIS_PASSWORD_FILE=" + empty,
+			"a password file is empty", "POSTHASTE_REDIS_PASSWORD_FILE=" + empty + " status", 2,
+			"POSTHASTE_REDIS_PASSWORD_FILE | empty",
 		},
 		{
-			"a password file has two lines", "status", 2, "POSTHASTE_POSTGRES_PASSWORD_FILE | one line",
-			"POSTHASTE_POSTGRES_PASSWORD_FILE=" + two,
+			"a password file has two lines", "POSTHASTE_POSTGRES_PASSWORD_FILE=" + two + " status", 2,
+			"POSTHASTE_POSTGRES_PASSWORD_FILE | one line",
 		},
 		{
-			"a setting and its file", "status", 2, "POSTHASTE_ADMIN_TOKEN_FILE | set one of them",
-			"POSTHASTE_ADMIN_TOKEN=" + secret + " POSTHASTE_ADMIN_TOKEN_FILE=" + two,
+			"a setting and its file",
+			"POSTHASTE_ADMIN_TOKEN=" + secret + " POSTHASTE_ADMIN_TOKEN_FILE=" + two + " status", 2,
+			"POSTHASTE_ADMIN_TOKEN_FILE | set one of them",
 		},
-		{"the keys are missing", "serve --auth=keys --auth-keys-file=/nosuch", 2, "--auth-keys-file | /nosuch", ""},
-		{"the keys are damaged", "serve --auth=keys --auth-keys-file=" + keys, 2, "keys | line 1", ""},
-		{"a certificate without a key", "serve --http-tls-cert=" + empty, 2, "--http-tls-cert | --http-tls-key", ""},
-		{
-			"no issuer", "serve --auth=jwt --jwt-audience=a --jwt-jwks=https://h/k", 2,
-			"--auth=jwt needs --jwt-issuer", "",
-		},
+		{"the keys are missing", "serve --auth=keys --auth-keys-file=/nosuch", 2, "--auth-keys-file | /nosuch"},
+		{"the keys are damaged", "serve --auth=keys --auth-keys-file=" + keys, 2, "keys | line 1"},
+		{"a certificate without a key", "serve --http-tls-cert=" + empty, 2, "--http-tls-cert | --http-tls-key"},
+		{"no issuer", "serve --auth=jwt --jwt-audience=a --jwt-jwks=https://h/k", 2, "--auth=jwt needs --jwt-issuer"},
 		{
 			"the secret of deliver is missing", "deliver --group=g --to=http://127.0.0.1:1/ --secret-file=/nosuch", 2,
-			"--secret-file | /nosuch", "",
+			"--secret-file | /nosuch",
 		},
 	}
 }
@@ -458,29 +441,29 @@ func (m *mistakes) ofCommands() []mistake {
 	m.db.Exec(m.t, "CREATE TABLE old_outbox (id uuid PRIMARY KEY, body jsonb)")
 	bridge := "bridge create --id=id --aggregate-type==a --aggregate-id=id --event-type==t --yes --payload="
 	return []mistake{
-		{"an unknown command", "nonsense", 2, "nonsense | posthaste --help", ""},
-		{"a misspelt command", "statsu", 2, `statsu | "status"`, ""},
-		{"an unknown flag", "status --jsno", 2, "--jsno | --json", ""},
-		{"a missing argument", "trace", 2, "<id> | --help", ""},
-		{"a missing flag", "consume", 2, "--group | --help", ""},
-		{"a bad id", "dead retry 123", 2, "123 | UUID", ""},
-		{"an unknown event", "dead retry " + id, 1, id + " | dead list", ""},
-		{"an unknown id", "trace " + id, 1, "never existed | expired | --user", ""},
-		{"an unknown group", "groups drop --stream=outbox.order --group=nosuch --yes", 1, "there are: none", ""},
-		{"an unknown stream", "streams drop --stream=nosuch --yes", 1, "nosuch | streams list", ""},
-		{"no confirmation", "uninstall", 1, "--yes", ""},
-		{"an unknown mode", "mode wal", 2, "wal | auto, cdc or poll", ""},
-		{"a number of streams", "streams spread --per-type=3", 2, "--per-type | 3 | 16", ""},
-		{"nothing chosen", "replay", 2, "--since | --all", ""},
-		{"a time", "replay --since=yesterday", 2, "--since | yesterday | 90m", ""},
-		{"an unknown table", bridge + "body --table=public.nosuch", 1, "nosuch", ""},
-		{"an unknown column", bridge + "data --table=public.old_outbox", 1, "data | old_outbox", ""},
-		{"a receiver that is no URL", "deliver --group=g --to=example.com", 2, "--to | https://", ""},
-		{"an empty group", "consume --group=", 2, "--group", ""},
-		{"an unknown shell", "completion csh", 2, "csh | bash", ""},
+		{"an unknown command", "nonsense", 2, "nonsense | posthaste --help"},
+		{"a misspelt command", "statsu", 2, `statsu | "status"`},
+		{"an unknown flag", "status --jsno", 2, "--jsno | --json"},
+		{"a missing argument", "trace", 2, "<id> | --help"},
+		{"a missing flag", "consume", 2, "--group | --help"},
+		{"a bad id", "dead retry 123", 2, "123 | UUID"},
+		{"an unknown event", "dead retry " + id, 1, id + " | dead list"},
+		{"an unknown id", "trace " + id, 1, "never existed | expired | --user"},
+		{"an unknown group", "groups drop --stream=outbox.order --group=nosuch --yes", 1, "there are: none"},
+		{"an unknown stream", "streams drop --stream=nosuch --yes", 1, "nosuch | streams list"},
+		{"no confirmation", "uninstall", 1, "--yes"},
+		{"an unknown mode", "mode wal", 2, "wal | auto, cdc or poll"},
+		{"a number of streams", "streams spread --per-type=3", 2, "--per-type | 3 | 16"},
+		{"nothing chosen", "replay", 2, "--since | --all"},
+		{"a time", "replay --since=yesterday", 2, "--since | yesterday | 90m"},
+		{"an unknown table", bridge + "body --table=public.nosuch", 1, "nosuch"},
+		{"an unknown column", bridge + "data --table=public.old_outbox", 1, "data | old_outbox"},
+		{"a receiver that is no URL", "deliver --group=g --to=example.com", 2, "--to | https://"},
+		{"an empty group", "consume --group=", 2, "--group"},
+		{"an unknown shell", "completion csh", 2, "csh | bash"},
 		{
 			"nothing runs", "healthcheck --addr=127.0.0.1:1", 1,
-			"127.0.0.1:1 | refuses the connection | start the process", "",
+			"127.0.0.1:1 | refuses the connection | start the process",
 		},
 	}
 }

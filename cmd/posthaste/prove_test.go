@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -152,27 +150,14 @@ func TestProveExternal(t *testing.T) {
 	if r.code != exitFailure || !strings.Contains(r.errOut, "database 0 of Redis has 1 keys") {
 		t.Errorf("exit %d: %s", r.code, r.errOut)
 	}
-	exe, err := os.Executable()
-	must(t, err)
-	cmd := exec.CommandContext(t.Context(), exe, append([]string{"prove", "--seed=2"},
-		args("redis://"+rd.Addr()+"/7")...)...)
-	cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0",
-		"POSTHASTE_POSTGRES_URL_FILE="+testenv.WriteFile(t, t.TempDir(), "url", []byte(db.URL+"\n")))
-	p := &program{}
-	var out bytes.Buffer
-	cmd.Stderr, cmd.Stdout = p, &out
-	must(t, cmd.Start())
+	p := launch(t, program(t.Context(), "", []string{
+		"POSTHASTE_POSTGRES_URL_FILE=" + testenv.WriteFile(t, t.TempDir(), "url", []byte(db.URL+"\n")),
+	}, append([]string{"prove", "--seed=2"}, args("redis://"+rd.Addr()+"/7")...)...), nil)
 	testenv.Eventually(t, time.Minute, func() error {
-		text := p.text()
-		return testenv.FailIf(!strings.Contains(text, "recovered in"), "no round yet: %s", text)
+		return testenv.FailIf(!p.logged("recovered in"), "no round yet: %s", p.output())
 	})
-	must(t, cmd.Process.Signal(os.Interrupt))
-	err = cmd.Wait()
-	for _, want := range []string{"The campaign was interrupted.", "every promise was kept"} {
-		if err != nil || !strings.Contains(out.String(), want) {
-			t.Errorf("%v; without %q: %s\n%s", err, want, out.String(), p.text())
-		}
-	}
+	p.signal(os.Interrupt)
+	p.ends(0, "The campaign was interrupted.", "every promise was kept")
 	if n := testenv.Value[int](t, db, "SELECT count(*) FROM pg_database WHERE datname LIKE 'posthaste_prove%'") +
 		testenv.Value[int](t, db, "SELECT count(*) FROM pg_replication_slots"); n != 0 {
 		t.Errorf("%d databases and slots are left", n)
@@ -180,16 +165,5 @@ func TestProveExternal(t *testing.T) {
 	info := rd.Client.InfoMap(t.Context(), "keyspace").Val()["Keyspace"]
 	if len(info) != 1 || !strings.HasPrefix(info["db0"], "keys=1,") {
 		t.Errorf("keys are left: %v", info)
-	}
-}
-
-func TestProveRefuses(t *testing.T) {
-	t.Parallel()
-	for arg, want := range map[string]string{
-		"--faults=earthquake": `there is no new fault "earthquake"; there are relay-kill`,
-		"--duration=10ms":     "--duration must be at least 1s",
-		"--rate=1":            "--rate must be 10 to 20000",
-	} {
-		runToEnd(t, "prove", arg).oneLine(t, exitBadUsage, want)
 	}
 }

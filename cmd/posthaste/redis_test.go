@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -39,22 +38,6 @@ func (w *world) post(api *child, path, key, body string, want int) {
 		}
 		return err
 	})
-}
-
-// try posts until the status is want, however long Redis is unreachable. Goroutines use it. It returns an error for any
-// other status that is not a temporary refusal.
-func (w *world) try(api *child, path, key, body string, want int) error {
-	for end := time.Now().Add(time.Minute); ; {
-		a, err := testenv.Request(w.t.Context(), http.MethodPost, api.http+path, body, "Idempotency-Key", key)
-		switch {
-		case err == nil && a.Status == want:
-			return nil
-		case err == nil && a.Status < 500 && a.Status != http.StatusConflict || time.Now().After(end):
-			w.t.Errorf("POST %s: %d, %v", path, a.Status, err)
-			return errors.New("not answered")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
 }
 
 // worksWith runs every process, and every command that talks to Redis, against the world's Redis.
@@ -248,91 +231,5 @@ func TestSentinel(t *testing.T) {
 		if strings.Contains(c.output(), secret) {
 			t.Error("a password is in a log")
 		}
-	}
-}
-
-// Slots move to a master that has neither functions nor scripts, while orders, repeated requests, credits, publishing
-// and consumers continue. In the end, that master has all slots.
-func TestSlotsMoveUnderEverything(t *testing.T) {
-	t.Parallel()
-	c := testenv.Cluster(t, 3, 0)
-	w := worldAt(t, c.URL(), c.Client)
-	relay, api := w.spawn("relay"), w.spawn("serve")
-	group := w.spawn("consume", "--group=g", "--ordered")
-	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
-	user := uuid.NewString()
-	w.post(api, "/add/"+user, uuid.NewString(), `{"amount":1000}`, http.StatusOK)
-	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200, Types: []string{"a", "b"}})
-	moving := make(chan struct{})
-	var spent, placed int
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			key := uuid.NewString()
-			for range 2 { // a repeated request is the same operation on every server
-				if w.try(api, "/deduct/"+user, key, `{"amount":1}`, http.StatusOK) != nil {
-					return
-				}
-				order := fmt.Sprintf(`{"user_id":%q,"amount":5,"currency":"USD"}`, user)
-				if w.try(api, "/orders", key, order, http.StatusCreated) != nil {
-					return
-				}
-			}
-			spent, placed = spent+1, placed+1
-			select {
-			case <-moving:
-				return
-			default:
-			}
-		}
-	}()
-	fresh, err := c.Add(t.Context())
-	must(t, err)
-	slots := map[int]bool{}
-	for _, key := range []string{
-		"outbox.order", "outbox.a", "outbox.b", "{outbox.order}", "outbox.credits", "{posthaste}",
-	} {
-		slots[c.Slot(t, key)] = true
-	}
-	// The account's bucket, and all other keys.
-	for i := range 3 {
-		keys, err := c.On(t, i).Keys(t.Context(), "{cr:*").Result()
-		must(t, err)
-		for _, k := range keys {
-			slots[c.Slot(t, k)] = true
-		}
-	}
-	for slot := range slots {
-		c.Move(t, slot, fresh)
-	}
-	close(moving)
-	<-done
-	w.ended(load)
-	if t.Failed() {
-		t.FailNow()
-	}
-	if got := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders"); got != placed {
-		t.Errorf("%d orders, want %d", got, placed)
-	}
-	if n := c.On(t, fresh).DBSize(t.Context()).Val(); n == 0 {
-		t.Error("nothing has moved")
-	}
-	testenv.Eventually(t, 20*time.Second, func() error {
-		r := w.once("credits", "balance", user, "--json")
-		return testenv.FailIf(
-			!strings.Contains(strings.ReplaceAll(r.out, " ", ""), fmt.Sprintf(`"redis":%d,`, 1000-spent)),
-			"%d spent of 1000: %s%s", spent, r.out, r.errOut)
-	})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		r := w.once("credits", "reconcile")
-		return testenv.FailIf(r.code != 0 || !strings.Contains(r.out, "0 differences"), "%s%s", r.out, r.errOut)
-	})
-	group.waitLogged("b.changed")
-	if relay.logged("adopting again") && relay.logged("has lost streams") {
-		t.Errorf("a slot that moves has lost something:\n%s", relay.output())
-	}
-	for _, r := range []string{"doctor", "groups list"} {
-		w.once(strings.Fields(r)...).says(t, 0)
 	}
 }

@@ -30,8 +30,8 @@ func TestReplayKilled(t *testing.T) {
 	for i := range kills {
 		p := w.start("replay", "--all", "--rate=3000")
 		w.waitLen("outbox.order", int64((i+1)*500), 20*time.Second)
-		_ = p.cmd.Process.Kill()
-		<-p.done
+		p.kill()
+
 		// Events published after the start of the replay are not part of it.
 		w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 			VALUES (gen_random_uuid(), 'order', 'late', 'x', '{}')`)
@@ -49,7 +49,7 @@ func TestReplayKilled(t *testing.T) {
 }
 
 // replaying starts a replay of 10,000 events, at a rate at which it is still running afterwards, and returns their ids.
-func (w *world) replaying(rate string) (p *program, ids []string) {
+func (w *world) replaying(rate string) (p *child, ids []string) {
 	w.t.Helper()
 	ids = w.keep(10000, "outbox.order")
 	p = w.start("replay", "--all", "--rate="+rate)
@@ -62,8 +62,8 @@ func TestReplayInterrupted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	p, ids := w.replaying("1000/s")
-	must(t, p.cmd.Process.Signal(syscall.SIGINT))
-	p.ends(t, 1, "the same command continues from there", "of 10,000 events are published")
+	p.signal(syscall.SIGINT)
+	p.ends(1, "the same command continues from there", "of 10,000 events are published")
 	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed || v.Count != 10000 {
 		t.Errorf("the second run: %+v", v)
 	}
@@ -76,7 +76,7 @@ func TestReplayForgotten(t *testing.T) {
 	w := newWorld(t)
 	p, _ := w.replaying("1000")
 	must(t, w.redis.Client.FlushAll(t.Context()).Err())
-	p.ends(t, 1, "redis has lost the progress", "starts over if that is nothing")
+	p.ends(1, "redis has lost the progress", "starts over if that is nothing")
 }
 
 // Two replays run concurrently: the second takes over, and together they publish each event once.
@@ -87,7 +87,7 @@ func TestReplayTwiceAtOnce(t *testing.T) {
 	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed {
 		t.Errorf("the second: %+v", v)
 	}
-	first.ends(t, 1, "another process has taken this replay over")
+	first.ends(1, "another process has taken this replay over")
 	w.wantStream("outbox.order", ids)
 }
 
@@ -112,7 +112,7 @@ func TestReplayThroughTrouble(t *testing.T) {
 		before := client.XLen(ctx, "outbox.order").Val()
 		begin()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if out := p.text(); strings.Count(out, "; waiting\n") <= goesOn || !strings.Contains(out, words) {
+			if out := p.output(); strings.Count(out, "; waiting\n") <= goesOn || !strings.Contains(out, words) {
 				return fmt.Errorf("it does not say once more that it waits, with %q: %s", words, out)
 			}
 			return nil
@@ -120,8 +120,8 @@ func TestReplayThroughTrouble(t *testing.T) {
 		end()
 		goesOn++
 		testenv.Eventually(t, 30*time.Second, func() error {
-			n := strings.Count(p.text(), "going on\n")
-			return testenv.FailIf(n < goesOn, "it goes on %d times, want %d: %s", n, goesOn, p.text())
+			n := strings.Count(p.output(), "going on\n")
+			return testenv.FailIf(n < goesOn, "it goes on %d times, want %d: %s", n, goesOn, p.output())
 		})
 		w.waitLen("outbox.order", before+1, 20*time.Second)
 	}
@@ -145,7 +145,7 @@ func TestReplayThroughTrouble(t *testing.T) {
 	w.db.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE "+
 		"'posthaste%replay%' AND datname = current_database()")
 	w.waitLen("outbox.order", client.XLen(ctx, "outbox.order").Val()+1000, 20*time.Second)
-	must(t, p.cmd.Process.Signal(syscall.SIGINT))
+	p.signal(syscall.SIGINT)
 	<-p.done
 	if v, _ := w.replay("--all"); !v.Finished || v.Count != events {
 		t.Errorf("the rest: %+v", v)
@@ -181,7 +181,7 @@ func TestReplayBesideALiveRelay(t *testing.T) {
 	oracle.Others = []*testenv.Load{old}
 	oracle.Check(t, live, 20*time.Second)
 	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Fatalf("exit %d: %s", code, p.text())
+		t.Fatalf("exit %d: %s", code, p.output())
 	}
 	if now := registered(); now != register {
 		t.Errorf("the register was %s and is %s", register, now)
@@ -246,7 +246,7 @@ func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	}
 	must(t, err)
 	p := w.start("replay", "--all", "--rate=0")
-	p.waitText(t, "waiting for 1 transactions that write history")
+	p.waitLogged("waiting for 1 transactions that write history")
 	if n := w.redis.Client.Exists(t.Context(), "outbox.order").Val(); n != 0 {
 		t.Error("it does not wait")
 	}
@@ -264,5 +264,5 @@ func TestReplaySaysWhatLeftHistory(t *testing.T) {
 	p := w.start("replay", "--all", "--rate=1000")
 	w.waitLen("outbox.order", 250, 20*time.Second)
 	w.db.Exec(t, "DELETE FROM outbox WHERE seq BETWEEN 4951 AND 5000 OR seq > 9950")
-	p.ends(t, 1, "100 of 10,000 events left history before they were replayed")
+	p.ends(1, "100 of 10,000 events left history before they were replayed")
 }

@@ -188,9 +188,7 @@ func TestMarksOfAPartAreLost(t *testing.T) {
 func TestABackupOfRedisIsRestored(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
-		w := newWorld(t)
-		w.relayIn(mode, "--stream-maxlen=0")
-		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 800})
+		w, _, load := underLoad(t, mode, 800, "--stream-maxlen=0")
 		w.waitSettled(500)
 		data, backup := filepath.Join(w.redis.Dir, "appendonlydir"), filepath.Join(t.TempDir(), "backup")
 		had := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
@@ -227,9 +225,7 @@ func TestAYoungerEntryHidesNoLoss(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inModes(t, func(t *testing.T, mode string) {
-				w := newWorld(t)
-				r := w.relayIn(mode, "--stream-maxlen=0")
-				load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 400})
+				w, r, load := underLoad(t, mode, 400, "--stream-maxlen=0")
 				w.waitSettled(200)
 				keys := []string{stream}
 				if c.gate {

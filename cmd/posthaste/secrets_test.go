@@ -91,9 +91,7 @@ func TestPasswordsChange(t *testing.T) {
 		relay := r.relayIn(mode)
 		api := r.spawn("serve")
 		api.waitReady(t, http.StatusOK, "", 30*time.Second)
-		exe, err := os.Executable()
-		must(t, err)
-		consumer := r.fork(exe, r.env, "consume", "--group=g", "--admin-addr=")
+		consumer := r.fork("", r.env, "consume", "--group=g", "--admin-addr=")
 		load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Rate: 200, Types: []string{"invoice"}})
 		for _, first := range []func(){r.files, r.servers} {
 			r.n++

@@ -15,12 +15,17 @@ import (
 	"posthaste/internal/testenv"
 )
 
+// fillWAL writes 20 MB of WAL that is no transaction's.
+func (w *world) fillWAL() {
+	w.t.Helper()
+	w.db.Exec(w.t, "SELECT pg_logical_emit_message(false, 'test', repeat('x', 1000000)) FROM generate_series(1, 20)")
+}
+
 // A transaction stays open while the relay sweeps and the WAL grows beyond the point where the slot must advance. The
 // relay streams again anyway, including the rows of that transaction.
 func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t)
 	r := w.relayIn("cdc", "--wal-budget=64MiB") // the slot is advanced from 16 MiB on
 	w.switches(r, "poll")
 	before := testenv.Value[string](t, w.db, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
@@ -32,8 +37,7 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), insert); err != nil {
 		t.Fatal(err)
 	}
-	w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
-	w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
+	w.fillWAL()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if now := testenv.Value[string](t, w.db,
 			"SELECT confirmed_flush_lsn::text FROM pg_replication_slots"); now == before &&
@@ -68,17 +72,7 @@ func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	const position = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"
 	before := testenv.Value[string](t, w.db, position)
 	load := w.held(testenv.LoadOptions{Writers: 12, Total: 72})
-	local, err := pgx.Connect(t.Context(), w.pgURL)
-	must(t, err)
-	defer func() { _ = local.Close(context.Background()) }()
-	for _, stmt := range []string{
-		"CREATE TABLE churn (b text)", "ALTER TABLE churn ALTER b SET STORAGE EXTERNAL",
-		"INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)",
-	} {
-		if _, err := local.Exec(t.Context(), stmt); err != nil {
-			t.Fatal(err)
-		}
-	}
+	w.fillWAL()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		now := testenv.Value[string](t, w.db, position)
 		return testenv.FailIf(now == before && !r.logged("the slot follows when"), "the slot is not to follow")
@@ -104,8 +98,7 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 			w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
 			w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
 			w.relayIn("cdc", budget).stop()
-			w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
-			w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
+			w.fillWAL()
 			load := w.held(testenv.LoadOptions{Writers: 12, Total: 720})
 			held := testenv.Value[string](t, w.db, "SELECT pg_current_wal_insert_lsn()::text")
 			local, err := pgx.Connect(t.Context(), w.pgURL)
@@ -284,9 +277,7 @@ func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	r := w.relayIn("cdc")
-	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not for `+
-		`you' USING errcode = '42501'; END $$`)
-	w.fix(`CREATE TRIGGER refuse BEFORE UPDATE OF epoch ON relay_state FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	w.refuses("UPDATE OF epoch ON relay_state")
 	w.db.Exec(t, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+
 		w.db.Relay)
 	r.waitReady(t, http.StatusServiceUnavailable, "not for you", 30*time.Second)
@@ -299,14 +290,12 @@ func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
 // reported.
 func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t)
 	w.pgURL = w.role("REPLICATION")
 	r := w.relayIn("cdc", "--wal-budget=16MiB")
 	w.switches(r, "poll")
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" NOREPLICATION")
-	w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
-	w.db.Exec(t, "INSERT INTO churn SELECT repeat('0123456789', 100000) FROM generate_series(1, 20)")
+	w.fillWAL()
 	r.waitReady(t, http.StatusOK, "wal: ", 30*time.Second)
 	w.delivers()
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" REPLICATION")
@@ -322,19 +311,14 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 // advances the slot and does not drop it.
 func TestBudgetBeforeTheFirstAdoption(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t)
 	w.relayIn("cdc", "--wal-budget=16MiB").stop()
 	must(t, w.redis.Kill())
 	const position = "SELECT coalesce(max(confirmed_flush_lsn), '0/0')::text FROM pg_replication_slots"
 	before := testenv.Value[string](t, w.db, position)
 	r := w.spawn("relay", "--wal-budget=16MiB")
 	r.waitLogged(`"leading"`)
-	w.db.Exec(t, "CREATE TABLE churn (b text); ALTER TABLE churn ALTER b SET STORAGE EXTERNAL")
-	// If a single transaction were larger than the budget, it would hold the slot while open, and the slot would be
-	// dropped.
-	w.db.Exec(t, "DO $$ BEGIN FOR i IN 1 .. 20 LOOP INSERT INTO churn VALUES (repeat('0123456789', 100000)); COMMIT; "+
-		"END LOOP; END $$")
+	w.fillWAL()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		now := testenv.Value[string](t, w.db, position)
 		return testenv.FailIf(now == before, "the slot has not moved")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -16,9 +15,7 @@ func TestShadow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	relay := w.relayIn("cdc")
-	exe, err := os.Executable()
-	must(t, err)
-	comparing := w.fork(exe, nil, "shadow", "--table=public.outbox", "--aggregate-id=aggregate_id",
+	comparing := w.fork("", nil, "shadow", "--table=public.outbox", "--aggregate-id=aggregate_id",
 		"--stream=outbox.order")
 	comparing.waitLogged("reading public.outbox")
 	for n := range 300 {

@@ -142,11 +142,11 @@ func TestStreamsPerTypeUnderLoad(t *testing.T) {
 			p := w.start("streams", "spread", perType(n))
 			// The command is killed while it waits. If no group is behind, it does not wait.
 			testenv.Eventually(t, 20*time.Second, func() error {
-				out := p.text()
+				out := p.output()
 				return testenv.FailIf(!strings.Contains(out, "waiting: ") && !strings.Contains(out, "streams for each"),
 					"streams spread says %q", out)
 			})
-			_ = p.cmd.Process.Kill()
+			p.kill()
 			w.spreads(n)
 			r = w.spawn("relay")
 			w.waitMode(mode, 60*time.Second)
@@ -203,15 +203,7 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 		return testenv.FailIf(n > 0, "%d repairs are not done", n)
 	})
 	loads = append(loads, phase("c-"))
-	for i, load := range loads {
-		o := w.oracle
-		for j, other := range loads {
-			if j != i {
-				o.Others = append(o.Others, other)
-			}
-		}
-		o.Check(t, load, 20*time.Second)
-	}
+	w.all(loads...)
 	after := w.placed("order")
 	if before["outbox.order"] != 240 || after["outbox.order"] != 240 || len(after) < 4 {
 		t.Errorf("before %v, after %v", before, after)
@@ -238,7 +230,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	n := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
 	r.stops()
 	p := w.start("streams", "spread", perType(4))
-	p.waitText(t, `waiting: group "forgotten" of stream "outbox.order"`)
+	p.waitLogged(`waiting: group "forgotten" of stream "outbox.order"`)
 	load := w.wrote(testenv.LoadOptions{Total: 120, Tag: "held-"})
 	testenv.Eventually(t, 30*time.Second, func() error {
 		out := w.once("status").out
@@ -249,8 +241,8 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 		t.Errorf("%d entries, and %d when the change began", now, n)
 	}
 	// After the change is cancelled, nothing has changed.
-	must(t, p.cmd.Process.Signal(syscall.SIGINT))
-	p.ends(t, 1, "interrupted")
+	p.signal(syscall.SIGINT)
+	p.ends(1, "interrupted")
 	r = w.spawn("relay")
 	w.oracle.Check(t, load, 30*time.Second)
 	if in := w.oracle.Streams(t, "order"); len(in) != 1 {
@@ -258,12 +250,12 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	}
 	w.oracle.Others = append(w.oracle.Others, load)
 	p = w.start("streams", "spread", perType(2))
-	p.waitText(t, "waiting: a relay leads: ")
+	p.waitLogged("waiting: a relay leads: ")
 	do(t, w.redis.Client, "xgroup", "create", "outbox.order", "away", "$") // it has read everything
 	r.kill()
-	p.waitText(t, `waiting: group "forgotten"`)
+	p.waitLogged(`waiting: group "forgotten"`)
 	do(t, w.redis.Client, "xgroup", "destroy", "outbox.order", "forgotten")
-	p.ends(t, 0)
+	p.ends(0)
 	w.waitShards(2)
 	w.spawn("relay").waitReady(t, 200, "", 30*time.Second)
 	w.delivers()
@@ -341,9 +333,9 @@ func TestASpreadReportsWhatItWaitsFor(t *testing.T) {
 	w := newWorld(t)
 	must(t, w.redis.Kill())
 	p := w.start("streams", "spread", perType(2))
-	p.waitText(t, "waiting: redis: ")
+	p.waitLogged("waiting: redis: ")
 	must(t, w.redis.Start(t.Context()))
-	p.ends(t, 0)
+	p.ends(0)
 	w.waitShards(2)
 }
 

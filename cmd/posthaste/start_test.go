@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/local"
 	"posthaste/internal/testenv"
 )
 
@@ -70,7 +71,7 @@ func TestDatabaseThatComesLater(t *testing.T) {
 	t.Cleanup(func() {
 		r.kill()
 		later.Pool.Close()
-		dropDatabase(t, first, name, later.Relay)
+		dropDatabase(t, first, name)
 	})
 	// Postgres is up, but has no tables.
 	r.waitReady(t, http.StatusServiceUnavailable, "posthaste migrate", 30*time.Second)
@@ -84,32 +85,18 @@ func TestDatabaseThatComesLater(t *testing.T) {
 	}
 }
 
-// dropDatabase drops the named database and the relay's slot in it, over a connection to another one.
-func dropDatabase(t *testing.T, via *testenv.Database, name, relay string) {
+// dropDatabase drops the named database and its slots, over a connection to another one.
+func dropDatabase(t *testing.T, via *testenv.Database, name string) {
 	t.Helper()
 	// After the test, its context has ended.
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	testenv.Eventually(t, 15*time.Second, func() error {
-		_, err := via.Pool.Exec(ctx,
-			"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active",
-			"posthaste_"+relay)
-		if err == nil {
-			_, err = via.Pool.Exec(ctx,
-				"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1",
-				"posthaste_"+relay)
-		}
-		if err == nil {
-			_, err = via.Pool.Exec(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
-		}
-		return err
-	})
+	must(t, local.DropDatabase(ctx, via.Pool, name))
 }
 
 func TestWALLevelTooLow(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t, "wal_level=replica")
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t, "wal_level=replica")
 	r := w.spawn("relay")
 	r.waitReady(t, http.StatusOK, "wal_level", 30*time.Second)
 	w.delivers()
@@ -166,8 +153,7 @@ func TestMissingPublication(t *testing.T) {
 		w.db.Exec(t, "DROP PUBLICATION posthaste")
 		before := w.wrote(testenv.LoadOptions{Total: 120, Tag: "before-"})
 		w.spawn("relay")
-		w.oracle.Check(t, before, 20*time.Second)
-		w.oracle.Others = append(w.oracle.Others, before)
+		w.all(before)
 		w.waitMode("cdc", 20*time.Second)
 		w.delivers()
 		if !testenv.Value[bool](t, w.db,
@@ -222,47 +208,20 @@ func TestRedisUnreachableAtTheStart(t *testing.T) {
 	}
 }
 
+// Every bad setting has a line. TestParseNamesEveryFault has all settings, TestMistakes the lines.
 func TestBadSettingsAreNamedAtOnce(t *testing.T) {
 	t.Parallel()
 	faults := []string{
-		"--postgres-url=mysql://u:" + secret + "@h/d", "--redis-url=http://u:" + secret + "@h", "--pubsub=maybe",
-		"--wal-budget=1KiB", "--window=0",
-		"--poison=eat", "--trim=all", "--redis-durability=replicas=x", "--history=soon", "--log-level=loud",
-		"--relay-name=A-B", "--sweep-workers=17",
+		"--postgres-url=mysql://u:" + secret + "@h/d", "--redis-url=http://u:" + secret + "@h", "--window=0",
+		"--history=soon",
 	}
-	for _, command := range []string{"relay", "serve", "status"} {
+	for _, command := range []string{"relay", "version"} {
 		r := runToEnd(t, append([]string{command}, faults...)...)
-		if r.code != 2 || strings.Count(r.errOut, "\n") != len(faults) || r.out != "" {
+		if r.code != 2 || strings.Count(r.errOut, "\n") != len(faults) || r.out != "" ||
+			strings.Count(r.errOut, "posthaste: --") != len(faults) || strings.Contains(r.errOut, secret) {
 			t.Errorf("%s: exit %d, %d lines for %d faults: %s", command, r.code, strings.Count(r.errOut, "\n"),
 				len(faults), r.errOut)
 		}
-		for _, f := range faults {
-			name, _, _ := strings.Cut(f, "=")
-			if !strings.Contains(r.errOut, "posthaste: "+name) {
-				t.Errorf("%s: no line for %s", command, name)
-			}
-		}
-		if strings.Contains(r.errOut, secret) {
-			t.Errorf("%s shows a password", command)
-		}
-	}
-	for _, command := range []string{"migrate", "relay", "version"} {
-		r := runToEnd(t, command, "--postgres-url=postgres://u:"+secret+"@h/d?sslmode=sometimes",
-			"--redis-url=redis://:"+secret+"@h/first", "--window=0")
-		if r.code != 2 || strings.Count(r.errOut, "\n") != 3 || strings.Count(r.errOut, "posthaste: --") != 3 ||
-			strings.Contains(r.errOut, secret) {
-			t.Errorf("%s with unknown words in URLs: exit %d: %s", command, r.code, r.errOut)
-		}
-	}
-	for _, args := range [][]string{
-		{"relay", "--no-such-flag"},
-		{"no-such-command"},
-		{"mode", "sometimes"},
-		{"dead", "retry"},
-		{"dead", "drop", "not-an-id"},
-		{"consume"},
-	} {
-		runToEnd(t, args...).oneLine(t, 2, "")
 	}
 }
 

@@ -22,28 +22,28 @@ func TestStatusWatchSurvivesPostgres(t *testing.T) {
 	lines := func(text string, least int) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			n := strings.Count(human.text(), text)
-			return testenv.FailIf(n < least, "%q %d times, want %d: %s", text, n, least, human.text())
+			n := strings.Count(human.output(), text)
+			return testenv.FailIf(n < least, "%q %d times, want %d: %s", text, n, least, human.output())
 		})
 	}
 	lines(" ok: events flow in mode cdc; mode=cdc", 2)
-	script.waitText(t, `"mode":"cdc"`)
+	script.waitLogged(`"mode":"cdc"`)
 	p.Down()
 	lines(" broken: Postgres does not answer: ", 2)
-	script.waitText(t, `{"error":`)
-	ok := strings.Count(human.text(), " ok: ")
+	script.waitLogged(`{"error":`)
+	ok := strings.Count(human.output(), " ok: ")
 	p.Up()
 	lines(" ok: ", ok+2)
-	for _, prog := range []*program{human, script} {
-		must(t, prog.cmd.Process.Signal(syscall.SIGINT))
-		prog.ends(t, 0)
+	for _, prog := range []*child{human, script} {
+		prog.signal(syscall.SIGINT)
+		prog.ends(0)
 	}
-	for line := range strings.Lines(script.text()) {
+	for line := range strings.Lines(script.output()) {
 		if !json.Valid([]byte(line)) {
 			t.Errorf("line %q is not JSON", line)
 		}
 	}
-	if strings.Contains(human.text(), "\x1b") {
+	if strings.Contains(human.output(), "\x1b") {
 		t.Error("control characters without a terminal")
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,43 +25,25 @@ import (
 )
 
 // onTerminal starts a command on a terminal.
-func (w *world) onTerminal(columns int, args ...string) (*program, *os.File) {
+func (w *world) onTerminal(columns int, args ...string) *child {
 	w.t.Helper()
-	exe, err := os.Executable()
-	must(w.t, err)
 	person, tty := testenv.Terminal(w.t, columns)
-	p := &program{done: make(chan struct{})}
 	args = append(w.args("--log-level=error", "--admin-addr="), args...)
-	p.cmd = exec.Command(exe, args...) //nolint:noctx // ended by the test
-	p.cmd.Env = append(os.Environ(), "POSTHASTE_TEST_MAIN=1", "GORACE=atexit_sleep_ms=0", "TERM=xterm", "NO_COLOR=")
-	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = tty, tty, tty
-	must(w.t, p.cmd.Start())
+	cmd := program(context.Background(), "", []string{"TERM=xterm", "NO_COLOR="}, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+	c := launch(w.t, cmd, person)
 	_ = tty.Close()
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		b := make([]byte, 4096)
-		for {
-			n, err := person.Read(b)
-			_, _ = p.Write(b[:n])
-			if err != nil {
-				return // the program has ended
-			}
-		}
-	}()
-	go func() { _ = p.cmd.Wait(); <-read; close(p.done) }()
-	w.t.Cleanup(func() { _ = p.cmd.Process.Kill(); <-p.done })
-	return p, person
+	return c
 }
 
 // A single Ctrl-C at a question ends the command.
 func TestQuestionsAreInterrupted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	p, _ := w.onTerminal(80, "uninstall", "--tables")
-	p.waitText(t, "[y/N]")
-	must(t, p.cmd.Process.Signal(syscall.SIGINT))
-	p.ends(t, 1, "posthaste: nothing was done")
+	p := w.onTerminal(80, "uninstall", "--tables")
+	p.waitLogged("[y/N]")
+	p.signal(syscall.SIGINT)
+	p.ends(1, "posthaste: nothing was done")
 	if testenv.Value[*string](t, w.db, "SELECT to_regclass('orders')::text") == nil {
 		t.Error("the tables are gone")
 	}
@@ -72,33 +53,14 @@ func TestQuestionsAreInterrupted(t *testing.T) {
 func TestChangesAreNotLoggedOnATerminal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	p, _ := w.onTerminal(200, "mode", "poll", "--log-level=info")
+	p := w.onTerminal(200, "mode", "poll", "--log-level=info")
 	<-p.done
-	if got := p.text(); strings.Contains(got, "audit") || !strings.HasSuffix(got, "desired poll, active standby\r\n") {
+	got := p.output()
+	if strings.Contains(got, "audit") || !strings.HasSuffix(got, "desired poll, active standby\r\n") {
 		t.Errorf("printed %q", got)
 	}
 	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM posthaste_audit"); n != 2 {
 		t.Errorf("%d audit entries", n)
-	}
-}
-
-// Terminals get colours. Severities are aligned with and without them.
-func TestDoctorIsColouredOnATerminal(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	p, _ := w.onTerminal(200, "doctor")
-	<-p.done
-	for _, want := range []string{
-		"\x1b[1;32mok\x1b[0m    postgres ",
-		"\x1b[1;33mwarn\x1b[0m  max_slot_wal_keep_size ",
-	} {
-		if !strings.Contains(p.text(), want) {
-			t.Errorf("no %q: %q", want, p.text())
-		}
-	}
-	if r := w.once("doctor"); strings.Contains(r.out, "\x1b") ||
-		!strings.Contains(r.out, "warn  max_slot_wal_keep_size ") {
-		t.Errorf("without a terminal: %q", r.out)
 	}
 }
 
@@ -181,8 +143,7 @@ func TestStatusWantsNoRightToWrite(t *testing.T) {
 // from a standby.
 func TestCommandsOnAStandby(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, server := onServer(t)
 	w.keep(5, "outbox.order")
 	w.once("status") // records the relay's name
 	must(t, errors.Join(server.Stop("fast"), os.WriteFile(filepath.Join(server.Dir, "data", "standby.signal"), nil,
@@ -286,10 +247,10 @@ func TestInterruptedBeforeItBegins(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := w.start("replay", "--all")
-	p.waitText(t, "waiting for 1 transactions")
-	must(t, p.cmd.Process.Signal(syscall.SIGINT))
+	p.waitLogged("waiting for 1 transactions")
+	p.signal(syscall.SIGINT)
 	<-p.done
-	if !strings.HasSuffix(p.text(), "\nposthaste: interrupted\n") {
-		t.Errorf("it says %q", p.text())
+	if !strings.HasSuffix(p.output(), "\nposthaste: interrupted\n") {
+		t.Errorf("it says %q", p.output())
 	}
 }

@@ -41,7 +41,7 @@ func TestUninstallRefusesWhatWouldBeLost(t *testing.T) {
 		return testenv.FailIf(n == 0, "it does not wait for the transaction")
 	})
 	must(t, tx.Commit(t.Context()))
-	p.ends(t, 1, "1 unpublished event and 0 dead events")
+	p.ends(1, "1 unpublished event and 0 dead events")
 	w.once("uninstall", "--tables", "--yes", "--force").says(t, 0)
 	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"); n != 0 {
 		t.Errorf("%d tables are left", n)

@@ -154,8 +154,7 @@ func firstDifference(a, b []string) int {
 // because the server waits for that standby. The relay sweeps until the standby is back.
 func TestVersionsDeadStandby(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, server.Database(t), testenv.Redis(t))
+	w, _ := onServer(t)
 	needFailoverSlots(t, w.db)
 	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 100})
@@ -209,8 +208,7 @@ func TestVersionsUpgrade(t *testing.T) {
 	for name, slot := range map[string]bool{"with the slot": true, "without the slot": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server := testenv.NewServer(t)
-			w := worldOf(t, server.Database(t), testenv.Redis(t))
+			w, server := onServer(t)
 			r := w.relayIn("cdc")
 			before := w.wrote(testenv.LoadOptions{Total: 300, Tag: "before-"})
 			w.oracle.Check(t, before, 20*time.Second)
@@ -225,7 +223,7 @@ func TestVersionsUpgrade(t *testing.T) {
 			w.db.Pool.Close()
 			server = server.Upgrade(t, os.Getenv("POSTHASTE_TEST_PG_UPGRADE"))
 			w.db = w.at(hostOf(t, server.URL("")))
-			w.pgURL, w.oracle.DB, w.oracle.Others = w.db.URL, w.db, []*testenv.Load{before}
+			w.pgURL, w.oracle.DB = w.db.URL, w.db
 			if version < 17 && slot {
 				w.db.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, false)", name)
 			}
@@ -236,10 +234,7 @@ func TestVersionsUpgrade(t *testing.T) {
 			if made := r.logged(`"slot created"`); made == slot {
 				t.Errorf("a slot was made: %t", made)
 			}
-			w.oracle.Check(t, owed, 20*time.Second)
-			w.oracle.Others = []*testenv.Load{owed}
-			w.oracle.Check(t, before, 20*time.Second)
-			w.oracle.Others = append(w.oracle.Others, before)
+			w.all(owed, before)
 			w.delivers()
 		})
 	}

@@ -145,19 +145,19 @@ func (h *honesty) wrong(count *time.Duration, took, since time.Duration, format 
 // judge evaluates the relays' reports. It adds took, the time since the last check, to the counts of wrong ones.
 func (h *honesty) judge(looks []readiness, now time.Time, took time.Duration) {
 	oldest, _ := h.c.pass.behind()
-	lacks := h.c.pass.lacks()
+	_, read, gone := h.c.pass.counts()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.last = looks
-	if n := h.c.pass.reads(); n != h.read || h.moved.IsZero() {
-		h.read, h.moved = n, now
+	if read != h.read || h.moved.IsZero() {
+		h.read, h.moved = read, now
 	}
 	waits, stands := time.Duration(0), time.Duration(0)
 	if !oldest.IsZero() {
 		waits = now.Sub(oldest)
 		stands = min(waits, now.Sub(h.moved)) // an event may be old and flow again
 	}
-	if waits > flowing || lacks || h.c.troubled.Load() {
+	if waits > flowing || gone > 0 || h.c.troubled.Load() {
 		h.flows = time.Time{}
 	} else if h.flows.IsZero() {
 		h.flows = now

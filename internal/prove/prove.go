@@ -457,7 +457,7 @@ func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mod
 	for {
 		flows, why := c.flows(ctx, since, mode)
 		now := time.Now()
-		if n := c.pass.reads(); n > seen {
+		if _, n, _ := c.pass.counts(); n > seen {
 			moved, seen = now, n
 		}
 		switch {
@@ -484,8 +484,9 @@ func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mod
 // desired mode is active. If not, it also returns the reason.
 func (c *campaign) flows(ctx context.Context, since time.Time, mode outbox.Mode) (bool, string) {
 	oldest, waiting := c.pass.behind()
+	_, _, gone := c.pass.counts()
 	switch {
-	case c.pass.lacks() || !oldest.IsZero() && (oldest.Before(since) || time.Since(oldest) > flowing):
+	case gone > 0 || !oldest.IsZero() && (oldest.Before(since) || time.Since(oldest) > flowing):
 		return false, fmt.Sprintf("%d events wait, the oldest for %v", waiting, time.Since(oldest).Round(time.Second))
 	case !c.active(ctx, mode):
 		return false, fmt.Sprintf("the mode is not %s yet", mode)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -30,22 +29,9 @@ type breach struct {
 	What    string    `json:"what"`
 }
 
-// entryID is the id of a stream entry in comparable form.
-type entryID struct{ ms, seq uint64 }
-
-func parseEntryID(s string) entryID {
-	ms, seq, _ := strings.Cut(s, "-")
-	var id entryID
-	id.ms, _ = strconv.ParseUint(ms, 10, 64) // Redis wrote it, so it is valid
-	id.seq, _ = strconv.ParseUint(seq, 10, 64)
-	return id
-}
-
-func (e entryID) String() string { return fmt.Sprintf("%d-%d", e.ms, e.seq) }
-
 // entry is one stream entry.
 type entry struct {
-	at      entryID
+	at      string // its id in the stream
 	id      uuid.UUID
 	stream  string
 	subject string
@@ -57,7 +43,7 @@ type entry struct {
 func parseEntry(stream string, m redis.XMessage) (entry, error) {
 	get := func(k string) string { s, _ := m.Values[k].(string); return s }
 	e := entry{
-		at: parseEntryID(m.ID), stream: stream, subject: get("subject"), typ: get("type"), data: get("data"),
+		at: m.ID, stream: stream, subject: get("subject"), typ: get("type"), data: get("data"),
 		replay: get("replayed") == "1",
 	}
 	var err error
@@ -111,7 +97,7 @@ type book interface {
 
 // sight is an entry that was read.
 type sight struct {
-	at entryID
+	at string
 	id uuid.UUID
 }
 
@@ -155,7 +141,7 @@ func (r *reader) read(ctx context.Context) (int, error) {
 	defer r.mu.Unlock()
 	from := "-"
 	if n := len(r.recent); n > 0 {
-		from = r.recent[n-1].at.String()
+		from = r.recent[n-1].at
 	}
 	list, err := r.streams.Range(ctx, r.stream, from, page)
 	if err != nil {
@@ -207,7 +193,7 @@ func (r *reader) goBack(ctx context.Context) error {
 	low, high := 0, n // the first low entries exist; those from high on do not
 	for low < high {
 		mid := (low + high) / 2
-		list, err := r.streams.Range(ctx, r.stream, r.recent[mid].at.String(), 1)
+		list, err := r.streams.Range(ctx, r.stream, r.recent[mid].at, 1)
 		if err != nil {
 			return err
 		}
@@ -220,7 +206,7 @@ func (r *reader) goBack(ctx context.Context) error {
 	if !r.mayForget() {
 		gone := r.recent[low]
 		r.broken(&breach{
-			Promise: "lost", Event: gone.id.String(), Stream: r.stream, Entry: gone.at.String(), At: time.Now(),
+			Promise: "lost", Event: gone.id.String(), Stream: r.stream, Entry: gone.at, At: time.Now(),
 			What: fmt.Sprintf("%d entries have left the stream, and nothing was done to the server that explains it",
 				n-low),
 		})
@@ -458,11 +444,11 @@ func (p *pass) bound(now time.Time) (old []uint32) {
 	return old
 }
 
-// excused reports whether an event may be missing.
-func (p *pass) excused(r ref) bool {
+// is reports whether an event has a flag.
+func (p *pass) is(r ref, flag byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return *p.flag(r)&flagExcused != 0
+	return *p.flag(r)&flag != 0
 }
 
 // behind returns the time of the oldest committed event that was never read, or zero; and the number of waiting events,
@@ -490,16 +476,10 @@ func (p *pass) behind() (since time.Time, waiting int) {
 	return since, waiting
 }
 
-// lacks reports whether an event that Redis has lost is not restored yet.
-func (p *pass) lacks() bool {
+// counts returns the number of events in the streams, that of entries read, and that of lost events which are not
+// restored yet.
+func (p *pass) counts() (seen, read, gone int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.gone > 0
-}
-
-// reads returns the number of entries read.
-func (p *pass) reads() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.read
+	return p.seen, p.read, p.gone
 }

@@ -194,7 +194,8 @@ func (r *Report) sample(ctx context.Context, c *campaign) {
 		oldest, waiting := c.pass.behind()
 		c.pass.mark(time.Now())
 		s.Committed, _, _ = c.truth.counts()
-		s.Seen, s.Waiting = c.pass.count(), waiting
+		s.Seen, _, _ = c.pass.counts()
+		s.Waiting = waiting
 		if !oldest.IsZero() {
 			s.Oldest = time.Since(oldest).Seconds()
 		}

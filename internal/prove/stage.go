@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -123,13 +124,7 @@ func (s *stage) connect(ctx context.Context) (err error) {
 	if _, err := sql.Migrate(ctx, s.postgres, "public", s.log); err != nil {
 		return err
 	}
-	config, err := pgxpool.ParseConfig(s.postgres)
-	if err != nil {
-		return errors.New("parse the URL of Postgres") // the error may quote the URL
-	}
-	config.MaxConns = 8
-	config.ConnConfig.RuntimeParams["application_name"] = "prove"
-	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+	if s.pool, err = openPool(ctx, s.postgres, 8, map[string]string{"application_name": "prove"}); err != nil {
 		return err
 	}
 	if s.own, err = link.New(ctx, s.redis.Addr); err != nil {
@@ -143,6 +138,17 @@ func (s *stage) connect(ctx context.Context) (err error) {
 		s.streams, err = natslog.Open(s.nats.String())
 	}
 	return err
+}
+
+// openPool returns a pool of so many connections with parameters.
+func openPool(ctx context.Context, url string, size int32, parameters map[string]string) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, errors.New("parse the URL of Postgres") // the error may quote the URL
+	}
+	config.MaxConns, config.ConnConfig.ConnectTimeout = size, 5*time.Second
+	maps.Copy(config.ConnConfig.RuntimeParams, parameters)
+	return pgxpool.NewWithConfig(ctx, config)
 }
 
 // address returns the address of a server.

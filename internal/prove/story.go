@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -128,9 +129,9 @@ func (c *campaign) storyOfStream(ctx context.Context, s *teller, b *breach, subj
 	}
 	to := "+"
 	if b.Entry != "" {
-		e := parseEntryID(b.Entry)
-		e.ms += 2000
-		to = e.String()
+		ms, rest, _ := strings.Cut(b.Entry, "-")
+		at, _ := strconv.ParseInt(ms, 10, 64) // the sink wrote it, so it is valid
+		to = fmt.Sprintf("%d-%s", at+2000, rest)
 	}
 	list, err := c.stage.streams.Newest(ctx, b.Stream, to, 5000)
 	if err != nil {

@@ -109,8 +109,8 @@ func (c *campaign) verifyStreams(ctx context.Context) error {
 	missing, excused := 0, 0
 	c.truth.each(func(r ref, s state) {
 		switch {
-		case s != stateCommitted || again.saw(r):
-		case c.pass.excused(r):
+		case s != stateCommitted || again.is(r, flagSeen):
+		case c.pass.is(r, flagExcused):
 			excused++
 		default:
 			missing++
@@ -120,7 +120,8 @@ func (c *campaign) verifyStreams(ctx context.Context) error {
 	n := &c.report.Counts
 	c.report.mu.Lock()
 	defer c.report.mu.Unlock()
-	n.Found, n.Lost, n.Expired = again.count(), missing, excused
+	n.Found, _, _ = again.counts()
+	n.Lost, n.Expired = missing, excused
 	return nil
 }
 
@@ -192,20 +193,6 @@ func (t *truth) each(do func(r ref, s state)) {
 			do(r, s)
 		}
 	}
-}
-
-// saw reports whether an event was read.
-func (p *pass) saw(r ref) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return *p.flag(r)&flagSeen != 0
-}
-
-// count returns how many events were read.
-func (p *pass) count() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.seen
 }
 
 // verifyOrders compares the orders with the answers to clients, and the events with the orders.

@@ -41,24 +41,16 @@ type writers struct {
 }
 
 func newWriters(ctx context.Context, t *truth, url string, rate int) (*writers, error) {
-	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return nil, errors.New("parse the URL of Postgres") // the error may quote the URL
-	}
-	config.MaxConns = writerCount + 4
-	config.ConnConfig.ConnectTimeout = 5 * time.Second
-	for name, value := range map[string]string{
+	pool, err := openPool(ctx, url, writerCount+4, map[string]string{
 		"application_name": "prove writer",
 		// Postgres ends the session of a disconnected writer, and so releases its locks.
 		"idle_in_transaction_session_timeout": "20s",
 		"lock_timeout":                        "10s",
-	} {
-		config.ConnConfig.RuntimeParams[name] = value
-	}
-	w := &writers{truth: t, rate: rate, mine: map[string][]*aggregate{}}
-	if w.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
+	w := &writers{truth: t, pool: pool, rate: rate, mine: map[string][]*aggregate{}}
 	for _, typ := range types {
 		for range aggregatesEach {
 			w.mine[typ] = append(w.mine[typ], t.newAggregate(typ))
