@@ -48,9 +48,7 @@ func TestARowIsMoreThanItsNumber(t *testing.T) {
 		t.Errorf("look %+v, want row %d of transaction %d", look, row.Seq, row.XID)
 	}
 	must(t, m.Move(ctx, o, look.Settled, nil))
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed at last", n)
-	}
+	wantOwed(t, s, d, 0)
 }
 
 // A retried event is published when its row is gone, whichever row has its number now.
@@ -59,9 +57,7 @@ func TestARetryWhoseNumberIsUsedAgainIsPublished(t *testing.T) {
 	s, d := newStore(t)
 	ctx := t.Context()
 	row := insert(t, d, "a")
-	if _, err := s.Park(ctx, succeed(t, s), row, "too_large", "why", 3); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fails(s.Park(ctx, succeed(t, s), row, "too_large", "why", 3)))
 	must(t, sql.RetryDead(ctx, d.Pool, row.ID))
 	if n, err := s.Housekeep(ctx); err != nil || n != 1 {
 		t.Fatalf("%d dead while it waits, %v", n, err)
@@ -121,9 +117,7 @@ func TestAParkIsFenced(t *testing.T) {
 	if !<-adopted {
 		t.Error("the adoption behind it failed")
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead"); n != 1 {
-		t.Errorf("%d events are dead", n)
-	}
+	wantRows(t, d, 1, "outbox_dead")
 }
 
 // A time that JSON cannot represent becomes the nearest one that it can.
@@ -158,9 +152,7 @@ func TestDeadEvents(t *testing.T) {
 			t.Fatalf("park: %v, %v", ok, err)
 		}
 	}
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed", n)
-	}
+	wantOwed(t, s, d, 0)
 	dead, err := sql.ListDead(ctx, d.Pool, 10)
 	must(t, err)
 	if len(dead) != 2 || dead[0].ID != a.ID || dead[0].Attempts != 3 || dead[0].Class != "too_large" ||
@@ -195,25 +187,19 @@ func TestDeadEvents(t *testing.T) {
 		ID: a.ID, AggregateID: "a",
 		Seq: testenv.Value[int64](t, d, "SELECT max(seq) FROM outbox WHERE id = $1", a.ID),
 	}}
-	if _, err := s.Park(ctx, owner(t, s), again, "too_large", "why", 2); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fails(s.Park(ctx, owner(t, s), again, "too_large", "why", 2)))
 	if dead, err = sql.ListDead(ctx, d.Pool, 1); err != nil || dead[0].Attempts != 5 || dead[0].Retrying ||
 		dead[0].Seq != a.Seq {
 		t.Errorf("parked again: %+v, %v", dead, err)
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox WHERE id = $1", a.ID); n != 1 {
-		t.Errorf("%d rows of it, want the one that was parked last", n)
-	}
+	wantRows(t, d, 1, "outbox WHERE id = $1", a.ID)
 	must(t, sql.RetryDead(ctx, d.Pool, a.ID))
 	succeed(t, s)
 	settle(t, s)
 	if n, err := s.Housekeep(ctx); err != nil || n != 1 {
 		t.Errorf("after the retry: %d, %v", n, err)
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 1 {
-		t.Errorf("%d events were delivered, want the one that was retried", n)
-	}
+	wantRows(t, d, 1, "outbox_history")
 
 	must(t, sql.DropDead(ctx, d.Pool, b.ID))
 	for _, err := range []error{sql.DropDead(ctx, d.Pool, b.ID), sql.RetryDead(ctx, d.Pool, b.ID)} {
@@ -227,9 +213,7 @@ func TestDeadEvents(t *testing.T) {
 	if _, err := s.Housekeep(ctx); err != nil {
 		t.Error(err)
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 1 {
-		t.Errorf("%d rows in the table, want that of the retry", n)
-	}
+	wantRows(t, d, 1, "outbox")
 }
 
 // An event that is dropped before a mark settles its row is neither unsettled nor delivered, and its row is deleted.
@@ -237,9 +221,7 @@ func TestADroppedEventIsNotOwed(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	row, other := insert(t, d, "a"), insert(t, d, "a")
-	if _, err := s.Park(t.Context(), succeed(t, s), row, "too_large", "why", 3); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fails(s.Park(t.Context(), succeed(t, s), row, "too_large", "why", 3)))
 	must(t, sql.DropDead(t.Context(), d.Pool, row.ID))
 	for range 2 {
 		if backlog(t, s, d) != 1 || testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history") != 0 {

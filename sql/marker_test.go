@@ -1,7 +1,6 @@
 package sql_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -99,9 +98,7 @@ func TestLook(t *testing.T) {
 	left := append([]uint64{look.Owed[1].XID}, look.Snapshot.Running()...)
 	hole := outbox.Settled{Snapshot: outbox.NewSnapshot(look.Snapshot.Max(), left), High: look.High}
 	must(t, m.Move(t.Context(), o, hole, outbox.Entries{"outbox.order": "5-1"}))
-	if n := backlog(t, s, d); n != 2 {
-		t.Errorf("%d rows are owed, want the 2 of the hole", n)
-	}
+	wantOwed(t, s, d, 2)
 	d.Exec(t, "COMMIT PREPARED 'p'")
 	look, rows = lookAt(t, m, hole, math.MaxInt64)
 	if rows != "4 5; 6" && rows != "5 4; 6" || backlog(t, s, d) != 3 {
@@ -193,9 +190,7 @@ func TestNoMarkOnAnotherTimeline(t *testing.T) {
 	}
 	now := succeed(t, s)
 	must(t, s.SettleAll(ctx, now, pass))
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed after an adoption", n)
-	}
+	wantOwed(t, s, d, 0)
 }
 
 // A mark waits for a running adoption, and is written only if that rolls back. So does the recording of a stream: the
@@ -250,9 +245,7 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 		if commits {
 			want = 1
 		}
-		if n := backlog(t, s, d); n != want {
-			t.Errorf("%d rows are owed, want %d", n, want)
-		}
+		wantOwed(t, s, d, want)
 	}
 }
 
@@ -289,9 +282,7 @@ func TestAnAdoptionWaitsForAMark(t *testing.T) {
 	if !<-adopted {
 		t.Error("the adoption behind it failed")
 	}
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed", n)
-	}
+	wantOwed(t, s, d, 0)
 }
 
 // A mark is not written after a later one, whether its session was abandoned or it waits for a part that another
@@ -322,9 +313,7 @@ func TestMarksMoveOnlyForward(t *testing.T) {
 			t.Errorf("behind a later mark: %v", err)
 		}
 	}
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed again", n)
-	}
+	wantOwed(t, s, d, 0)
 	// A mark must also include the unfinished pass of a part.
 	rows := []*outbox.Row{insert(t, d, inPart), insert(t, d, inPart)}
 	again, err := newMarker(t, s).Look(ctx, outbox.Settled{}, math.MaxInt64)
@@ -338,9 +327,7 @@ func TestMarksMoveOnlyForward(t *testing.T) {
 	if err := newMarker(t, s).Move(ctx, o, again.Settled, nil); err == nil {
 		t.Error("a mark is written that does not see what a pass under way has settled")
 	}
-	if n := backlog(t, s, d); n != int64(len(rows))-1 {
-		t.Errorf("%d rows are owed, want all but the first", n)
-	}
+	wantOwed(t, s, d, int64(len(rows))-1)
 }
 
 // SettleAll and a marker wait for a part for a limited time, and then fail.
@@ -465,18 +452,8 @@ func TestGuard(t *testing.T) {
 		must(t, tx.Rollback(ctx))
 	}
 	// An application with another search_path and few rights.
-	role := "app_" + d.Name
-	for _, stmt := range []string{
-		"CREATE ROLE " + role + " " + testenv.Login(d.URL), "GRANT USAGE ON SCHEMA public TO " + role,
-		"GRANT SELECT, DELETE ON outbox TO " + role,
-	} {
-		d.Exec(t, stmt)
-	}
-	t.Cleanup(func() {
-		_, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role)
-		_, _ = d.Pool.Exec(context.Background(), "DROP ROLE "+role)
-	})
-	app, err := pgx.Connect(ctx, testenv.As(d.URL, role)+"&search_path=pg_catalog")
+	_, url := role(t, d, "app", "SELECT, DELETE ON outbox")
+	app, err := pgx.Connect(ctx, url+"&search_path=pg_catalog")
 	must(t, err)
 	defer app.Close(ctx)
 	tag, err := app.Exec(ctx, "DELETE FROM public.outbox WHERE seq = $1", row.Seq)

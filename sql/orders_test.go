@@ -56,6 +56,13 @@ func counts(tb testing.TB, d *testenv.Database) string {
 		"SELECT (SELECT count(*) FROM orders) || ' orders, ' || (SELECT count(*) FROM outbox) || ' events'")
 }
 
+func wantCounts(tb testing.TB, d *testenv.Database, want string) {
+	tb.Helper()
+	if got := counts(tb, d); got != want {
+		tb.Errorf("%s, want %s", got, want)
+	}
+}
+
 func TestOrderAndEventAreWrittenTogetherOnce(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -68,9 +75,7 @@ func TestOrderAndEventAreWrittenTogetherOnce(t *testing.T) {
 	if place(t, d, again, e2) {
 		t.Error("a second order under one key")
 	}
-	if got := counts(t, d); got != "1 orders, 1 events" {
-		t.Error(got)
-	}
+	wantCounts(t, d, "1 orders, 1 events")
 	got, err := sql.OrderByKey(t.Context(), d.Pool, user, o.Key)
 	if err != nil || fmt.Sprint(*got) != fmt.Sprint(*o) {
 		t.Errorf("by key: %v, %v, want %v", got, err, o)
@@ -97,9 +102,7 @@ func TestARejectedOrderHoldsItsKeyAndAnnouncesNothing(t *testing.T) {
 	if place(t, d, good, e) {
 		t.Error("an order beside its own refusal")
 	}
-	if got := counts(t, d); got != "1 orders, 0 events" {
-		t.Error(got)
-	}
+	wantCounts(t, d, "1 orders, 0 events")
 	if l, err := sql.ListOrders(t.Context(), d.Pool, user, uuid.Max, 10); err != nil || len(l) != 0 {
 		t.Errorf("listed %v, %v", l, err)
 	}

@@ -2,7 +2,6 @@ package sql_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"log/slog"
 	"math"
@@ -78,7 +77,8 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 }
 
 // Limits of a role or a database do not end a session of posthaste or its statements. Its transactions are read
-// committed, whatever the default of the database.
+// committed, whatever the default of the database, and no statement is compiled: for a few rows of many parts that takes
+// far longer than running it.
 func TestSettingsOfARoleDoNotCount(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
@@ -113,34 +113,13 @@ func TestSettingsOfARoleDoNotCount(t *testing.T) {
 				t.Errorf("%s: %s is %s", session, name, limit)
 			}
 		}
-		var isolation string
-		must(t, db.QueryRow(ctx, "SHOW transaction_isolation").Scan(&isolation))
-		if isolation != "read committed" {
-			t.Errorf("%s: transactions are %s", session, isolation)
+		for name, want := range map[string]string{"transaction_isolation": "read committed", "jit": "off"} {
+			var got string
+			must(t, db.QueryRow(ctx, "SHOW "+name).Scan(&got))
+			if got != want {
+				t.Errorf("%s: %s is %s", session, name, got)
+			}
 		}
-	}
-}
-
-// No session compiles statements: for a few rows of many parts that takes far longer than running them.
-func TestNothingIsCompiled(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	for name, config := range map[string]func() (*pgxpool.Config, error){
-		"admin":  func() (*pgxpool.Config, error) { return sql.PoolConfig(d.URL, "public", "admin") },
-		"relay":  func() (*pgxpool.Config, error) { return sql.RelayPoolConfig(d.URL, "public") },
-		"orders": func() (*pgxpool.Config, error) { return sql.OrderPoolConfig(d.URL, "public") },
-		"replay": func() (*pgxpool.Config, error) { return sql.ReplayConfig(d.URL, "public") },
-	} {
-		cfg, err := config()
-		must(t, err)
-		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-		must(t, err)
-		var jit string
-		must(t, pool.QueryRow(t.Context(), "SHOW jit").Scan(&jit))
-		if jit != "off" {
-			t.Errorf("%s: jit is %s", name, jit)
-		}
-		pool.Close()
 	}
 }
 
@@ -191,18 +170,7 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	ctx := t.Context()
-	role := "hidden_" + d.Name
-	for _, stmt := range []string{
-		"CREATE ROLE " + role + " " + testenv.Login(d.URL), "GRANT USAGE ON SCHEMA public TO " + role,
-		"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO " + role,
-	} {
-		d.Exec(t, stmt)
-	}
-	t.Cleanup(func() {
-		_, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role)
-		_, _ = d.Pool.Exec(context.Background(), "DROP ROLE "+role)
-	})
-	url := testenv.As(d.URL, role)
+	_, url := role(t, d, "hidden", "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public")
 	insert(t, d, "a")
 	s := sql.NewStore(relayPool(t, url), "test", time.Hour)
 	must(t, s.Register(ctx))

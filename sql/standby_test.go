@@ -61,20 +61,26 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	}
 }
 
+// heldStore returns a store whose commits are held: see held.
+func heldStore(t *testing.T) (s *sql.Store, d *testenv.Database, release func()) {
+	t.Helper()
+	d, release = held(t)
+	cfg, err := pgxpool.ParseConfig(d.URL)
+	must(t, err)
+	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
+	return sql.NewStore(pool, d.Relay, 0), d, release
+}
+
 // If commits wait for a synchronous standby, a mark is not acted on until the standby has it. Otherwise Redis would
 // drop ids that a promoted standby does not consider settled. An adoption does not wait.
 func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	t.Parallel()
-	d, release := held(t)
+	s, d, release := heldStore(t)
 	ctx := t.Context()
-	cfg, err := pgxpool.ParseConfig(d.URL)
-	must(t, err)
-	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	must(t, err)
-	t.Cleanup(pool.Close)
-	s := sql.NewStore(pool, d.Relay, 0)
-	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
 	o := succeed(t, s)
 	insert(t, d, "a")
 	m := newMarker(t, s)
@@ -109,16 +115,8 @@ func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 // wait.
 func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
 	t.Parallel()
-	d, release := held(t)
+	s, d, release := heldStore(t)
 	ctx := t.Context()
-	cfg, err := pgxpool.ParseConfig(d.URL)
-	must(t, err)
-	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	must(t, err)
-	t.Cleanup(pool.Close)
-	s := sql.NewStore(pool, d.Relay, 0)
-	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
 	// No event was settled under the first layout.
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, prefix)
 		VALUES (-1, 1, '3:3:', 0, 'own.'), (-1, 1, '3:3:', 5, 'own.')`)

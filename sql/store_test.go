@@ -100,6 +100,40 @@ func backlog(tb testing.TB, s *sql.Store, d *testenv.Database) int64 {
 	return n
 }
 
+// wantOwed checks how many rows are unsettled.
+func wantOwed(tb testing.TB, s *sql.Store, d *testenv.Database, want int64) {
+	tb.Helper()
+	if n := backlog(tb, s, d); n != want {
+		tb.Errorf("%d rows are owed, want %d", n, want)
+	}
+}
+
+// wantRows checks how many rows a table, or a query that begins with its name, has.
+func wantRows(tb testing.TB, d *testenv.Database, want int, from string, args ...any) {
+	tb.Helper()
+	if n := testenv.Value[int](tb, d, "SELECT count(*) FROM "+from, args...); n != want {
+		tb.Errorf("%d rows, want %d: %s", n, want, from)
+	}
+}
+
+// fails returns the error of a call with a result.
+func fails[T any](_ T, err error) error { return err }
+
+// role makes a role that may log in and use the schema, with more rights, and returns its name and address.
+func role(tb testing.TB, d *testenv.Database, name string, grants ...string) (role, url string) {
+	tb.Helper()
+	role = name + "_" + d.Name
+	d.Exec(tb, "CREATE ROLE "+role+" "+testenv.Login(d.URL))
+	tb.Cleanup(func() {
+		_, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role+" CASCADE")
+		_, _ = d.Pool.Exec(context.Background(), "DROP ROLE "+role)
+	})
+	for _, grant := range append([]string{"USAGE ON SCHEMA public"}, grants...) {
+		d.Exec(tb, "GRANT "+grant+" TO "+role)
+	}
+	return role, testenv.As(d.URL, role)
+}
+
 // owner returns the current owner.
 func owner(tb testing.TB, s *sql.Store) outbox.Owner {
 	tb.Helper()
@@ -169,9 +203,7 @@ func TestRegisterFromManyPlaces(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM relay_state"); n != 1 {
-		t.Errorf("%d rows", n)
-	}
+	wantRows(t, d, 1, "relay_state")
 }
 
 func TestRegisterChecksTheSchema(t *testing.T) {
@@ -281,9 +313,7 @@ func TestSettledRowsAreHistory(t *testing.T) {
 	}
 	succeed(t, s)
 	a, b, c := insert(t, d, "a"), insert(t, d, "b"), insert(t, d, "c")
-	if _, err := s.Park(ctx, owner(t, s), b, "too_large", "why", 3); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fails(s.Park(ctx, owner(t, s), b, "too_large", "why", 3)))
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 0 || backlog(t, s, d) != 2 {
 		t.Errorf("%d rows of history before the mark", n)
 	}
@@ -397,16 +427,12 @@ func TestAuditMark(t *testing.T) {
 	must(t, long.Commit(t.Context())) // its transaction is the older one
 	expect(late)
 	for _, r := range []*outbox.Row{late, first} {
-		if _, err := s.Park(t.Context(), owner(t, s), r, "too_large", "why", 1); err != nil {
-			t.Fatal(err)
-		}
+		must(t, fails(s.Park(t.Context(), owner(t, s), r, "too_large", "why", 1)))
 	}
 	expect(second)
 	must(t, tx.Commit(t.Context()))
 	expect(nil)
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("backlog %d", n)
-	}
+	wantOwed(t, s, d, 0)
 }
 
 // waiting waits until n statements wait for a lock.

@@ -165,9 +165,7 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 		}
 		return nil
 	})
-	if n := backlog(t, s, d); n != 1 {
-		t.Errorf("%d rows are owed afterwards", n)
-	}
+	wantOwed(t, s, d, 1)
 	look, err = m.Look(ctx, pass.Settled, math.MaxInt64)
 	must(t, err)
 	if len(look.Owed) != 1 || !slices.Equal(look.Owed[0].Seqs, []int64{row.Seq}) || !look.Holds(row.XID, row.Seq) {
@@ -176,7 +174,5 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 	if ok, err := s.Park(ctx, o, row, "too_large", "why", 3); err != nil || !ok {
 		t.Errorf("parked afterwards: %v, %v", ok, err)
 	}
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed at last", n)
-	}
+	wantOwed(t, s, d, 0)
 }
