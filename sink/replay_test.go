@@ -169,9 +169,7 @@ func TestReplayWithoutMemory(t *testing.T) {
 	f.must(r.Publish(ctx, stream, one))
 	f.do("CONFIG", "SET", "maxmemory", "1")
 	for range 2 {
-		if err := r.Publish(ctx, stream, two); sink.Class(err) != "oom" {
-			t.Errorf("class %q of %v, want oom", sink.Class(err), err)
-		}
+		wantClass(t, r.Publish(ctx, stream, two), "oom")
 	}
 	f.do("CONFIG", "SET", "maxmemory", "0")
 	f.must(r.Publish(ctx, stream, two))
@@ -200,9 +198,7 @@ func TestReplayStopsAtWhatRedisRefuses(t *testing.T) {
 	// A user without the right to add to the stream: nothing is written or lost.
 	f.do("ACL", "SETUSER", "default", "-xadd")
 	for range 2 {
-		if err := r.Publish(ctx, stream, list); sink.Class(err) != "noperm" {
-			t.Errorf("class %q of %v", sink.Class(err), err)
-		}
+		wantClass(t, r.Publish(ctx, stream, list), "noperm")
 	}
 	f.do("ACL", "SETUSER", "default", "+xadd")
 	f.must(r.Publish(ctx, stream, list))
@@ -210,9 +206,7 @@ func TestReplayStopsAtWhatRedisRefuses(t *testing.T) {
 	// The stream's last possible id: the next XADD fails.
 	f.do("XSETID", stream, "18446744073709551615-18446744073709551614")
 	more := replayEntries(5, 3)
-	if err := r.Publish(ctx, stream, more); sink.Class(err) != "exhausted" {
-		t.Errorf("class %q of %v, want exhausted", sink.Class(err), err)
-	}
+	wantClass(t, r.Publish(ctx, stream, more), "exhausted")
 	f.wantReplayed(list, more[:1])
 }
 

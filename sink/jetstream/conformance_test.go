@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -265,6 +266,16 @@ func (f *fixture) purge(name, subject string) {
 	f.call("STREAM.PURGE."+jetstream.StreamName(name), map[string]any{"filter": subject}, nil)
 }
 
+// create makes a JetStream stream with the subjects of an outbox's, as another program does.
+func (f *fixture) create(name string, settings map[string]any) {
+	f.Helper()
+	body := map[string]any{
+		"name": jetstream.StreamName(name), "subjects": []string{jetstream.EventsFilter(name)},
+	}
+	maps.Copy(body, settings)
+	f.call("STREAM.CREATE."+jetstream.StreamName(name), body, nil)
+}
+
 func (f *fixture) update(name string, change map[string]any) {
 	f.Helper()
 	i, _ := f.info(name)
@@ -339,5 +350,26 @@ func (f *fixture) target() sinktest.Target {
 				n -= len(list)
 			}
 		},
+	}
+}
+
+const order = "outbox.order"
+
+var (
+	source     = uuid.New()
+	makeEvents = sinktest.Events
+	streamLane = sinktest.StreamLane
+	ids        = sinktest.IDs
+)
+
+func (f *fixture) owner(epoch int64) outbox.Owner {
+	return outbox.Owner{Source: source, Epoch: epoch, Nonce: sinktest.Nonce()}
+}
+
+// again publishes events of which some are in doubt, and checks how many.
+func (f *fixture) again(l outbox.LanePublisher, suppressed int, events ...*outbox.Record) {
+	f.Helper()
+	if r := f.publish(l, events...); r.Suppressed != suppressed {
+		f.Errorf("%d suppressed, want %d", r.Suppressed, suppressed)
 	}
 }
