@@ -12,8 +12,8 @@ import (
 	"posthaste/sink"
 )
 
-// A sign of life lasts for seconds, and longer once both leaders are known to be running. See package sinktest for whom
-// it excludes.
+// A sign of life lasts for seconds, and longer once both leaders are known to be running. Package sinktest tests the
+// rest.
 func TestOneIsAlive(t *testing.T) {
 	t.Parallel()
 	ctx, r, source := t.Context(), testenv.Redis(t), uuid.New()

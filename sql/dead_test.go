@@ -33,9 +33,7 @@ func TestARowIsMoreThanItsNumber(t *testing.T) {
 	if !mark.Holds(old.XID, old.Seq) || mark.Holds(row.XID, row.Seq) || backlog(t, s, d) != 1 {
 		t.Errorf("the mark %+v does not tell the two rows apart", mark)
 	}
-	if ok, err := s.Park(ctx, o, old, "too_large", "why", 3); err != nil || !ok {
-		t.Errorf("park of the old row: %v, %v", ok, err)
-	}
+	is(t, true)(s.Park(ctx, o, old, "too_large", "why", 3))
 	if n := backlog(t, s, d); n != 1 {
 		t.Error("the new row is parked")
 	}
@@ -59,15 +57,11 @@ func TestARetryWhoseNumberIsUsedAgainIsPublished(t *testing.T) {
 	row := insert(t, d, "a")
 	must(t, fails(s.Park(ctx, succeed(t, s), row, "too_large", "why", 3)))
 	must(t, sql.RetryDead(ctx, d.Pool, row.ID))
-	if n, err := s.Housekeep(ctx); err != nil || n != 1 {
-		t.Fatalf("%d dead while it waits, %v", n, err)
-	}
+	is[int64](t, 1)(s.Housekeep(ctx))
 	seq := testenv.Value[int64](t, d, "DELETE FROM outbox RETURNING seq")
 	d.Exec(t, fmt.Sprintf("ALTER TABLE outbox ALTER seq RESTART WITH %d", seq))
 	insert(t, d, "a")
-	if n, err := s.Housekeep(ctx); err != nil || n != 0 {
-		t.Errorf("%d dead afterwards, %v", n, err)
-	}
+	is[int64](t, 0)(s.Housekeep(ctx))
 }
 
 // Only the owner can park. A park that arrives after another adoption does nothing, and an adoption waits for a running
@@ -148,9 +142,7 @@ func TestDeadEvents(t *testing.T) {
 	a, b := insert(t, d, "a"), insert(t, d, "b")
 	d.Exec(t, "UPDATE outbox SET created_at = 'infinity' WHERE id = $1", b.ID)
 	for _, r := range []*outbox.Row{b, a, a} { // repeats have no effect
-		if ok, err := s.Park(ctx, owner(t, s), r, "too_large", "a\x00b\xffc\u2026", 3); err != nil || !ok {
-			t.Fatalf("park: %v, %v", ok, err)
-		}
+		is(t, true)(s.Park(ctx, owner(t, s), r, "too_large", "a\x00b\xffc\u2026", 3))
 	}
 	wantOwed(t, s, d, 0)
 	dead, err := sql.ListDead(ctx, d.Pool, 10)
@@ -176,9 +168,7 @@ func TestDeadEvents(t *testing.T) {
 		a.ID); n != 1 || backlog(t, s, d) != 1 {
 		t.Errorf("%d rows of it, want one that is unsettled", n)
 	}
-	if n, err := s.Housekeep(ctx); err != nil || n != 2 {
-		t.Errorf("while it is retried: %d, %v", n, err)
-	}
+	is[int64](t, 2)(s.Housekeep(ctx))
 	if ids, err := sql.DeadIDs(ctx, d.Pool); err != nil || len(ids) != 1 || ids[0] != b.ID {
 		t.Errorf("not being retried: %v, %v", ids, err)
 	}
@@ -196,9 +186,7 @@ func TestDeadEvents(t *testing.T) {
 	must(t, sql.RetryDead(ctx, d.Pool, a.ID))
 	succeed(t, s)
 	settle(t, s)
-	if n, err := s.Housekeep(ctx); err != nil || n != 1 {
-		t.Errorf("after the retry: %d, %v", n, err)
-	}
+	is[int64](t, 1)(s.Housekeep(ctx))
 	wantRows(t, d, 1, "outbox_history")
 
 	must(t, sql.DropDead(ctx, d.Pool, b.ID))
@@ -207,9 +195,7 @@ func TestDeadEvents(t *testing.T) {
 			t.Errorf("of no event: %v", err)
 		}
 	}
-	if n, err := sql.CountDead(ctx, d.Pool); err != nil || n != 0 {
-		t.Errorf("%d left, %v", n, err)
-	}
+	is[int64](t, 0)(sql.CountDead(ctx, d.Pool))
 	if _, err := s.Housekeep(ctx); err != nil {
 		t.Error(err)
 	}
@@ -227,9 +213,7 @@ func TestADroppedEventIsNotOwed(t *testing.T) {
 		if backlog(t, s, d) != 1 || testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history") != 0 {
 			t.Error("the event is owed, or delivered")
 		}
-		if n, err := s.Housekeep(t.Context()); err != nil || n != 0 {
-			t.Errorf("%d parked, %v", n, err)
-		}
+		is[int64](t, 0)(s.Housekeep(t.Context()))
 	}
 	if n := testenv.Value[int64](t, d, "SELECT seq FROM outbox"); n != other.Seq {
 		t.Errorf("row %d is left", n)

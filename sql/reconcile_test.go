@@ -98,9 +98,7 @@ func TestRepairs(t *testing.T) {
 	if r := repairs(0, 2)[0]; r.To != 0 {
 		t.Errorf("nothing is to be restored: %+v", r)
 	}
-	if found, err := s.CountMissing(ctx, nothing); err != nil || len(found) != 0 {
-		t.Errorf("counted before it is repaired: %+v, %v", found, err)
-	}
+	wantMissing(t, s, nothing)
 
 	// Another relay has adopted since; its list has the same repair and more.
 	stranger := o

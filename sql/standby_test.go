@@ -43,9 +43,7 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	if err != nil || !ok {
 		t.Errorf("adopt: %v, %v", ok, err)
 	}
-	if ok, err := s.SetActive(ctx, 1, outbox.ModePoll, 0, ""); err != nil || !ok {
-		t.Errorf("set active: %v, %v", ok, err)
-	}
+	is(t, true)(s.SetActive(ctx, 1, outbox.ModePoll, 0, ""))
 	if err := sql.SetDesired(ctx, d.Pool, d.Relay, outbox.ModePoll); err != nil {
 		t.Errorf("set desired: %v", err)
 	}

@@ -116,6 +116,16 @@ func wantRows(tb testing.TB, d *testenv.Database, want int, from string, args ..
 	}
 }
 
+// is checks the result of a call.
+func is[V comparable](tb testing.TB, want V) func(got V, err error) {
+	return func(got V, err error) {
+		tb.Helper()
+		if err != nil || got != want {
+			tb.Errorf("got %v, %v; want %v", got, err, want)
+		}
+	}
+}
+
 // fails returns the error of a call with a result.
 func fails[T any](_ T, err error) error { return err }
 
@@ -308,9 +318,7 @@ func TestSettledRowsAreHistory(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	ctx := t.Context()
-	if some, err := s.Delivered(ctx); err != nil || some {
-		t.Errorf("delivered at the beginning: %v, %v", some, err)
-	}
+	is(t, false)(s.Delivered(ctx))
 	succeed(t, s)
 	a, b, c := insert(t, d, "a"), insert(t, d, "b"), insert(t, d, "c")
 	must(t, fails(s.Park(ctx, owner(t, s), b, "too_large", "why", 3)))
@@ -334,9 +342,7 @@ func TestSettledRowsAreHistory(t *testing.T) {
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 2 || backlog(t, s, d) != 1 {
 		t.Errorf("%d rows of history in all, want 2", n)
 	}
-	if some, err := s.Delivered(ctx); err != nil || !some {
-		t.Errorf("delivered: %v, %v", some, err)
-	}
+	is(t, true)(s.Delivered(ctx))
 }
 
 // published_at is the time of the first mark that settles the row, even if its transaction ends late or a pass is

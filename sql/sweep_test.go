@@ -507,17 +507,13 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	endSessions(t, d) // between park and mark: it is not parked
 
 	w = claimed(t, d, 3)
-	if ok, err := w.Reached(t.Context(), 3, pass); err != nil || ok {
-		t.Errorf("reached: %v, %v", ok, err)
-	}
+	is(t, false)(w.Reached(t.Context(), 3, pass))
 	p = next(t, w, 3, nil)
 	wantPage(t, w, p, 3, []int64{seqs[0], seqs[2]})
 	must(t, w.Park(t.Context(), p, o, refuse(events[0], events[2])))
 	wantPage(t, w, p, 3, nil)
 	wantParts(t, w)
-	if ok, err := w.Reached(t.Context(), 3, pass); err != nil || !ok {
-		t.Errorf("reached: %v, %v", ok, err)
-	}
+	is(t, true)(w.Reached(t.Context(), 3, pass))
 	settled(t, w, p, o, nil)
 	if p = next(t, w, 3, nil); !p.Idle() {
 		t.Error("parked rows are owed behind the mark")

@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
-	js "github.com/nats-io/nats.go/jetstream"
 
+	"posthaste/internal/local/natslog"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/relay/stream"
@@ -70,7 +70,7 @@ var errLost = errors.New("lost by the test")
 type fixture struct {
 	testing.TB
 	server *server
-	nc     *nats.Conn
+	nc     *natslog.Log
 	faults
 }
 
@@ -171,26 +171,12 @@ func (f *fixture) arrive() {
 }
 
 // call makes a request of the API.
-func (f *fixture) call(subject string, body, out any) {
+func (f *fixture) call(subject string, body map[string]any, out any) {
 	f.Helper()
-	var data []byte
-	if body != nil {
-		var err error
-		data, err = json.Marshal(body)
-		f.must(err)
+	if body == nil {
+		body = map[string]any{}
 	}
-	reply, err := f.nc.Request("$JS.API."+subject, data, 5*time.Second)
-	f.must(err)
-	var refused struct {
-		Error *js.APIError `json:"error"`
-	}
-	f.must(json.Unmarshal(reply.Data, &refused))
-	if refused.Error != nil {
-		f.Fatalf("%s: %v", subject, refused.Error)
-	}
-	if out != nil {
-		f.must(json.Unmarshal(reply.Data, out))
-	}
+	f.must(f.nc.Ask(f.Context(), subject, body, out))
 }
 
 type info struct {
@@ -227,10 +213,8 @@ func (f *fixture) each(name string, visit func(m *nats.RawStreamMsg)) {
 	if !ok {
 		return
 	}
-	js, err := f.nc.JetStream()
-	f.must(err)
 	for seq := max(i.State.First, 1); seq <= i.State.Last; seq++ {
-		m, err := js.GetMsg(jetstream.StreamName(name), seq, nats.DirectGet())
+		m, err := f.nc.JS.GetMsg(jetstream.StreamName(name), seq, nats.DirectGet())
 		if errors.Is(err, nats.ErrMsgNotFound) {
 			continue
 		}
@@ -278,11 +262,7 @@ func (f *fixture) create(name string, settings map[string]any) {
 
 func (f *fixture) update(name string, change map[string]any) {
 	f.Helper()
-	i, _ := f.info(name)
-	for k, v := range change {
-		i.Config[k] = v
-	}
-	f.call("STREAM.UPDATE."+jetstream.StreamName(name), i.Config, nil)
+	f.must(f.nc.Set(f.Context(), name, change))
 }
 
 func (f *fixture) target() sinktest.Target {
@@ -336,9 +316,7 @@ func (f *fixture) target() sinktest.Target {
 			}
 		},
 		Read: func(name, group string, n int) {
-			js, err := f.nc.JetStream()
-			f.must(err)
-			sub, err := js.PullSubscribe(jetstream.EventsFilter(name), jetstream.ConsumerName(group),
+			sub, err := f.nc.JS.PullSubscribe(jetstream.EventsFilter(name), jetstream.ConsumerName(group),
 				nats.Bind(jetstream.StreamName(name), jetstream.ConsumerName(group)))
 			f.must(err)
 			for n > 0 {

@@ -64,11 +64,7 @@ func TestRelay(t *testing.T) {
 	}
 }
 
-func (s *server) js() nats.JetStreamContext {
-	js, err := s.client().JetStream()
-	testenv.Must(s.tb, err)
-	return js
-}
+func (s *server) js() nats.JetStreamContext { return s.client().JS }
 
 // extent is which of the table's events a stream must have.
 type extent int
