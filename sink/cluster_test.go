@@ -358,9 +358,7 @@ func TestANodeIsDown(t *testing.T) {
 		t.Errorf("a check: %v", err)
 	}
 	f.must(c.Client.Del(t.Context(), "{"+f.streams[2]+"}:gate").Err())
-	if err := f.sink.Check(t.Context(), o, f.streams); !errors.Is(err, outbox.ErrGap) {
-		t.Errorf("a check does not see the gap: %v", err)
-	}
+	wantErr(t, f.sink.Check(t.Context(), o, f.streams), outbox.ErrGap)
 	if err := f.sink.Observe(t.Context(), f.streams); err == nil {
 		t.Error("all were observed")
 	}
@@ -394,9 +392,7 @@ func TestAMasterIsBackBeforeItIsReplaced(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Ready(t.Context()) })
 	f.bring(lanes[1])
 	f.moved(lanes[0])
-	if err := f.sink.Check(t.Context(), o, f.streams); !errors.Is(err, outbox.ErrMoved) {
-		t.Errorf("a check: %v", err)
-	}
+	wantErr(t, f.sink.Check(t.Context(), o, f.streams), outbox.ErrMoved)
 	if after := f.bind(); after == before {
 		t.Error("the cluster is called as before")
 	}

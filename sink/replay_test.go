@@ -102,9 +102,7 @@ func TestReplayPublishesOnce(t *testing.T) {
 		t.Errorf("the other process goes on behind %q", c)
 	}
 	three := replayEntries(6, 2)
-	if err := r.Publish(ctx, stream, three); !errors.Is(err, sink.ErrReplayTaken) {
-		t.Errorf("a process that was taken over publishes: %v", err)
-	}
+	wantErr(t, r.Publish(ctx, stream, three), sink.ErrReplayTaken)
 	f.must(other.Publish(ctx, stream, three))
 	f.wantReplayed(one, two, three)
 
@@ -113,12 +111,8 @@ func TestReplayPublishesOnce(t *testing.T) {
 	if n := f.begin(again, true); n.Run == begun.Run || n.At != "" || n.Count != 0 {
 		t.Errorf("the note is %+v after a restart", n)
 	}
-	if err := other.Publish(ctx, stream, replayEntries(8, 1)); !errors.Is(err, sink.ErrReplayGone) {
-		t.Errorf("the run that was given up publishes: %v", err)
-	}
-	if err := other.Note(ctx, "9.1", 9, time.Now()); !errors.Is(err, sink.ErrReplayGone) {
-		t.Errorf("the run that was given up notes: %v", err)
-	}
+	wantErr(t, other.Publish(ctx, stream, replayEntries(8, 1)), sink.ErrReplayGone)
+	wantErr(t, other.Note(ctx, "9.1", 9, time.Now()), sink.ErrReplayGone)
 	if c := f.take(again); c != "" {
 		t.Errorf("begun again at %q", c)
 	}
@@ -254,12 +248,8 @@ func TestReplayAfterLostEntries(t *testing.T) {
 	f.must(f.server.Client.RestoreReplace(ctx, record, 0, dump).Err())
 	f.must(f.server.Client.RestoreReplace(ctx, stream, 0, dumped).Err())
 	three := replayEntries(5, 1)
-	if err := r.Publish(ctx, stream, three); !errors.Is(err, sink.ErrReplayMoved) {
-		t.Errorf("publish: %v, want ErrReplayMoved", err)
-	}
+	wantErr(t, r.Publish(ctx, stream, three), sink.ErrReplayMoved)
 	f.must(f.server.Client.Del(ctx, record).Err())
-	if err := r.Publish(ctx, stream, three); !errors.Is(err, sink.ErrReplayGone) {
-		t.Errorf("publish: %v, want ErrReplayGone", err)
-	}
+	wantErr(t, r.Publish(ctx, stream, three), sink.ErrReplayGone)
 	f.wantReplayed(one)
 }

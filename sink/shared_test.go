@@ -101,7 +101,7 @@ func TestSharedStreams(t *testing.T) {
 	}
 }
 
-func second(_ outbox.Receipt, err error) error { return err }
+func second[T any](_ T, err error) error { return err }
 
 // Entries of two databases with one name cannot be distinguished, so the second is refused until an operator declares
 // that it replaces the first.

@@ -269,11 +269,16 @@ func wantClass(t testing.TB, err error, class string) {
 	}
 }
 
+func wantErr(tb testing.TB, err, want error) {
+	tb.Helper()
+	if !errors.Is(err, want) {
+		tb.Fatalf("got %v, want %v", err, want)
+	}
+}
+
 func wantGap(t testing.TB, err error) {
 	t.Helper()
-	if !errors.Is(err, outbox.ErrGap) {
-		t.Fatalf("got %v, want a gap", err)
-	}
+	wantErr(t, err, outbox.ErrGap)
 }
 
 func wantForeign(t testing.TB, err error, source uuid.UUID) {

@@ -102,7 +102,8 @@ func TestMarksOfTheFutureAreAnotherServers(t *testing.T) {
 			"RESET posthaste.copy"
 		if marks {
 			d.Exec(t, fmt.Sprintf(future, "a"))
-			d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES (-1, 5, '900000000:900000000:', 1000000)`)
+			d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi)
+				VALUES (-1, 5, '900000000:900000000:', 1000000)`)
 			insert(t, d, "b")
 		} else {
 			insert(t, d, "b")

@@ -2,7 +2,6 @@ package sql_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"testing"
@@ -37,9 +36,7 @@ func TestARowIsMoreThanItsNumber(t *testing.T) {
 	if n := backlog(t, s, d); n != 1 {
 		t.Error("the new row is parked")
 	}
-	m, err := s.Marker(ctx)
-	must(t, err)
-	defer m.Close()
+	m := newMarker(t, s)
 	look, err := m.Look(ctx, mark, math.MaxInt64)
 	must(t, err)
 	if len(look.Owed) != 1 || uint32(look.Owed[0].XID) != row.XID || !look.Holds(row.XID, row.Seq) {
@@ -73,18 +70,14 @@ func TestAParkIsFenced(t *testing.T) {
 	row := insert(t, d, "a")
 	first := succeed(t, s)
 	succeed(t, s)
-	if _, err := s.Park(ctx, first, row, "too_large", "why", 3); !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("a late park: %v", err)
-	}
+	wantErr(t, fails(s.Park(ctx, first, row, "too_large", "why", 3)), outbox.ErrSuperseded)
 	if n := backlog(t, s, d); n != 1 {
 		t.Fatal("the row is parked")
 	}
 	now := owner(t, s)
 	twin := now
 	twin.Nonce = nonce()
-	if _, err := s.Park(ctx, twin, row, "too_large", "why", 3); !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("a park of another holder of the epoch: %v", err)
-	}
+	wantErr(t, fails(s.Park(ctx, twin, row, "too_large", "why", 3)), outbox.ErrSuperseded)
 	// This park has read the owner and waits for another session that parks the same event.
 	hold := begin(t, d)
 	_, err := hold.Exec(ctx, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at,
@@ -191,9 +184,7 @@ func TestDeadEvents(t *testing.T) {
 
 	must(t, sql.DropDead(ctx, d.Pool, b.ID))
 	for _, err := range []error{sql.DropDead(ctx, d.Pool, b.ID), sql.RetryDead(ctx, d.Pool, b.ID)} {
-		if !errors.Is(err, sql.ErrNotParked) {
-			t.Errorf("of no event: %v", err)
-		}
+		wantErr(t, err, sql.ErrNotParked)
 	}
 	is[int64](t, 0)(sql.CountDead(ctx, d.Pool))
 	if _, err := s.Housekeep(ctx); err != nil {

@@ -241,9 +241,7 @@ func TestALossThatCannotBeCounted(t *testing.T) {
 	broken := errors.New("no answer")
 	refuse := func(context.Context, string, string) ([]outbox.Entry, error) { return nil, broken }
 	_, err := s.CountMissing(t.Context(), refuse)
-	if !errors.Is(err, broken) {
-		t.Errorf("got %v, want %v", err, broken)
-	}
+	wantErr(t, err, broken)
 	found, err := s.CountMissing(t.Context(), nothing)
 	if err != nil || len(found) != 1 || found[0].Missing != 1 {
 		t.Errorf("lost: %+v, %v", found, err)

@@ -122,25 +122,17 @@ func TestMarksAreTheOwners(t *testing.T) {
 	ctx := t.Context()
 	insert(t, d, "a")
 	first := succeed(t, s)
-	pass, err := s.BeginPass(ctx, first)
-	must(t, err)
+	pass := beginPass(t, s, first)
 	now := succeed(t, s)
 	twin := now
 	twin.Nonce = nonce()
 	marks := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark")
 	for name, o := range map[string]outbox.Owner{"the last owner": first, "another of the same epoch": twin} {
-		if _, err := s.BeginPass(ctx, o); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("%s begins a pass: %v", name, err)
-		}
-		if err := s.SettleAll(ctx, o, pass); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("%s settles: %v", name, err)
-		}
+		wantErr(t, fails(s.BeginPass(ctx, o)), outbox.ErrSuperseded)
+		wantErr(t, s.SettleAll(ctx, o, pass), outbox.ErrSuperseded)
 		m := newMarker(t, s)
-		look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-		must(t, err)
-		if err := m.Move(ctx, o, look.Settled, nil); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("%s moves the mark: %v", name, err)
-		}
+		look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
+		wantErr(t, m.Move(ctx, o, look.Settled, nil), outbox.ErrSuperseded)
 		if _, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64); err == nil {
 			t.Errorf("%s: the marker goes on after a failure", name)
 		}
@@ -158,11 +150,9 @@ func TestNoMarkOnAnotherTimeline(t *testing.T) {
 	ctx := t.Context()
 	row := insert(t, d, inPart)
 	o := succeed(t, s)
-	pass, err := s.BeginPass(ctx, o)
-	must(t, err)
+	pass := beginPass(t, s, o)
 	m := newMarker(t, s)
-	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-	must(t, err)
+	look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
 	w := claimed(t, d, 3)
 	p := next(t, w, 3, nil)
 	events, err := w.Page(ctx, p, 1, 1<<20)
@@ -181,9 +171,8 @@ func TestNoMarkOnAnotherTimeline(t *testing.T) {
 		"move the mark": m.Move(ctx, o, look.Settled, nil),
 		"note a repair": s.Repaired(ctx, o, outbox.Repair{IDs: []int64{1}}, outbox.Repaired{}),
 	} {
-		if !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("%s: %v", name, err)
-		}
+		t.Log(name)
+		wantErr(t, err, outbox.ErrSuperseded)
 	}
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead"); n != 0 || backlog(t, s, d) != 1 {
 		t.Errorf("%d rows parked, %d owed", n, backlog(t, s, d))
@@ -203,10 +192,8 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 		insert(t, d, "a")
 		o := succeed(t, s)
 		m := newMarker(t, s)
-		pass, err := s.BeginPass(ctx, o)
-		must(t, err)
-		look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-		must(t, err)
+		pass := beginPass(t, s, o)
+		look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
 		calls := map[string]func() error{
 			"begin":  func() error { _, err := s.BeginPass(ctx, o); return err },
 			"settle": func() error { return s.SettleAll(ctx, o, pass) },
@@ -214,7 +201,8 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 			"note":   func() error { _, err := s.NoteStream(ctx, "outbox.order", "outbox.order", o.Epoch); return err },
 		}
 		adoption := begin(t, d)
-		_, err = adoption.Exec(ctx, "UPDATE relay_state SET epoch = epoch + 1, nonce = decode(repeat('11', 16), 'hex')")
+		_, err := adoption.Exec(ctx, `UPDATE relay_state
+			SET epoch = epoch + 1, nonce = decode(repeat('11', 16), 'hex')`)
 		must(t, err)
 		type result struct {
 			name string
@@ -257,13 +245,12 @@ func TestAnAdoptionWaitsForAMark(t *testing.T) {
 	o := succeed(t, s)
 	insert(t, d, "a")
 	m := newMarker(t, s)
-	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-	must(t, err)
+	look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
 	d.Exec(t, `CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NEW; END $$;
 		CREATE TRIGGER hold BEFORE INSERT ON outbox_mark FOR EACH ROW EXECUTE FUNCTION hold()`)
 	hold := begin(t, d)
-	_, err = hold.Exec(ctx, "SELECT pg_advisory_xact_lock(42)")
+	_, err := hold.Exec(ctx, "SELECT pg_advisory_xact_lock(42)")
 	must(t, err)
 	moved, adopted := make(chan error, 1), make(chan bool, 1)
 	go func() { moved <- m.Move(ctx, o, look.Settled, nil) }()
@@ -294,10 +281,8 @@ func TestMarksMoveOnlyForward(t *testing.T) {
 	o := succeed(t, s)
 	insert(t, d, inPart)
 	late := newMarker(t, s)
-	old, err := late.Look(ctx, outbox.Settled{}, math.MaxInt64)
-	must(t, err)
-	pass, err := s.BeginPass(ctx, o)
-	must(t, err)
+	old, _ := lookAt(t, late, outbox.Settled{}, math.MaxInt64)
+	pass := beginPass(t, s, o)
 	w := claimed(t, d, 3)
 	insert(t, d, inPart)
 	sweeps := next(t, w, 3, nil)
@@ -335,8 +320,7 @@ func TestAMarkWaitsForThePart(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	o := succeed(t, s)
-	pass, err := s.BeginPass(t.Context(), o)
-	must(t, err)
+	pass := beginPass(t, s, o)
 	claimed(t, d, 7)
 	if err := s.SettleAll(t.Context(), o, pass); err == nil {
 		t.Error("a mark is written for a part that somebody has")
@@ -405,8 +389,7 @@ func TestASnapshotDoesNotOutliveItsSession(t *testing.T) {
 	// A written mark: no id that it sees is assigned again.
 	for range 5 {
 		lost := aborted()
-		pass, err := s.BeginPass(ctx, o)
-		must(t, err)
+		pass := beginPass(t, s, o)
 		restart()
 		row := insert(t, d, "a")
 		if pass.Snapshot.Visible(row.XID) || !pass.Snapshot.Sees(lost) {
@@ -472,8 +455,7 @@ func TestAPartWithoutAMark(t *testing.T) {
 	insert(t, d, inPart)
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi) SELECT 5, epoch, settled, hi FROM outbox_mark
 		WHERE settled IS NOT NULL; DELETE FROM outbox_mark WHERE part = -1`)
-	pass, err := s.BeginPass(ctx, o)
-	must(t, err)
+	pass := beginPass(t, s, o)
 	for name, err := range map[string]error{
 		"a hand-over": s.SettleAll(ctx, o, pass), "a stream": newMarker(t, s).Move(ctx, o, pass.Settled, nil),
 	} {

@@ -83,9 +83,7 @@ func TestOrderAndEventAreWrittenTogetherOnce(t *testing.T) {
 	if got, err = sql.OrderByID(t.Context(), d.Pool, o.ID); err != nil || fmt.Sprint(*got) != fmt.Sprint(*o) {
 		t.Errorf("by id: %v, %v", got, err)
 	}
-	if _, err := sql.OrderByID(t.Context(), d.Pool, again.ID); !errors.Is(err, sql.ErrOrderNotFound) {
-		t.Errorf("unknown id: %v", err)
-	}
+	wantErr(t, fails(sql.OrderByID(t.Context(), d.Pool, again.ID)), sql.ErrOrderNotFound)
 	if n := d.Pool.Stat().AcquiredConns(); n != 0 {
 		t.Errorf("%d connections were not given back", n)
 	}

@@ -1,7 +1,6 @@
 package sql_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -103,9 +102,7 @@ func TestRepairs(t *testing.T) {
 	// Another relay has adopted since; its list has the same repair and more.
 	stranger := o
 	o = adopt(last(4))
-	if err := s.Repaired(ctx, stranger, r, outbox.Repaired{}); !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("an earlier owner has repaired something: %v", err)
-	}
+	wantErr(t, s.Repaired(ctx, stranger, r, outbox.Repaired{}), outbox.ErrSuperseded)
 	if r = repairs(time.Hour, 2)[0]; len(r.IDs) != 2 {
 		t.Errorf("notes %v, want two", r.IDs)
 	}

@@ -41,9 +41,7 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	_, err = writer.Exec(ctx, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), 'order', $1, 'order.changed', jsonb_build_object('id', $1::text)`, "größe")
 	must(t, err)
-	sweep, err := sql.OpenSweep(ctx, url, "public", "test")
-	must(t, err)
-	defer sweep.Close()
+	sweep := openSweep(t, url)
 	parts, err := sweep.Partitions(ctx)
 	must(t, err)
 	s := sql.NewStore(pool, "test", 0)
@@ -77,7 +75,7 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 }
 
 // Limits of a role or a database do not end a session of posthaste or its statements. Its transactions are read
-// committed, whatever the default of the database, and no statement is compiled: for a few rows of many parts that takes
+// committed, whatever the default of the database. No statement is compiled: for a few rows of many parts that takes
 // far longer than running it.
 func TestSettingsOfARoleDoNotCount(t *testing.T) {
 	t.Parallel()
@@ -98,9 +96,7 @@ func TestSettingsOfARoleDoNotCount(t *testing.T) {
 		d.Exec(t, "ALTER DATABASE "+d.Name+" SET "+name+" = '"+theirs+"'")
 	}
 	d.Exec(t, "ALTER DATABASE "+d.Name+" SET default_transaction_isolation = serializable")
-	sweep, err := sql.OpenSweep(ctx, d.URL, "public", "test")
-	must(t, err)
-	defer sweep.Close()
+	sweep := openSweep(t, d.URL)
 	for session, db := range map[string]sql.DB{
 		"admin": pool(sql.PoolConfig(d.URL+"&statement_timeout=1", "public", "admin")), "sweep": sql.SessionOf(sweep),
 		"relay": pool(sql.RelayPoolConfig(d.URL, "public")), "replay": pool(sql.ReplayConfig(d.URL, "public")),
@@ -174,9 +170,7 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 	insert(t, d, "a")
 	s := sql.NewStore(relayPool(t, url), "test", time.Hour)
 	must(t, s.Register(ctx))
-	sweep, err := sql.OpenSweep(ctx, url, "public", "test")
-	must(t, err)
-	defer sweep.Close()
+	sweep := openSweep(t, url)
 	if parts, err := sweep.Partitions(ctx); err != nil || len(parts) != 1 {
 		t.Fatalf("parts %v, %v", parts, err)
 	}
@@ -190,13 +184,11 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 	if mark, err := s.Audit(ctx); err != nil || len(mark.First) != 1 {
 		t.Errorf("the audit: %v, %v", mark, err)
 	}
-	m, err := s.Marker(ctx)
-	must(t, err)
-	defer m.Close()
-	if _, err = m.Look(ctx, outbox.Settled{}, math.MaxInt64); err != nil {
+	m := newMarker(t, s)
+	if _, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64); err != nil {
 		t.Errorf("a look: %v", err)
 	}
-	_, err = relayPool(t, url).Exec(ctx, "SELECT FROM outbox")
+	_, err := relayPool(t, url).Exec(ctx, "SELECT FROM outbox")
 	if sql.SQLState(err) != pgerrcode.InsufficientPrivilege {
 		t.Errorf("a statement of the table: %v", err)
 	}

@@ -82,8 +82,7 @@ func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	o := succeed(t, s)
 	insert(t, d, "a")
 	m := newMarker(t, s)
-	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-	must(t, err)
+	look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
 	moved := make(chan error, 1)
 	go func() { moved <- m.Move(ctx, o, look.Settled, nil) }()
 	testenv.Eventually(t, 20*time.Second, func() error {

@@ -312,9 +312,7 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 	s, d := newStore(t)
 	o := succeed(t, s)
 	late := begin(t, d)
-	var early int64
-	must(t, late.QueryRow(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES (gen_random_uuid(), 'order', $1, 'order.changed', '{}') RETURNING seq`, inPart).Scan(&early))
+	early := insertBy(t, late, inPart).Seq
 	seqs := insertAll(t, d, 5)
 
 	w := claimed(t, d, 3)
@@ -428,15 +426,9 @@ func TestAMarkAsksForItsOwner(t *testing.T) {
 	stranger.Nonce = nonce()
 	later := succeed(t, s)
 	for _, o := range []outbox.Owner{o, stranger} {
-		if err := w.Park(t.Context(), p, o, refused); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("park: %v", err)
-		}
-		if _, err := w.ParkRow(t.Context(), p, o, errors.New("why")); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("park unread: %v", err)
-		}
-		if err := w.Settle(t.Context(), p, o, nil); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("settle: %v", err)
-		}
+		wantErr(t, w.Park(t.Context(), p, o, refused), outbox.ErrSuperseded)
+		wantErr(t, fails(w.ParkRow(t.Context(), p, o, errors.New("why"))), outbox.ErrSuperseded)
+		wantErr(t, w.Settle(t.Context(), p, o, nil), outbox.ErrSuperseded)
 		claim(t, w, 3, later)
 	}
 	wantRows(t, d, 3, "outbox_backlog")
@@ -446,9 +438,7 @@ func TestAMarkAsksForItsOwner(t *testing.T) {
 	}
 	wantRows(t, d, 0, "outbox_mark WHERE part = 3")
 	claim(t, w, 3, later)
-	if _, err := w.Page(t.Context(), p, 1, 1<<20); !errors.Is(err, outbox.ErrPassed) {
-		t.Errorf("a page behind another mark: %v", err)
-	}
+	wantErr(t, fails(w.Page(t.Context(), p, 1, 1<<20)), outbox.ErrPassed)
 }
 
 // A mark waits for a running adoption and is then refused; an adoption waits for a running mark.
@@ -475,9 +465,7 @@ func TestAMarkWaitsForAnAdoption(t *testing.T) {
 		return nil
 	})
 	must(t, adoption.Commit(t.Context()))
-	if err := <-done; !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("settle: %v", err)
-	}
+	wantErr(t, <-done, outbox.ErrSuperseded)
 }
 
 // Parked rows do not count as unsettled, whether a mark settles them or not.
@@ -487,8 +475,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	o := succeed(t, s)
 	seqs := insertAll(t, d, 3)
 	w := claimed(t, d, 3)
-	pass, err := s.BeginPass(t.Context(), o)
-	must(t, err)
+	pass := beginPass(t, s, o)
 	p := next(t, w, 3, nil)
 	events, err := w.Page(t.Context(), p, 3, 1<<20)
 	must(t, err)
@@ -548,8 +535,7 @@ func TestAPassThatIsGiven(t *testing.T) {
 	s, d := newStore(t)
 	o := succeed(t, s)
 	seqs := insertAll(t, d, 2)
-	pass, err := s.BeginPass(t.Context(), o)
-	must(t, err)
+	pass := beginPass(t, s, o)
 	more := insertAll(t, d, 1)
 	w := claimed(t, d, 3)
 	reached := func(want bool) {
@@ -598,8 +584,7 @@ func TestTheNumberOfAMarkDoesNotGoBack(t *testing.T) {
 		insertAll(t, d, 1)
 		var within *outbox.Pass
 		if given {
-			pass, err := s.BeginPass(t.Context(), o)
-			must(t, err)
+			pass := beginPass(t, s, o)
 			pass.High = 1
 			within = &pass
 		}
@@ -643,9 +628,7 @@ func TestParkUnread(t *testing.T) {
 		t.Errorf("%d rows parked, want 2", n)
 	}
 	unread := testenv.Value[uuid.UUID](t, d, "SELECT id FROM outbox_dead WHERE payload IS NULL")
-	if err := sql.RetryDead(t.Context(), d.Pool, unread); !errors.Is(err, sql.ErrUnreadable) {
-		t.Errorf("retry: %v, want ErrUnreadable", err)
-	}
+	wantErr(t, sql.RetryDead(t.Context(), d.Pool, unread), sql.ErrUnreadable)
 	seqs = insertAll(t, d, 1)
 	p = next(t, w, 3, nil)
 	d.Exec(t, "DELETE FROM outbox WHERE seq = $1", seqs[0])

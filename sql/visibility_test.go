@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
@@ -67,15 +66,9 @@ func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 	must(tb, err)
 	var pid int
 	must(tb, c.QueryRow(tb.Context(), "SELECT pg_backend_pid()").Scan(&pid))
-	row := &outbox.Row{Record: outbox.Record{
-		ID: uuid.New(), AggregateType: "order", AggregateID: "held",
-		Type: "order.changed",
-	}}
 	tx, err := c.Begin(tb.Context())
 	must(tb, err)
-	must(tb, tx.QueryRow(tb.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES ($1, 'order', 'held', 'order.changed', '{}') RETURNING seq, xmin::text::bigint`, row.ID).
-		Scan(&row.Seq, &row.XID))
+	row := insertBy(tb, tx, "held")
 	_, err = tx.Exec(tb.Context(), "SET LOCAL synchronous_commit = on")
 	must(tb, err)
 	done := make(chan error, 1)
@@ -140,13 +133,9 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 	must(t, err)
 	is(t, false)(s.VisibleBelow(ctx, xid))
 	o := succeed(t, s)
-	m, err := s.Marker(ctx)
-	must(t, err)
-	defer m.Close()
-	pass, err := s.BeginPass(ctx, o)
-	must(t, err)
-	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-	must(t, err)
+	m := newMarker(t, s)
+	pass := beginPass(t, s, o)
+	look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
 	if pass.Holds(row.XID, row.Seq) || look.Holds(row.XID, row.Seq) || len(look.Owed) != 0 {
 		t.Errorf("while it is held: the pass has %s, the look %+v", pass.Snapshot, look)
 	}

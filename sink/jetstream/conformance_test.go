@@ -2,6 +2,7 @@ package jetstream_test
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -170,13 +171,15 @@ func (f *fixture) arrive() {
 	f.Logf("a late batch: %s", reply.Data)
 }
 
-// call makes a request of the API.
+// call makes a request of the API, also after the test.
 func (f *fixture) call(subject string, body map[string]any, out any) {
 	f.Helper()
 	if body == nil {
 		body = map[string]any{}
 	}
-	f.must(f.nc.Ask(f.Context(), subject, body, out))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.Context()), 10*time.Second)
+	defer cancel()
+	f.must(f.nc.Ask(ctx, subject, body, out))
 }
 
 type info struct {

@@ -53,9 +53,7 @@ func TestDeletedStream(t *testing.T) {
 		events := makeEvents(4)
 		f.hold.Store(1)
 		d := l.Deliver(events[:2])
-		if _, err := d.Publish(t.Context()); !errors.Is(err, errLost) {
-			t.Fatalf("got %v", err)
-		}
+		wantErr(t, second(d.Publish(t.Context())), errLost)
 		_, err := d.Publish(t.Context())
 		f.must(err)
 		f.call("STREAM.DELETE."+jetstream.StreamName(order), nil, nil)
@@ -68,9 +66,8 @@ func TestDeletedStream(t *testing.T) {
 			"intact":  s.Adopt(t.Context(), order, f.owner(2), true),
 			"settled": s.Settled(t.Context(), o, []outbox.Mark{{Stream: order, Lane: streamLane(o), Number: 1}}),
 		} {
-			if !errors.Is(err, outbox.ErrGap) {
-				t.Errorf("%s: got %v, want a gap", what, err)
-			}
+			t.Log(what)
+			wantErr(t, err, outbox.ErrGap)
 		}
 		_, _, l = f.adopted(1, jetstream.Options{}) // writes the same sequences as the first adoption
 		f.arrive()
@@ -94,12 +91,26 @@ func TestRemadeStream(t *testing.T) {
 	f.call("STREAM.DELETE."+jetstream.StreamName(order), nil, nil)
 	_, _, l := f.adopted(3, jetstream.Options{})
 	f.publish(l, events...)
-	states, err := s.Look(t.Context(), source, []string{order}, nil)
-	f.must(err)
-	if err := s.Adopt(t.Context(), order, f.owner(4), true); !errors.Is(err, outbox.ErrGap) || states[0].Intact() {
-		t.Errorf("got the state %+v and %v, want that events are lost, and a gap", states[0], err)
+	st := f.look(s, "")
+	if err := s.Adopt(t.Context(), order, f.owner(4), true); !errors.Is(err, outbox.ErrGap) || st.Intact() {
+		t.Errorf("got the state %+v and %v, want that events are lost, and a gap", st, err)
 	}
 	f.must(s.Adopt(t.Context(), order, f.owner(4), false))
+}
+
+// look returns the state of the stream, of which the table has an entry if noted is not "".
+func (f *fixture) look(s *jetstream.Sink, noted string) outbox.StreamState {
+	f.Helper()
+	states, err := s.Look(f.Context(), source, []string{order}, map[string]string{order: noted})
+	f.must(err)
+	return states[0]
+}
+
+func wantErr(tb testing.TB, err, want error) {
+	tb.Helper()
+	if !errors.Is(err, want) {
+		tb.Fatalf("got %v, want %v", err, want)
+	}
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -297,9 +308,8 @@ func TestTrimKeepsTheGate(t *testing.T) {
 	if r.Suppressed != 2 {
 		t.Errorf("%d suppressed, want the last batch", r.Suppressed)
 	}
-	if st, err := other.Look(t.Context(), source, []string{order}, map[string]string{order: r.Last}); err != nil ||
-		!st[0].Intact() {
-		t.Errorf("looked at %+v, %v", st, err)
+	if st := f.look(other, r.Last); !st.Intact() {
+		t.Errorf("looked at %+v", st)
 	}
 }
 
@@ -329,11 +339,9 @@ func TestOvertakenPurge(t *testing.T) {
 		} else {
 			f.want()
 		}
-		if !errors.Is(err, outbox.ErrGap) {
-			t.Errorf("got %v, want a gap", err)
-		}
-		if st, err := s.Look(t.Context(), source, []string{order}, nil); err != nil || !st[0].Forgot {
-			t.Errorf("looked at %+v, %v", st, err)
+		wantErr(t, err, outbox.ErrGap)
+		if st := f.look(s, ""); !st.Forgot {
+			t.Errorf("looked at %+v", st)
 		}
 	}
 }
@@ -410,10 +418,9 @@ func TestPreparedStream(t *testing.T) {
 		t.Errorf("got %v (%s), want that max_age removes the gate", err, foreign.Data)
 	}
 	f.update(order, map[string]any{"max_age": 0})
-	st, err := s.Look(t.Context(), source, []string{order}, nil)
-	f.must(err)
-	if st[0].Gate || st[0].Forgot {
-		t.Errorf("looked at %+v", st[0])
+	st := f.look(s, "")
+	if st.Gate || st.Forgot {
+		t.Errorf("looked at %+v", st)
 	}
 	_, _, l := f.adopted(1, jetstream.Options{})
 	events := makeEvents(3)
@@ -573,9 +580,7 @@ func TestRecallSurvives(t *testing.T) {
 		r.Last != last.Last {
 		t.Errorf("receipt %+v, want five suppressed", r)
 	}
-	if err := second(l.Deliver(events[5:6]).Publish(t.Context())); !errors.Is(err, outbox.ErrGap) {
-		t.Errorf("got %v, want a gap for a number that another process has used", err)
-	}
+	wantErr(t, second(l.Deliver(events[5:6]).Publish(t.Context())), outbox.ErrGap)
 	s, o, l = f.adopted(3, jetstream.Options{MaxLen: 1})
 	f.must(s.Trim(t.Context(), order))
 	f.again(l, 30, events...)

@@ -110,7 +110,9 @@ func (d *doubt) known(h holder) bool {
 }
 
 // load reads the events of spans under an owner, unless they are known.
-func (d *doubt) load(ctx context.Context, c *conn, name, root string, h holder, spans []span) (changed bool, err error) {
+func (d *doubt) load(ctx context.Context, c *conn, name, root string, h holder, spans []span) (
+	changed bool, err error,
+) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.holder == h && d.read && slices.Equal(d.spans, spans) {

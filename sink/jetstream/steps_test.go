@@ -187,7 +187,7 @@ func (w *shop) check() {
 	w.relay()
 	w.load.Stop()
 	w.works()
-	testenv.Must(w, w.s.holds(w.T, w.db, w.extent))
+	testenv.Eventually(w, time.Minute, func() error { return w.s.holds(w.T, w.db, w.extent) })
 }
 
 // chosen returns few of the steps, at random more of them for the full test, and all for make steps.
