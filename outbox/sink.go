@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -44,6 +45,17 @@ type Lane struct {
 	Claim int64
 	// Nonce is that of the session that claims; for the other lanes it is the owner's.
 	Nonce Nonce
+}
+
+// Name identifies the sequence of lanes that l continues, in the gate of a stream.
+func (l Lane) Name() string {
+	switch l.Part {
+	case StreamLane:
+		return "s"
+	case RestoreLane:
+		return "r"
+	}
+	return strconv.Itoa(l.Part)
 }
 
 // Mark means that the rows of a lane's batches up to and including Number are, or are about to be, settled.

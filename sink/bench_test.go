@@ -25,7 +25,6 @@ func BenchmarkPublish(b *testing.B) {
 		mode string
 		size int
 	}{
-		{"plain", 100},
 		{"bare", 100},
 		{"bare", 1000},
 		{"gate", 1},
@@ -45,10 +44,7 @@ func BenchmarkPublish(b *testing.B) {
 			}
 			events := benchEvents(c.size)
 			publish := f.gated(o, events)
-			switch c.mode {
-			case "plain":
-				publish = f.plain(events)
-			case "bare":
+			if c.mode == "bare" {
 				publish = f.bare(events)
 			}
 			cpu := f.cpu()
@@ -90,21 +86,6 @@ func (f *fixture) bare(events []*outbox.Record) func() {
 			!errors.Is(err, redis.Nil) {
 			f.Fatal(err)
 		}
-	}
-}
-
-func (f *fixture) plain(events []*outbox.Record) func() {
-	return func() {
-		_, err := f.client.Pipelined(f.Context(), func(p redis.Pipeliner) error {
-			for _, e := range events {
-				p.XAdd(f.Context(), &redis.XAddArgs{Stream: stream, Values: []any{
-					"id", e.ID.String(), "type", e.Type, "source", "/posthaste/test", "subject", e.AggregateID,
-					"time", e.Time.Format(time.RFC3339Nano), "data", e.Payload, "specversion", "1.0",
-				}})
-			}
-			return nil
-		})
-		f.must(err)
 	}
 }
 

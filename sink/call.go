@@ -44,10 +44,10 @@ type call struct {
 
 func newCall(s *Sink, stream string, o outbox.Owner, l outbox.Lane) call {
 	args := append([]any{"evalsha", publishScript.sha}, gateArgs(stream, o)...)
-	args = append(args, laneName(l), l.Claim, l.Nonce.String())
-	args = append(args, nil, nil, nil, nil, nil, nil, s.source, nil, nil, s.channel)
+	args = append(args, l.Name(), l.Claim, l.Nonce.String())
+	args = append(args, nil, nil, nil, nil, nil, nil, s.o.Source, nil, nil, s.o.ChannelPrefix)
 	// Subscribers of a channel have already received restored events.
-	return call{args: args, pubsub: s.pubsub && l.Part != outbox.RestoreLane}
+	return call{args: args, pubsub: s.o.PubSub && l.Part != outbox.RestoreLane}
 }
 
 // encode returns the arguments that publish events under number; the batches of the claim of up to settled are settled.
@@ -222,7 +222,7 @@ func (l serverLimits) exceeded(size int64, length int) string {
 
 // limits reads the limits of the server that holds stream.
 func (s *Sink) limits(ctx context.Context, stream string) (serverLimits, error) {
-	c, err := redisurl.Holder(ctx, s.client, stream)
+	c, err := redisurl.Holder(ctx, s.o.Client, stream)
 	if err != nil {
 		return serverLimits{}, err
 	}

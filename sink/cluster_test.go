@@ -244,9 +244,7 @@ func TestANewStreamInASlotThatMoves(t *testing.T) {
 	o := f.owner(1)
 	slot := c.Slot(t, f.streams[0])
 	c.BeginMove(t, slot, 2)
-	if err := f.sink.Adopt(t.Context(), f.streams[0], o, false); sink.Class(err) != "tryagain" {
-		t.Errorf("adopted while the slot moves: %v", err)
-	}
+	wantClass(t, f.sink.Adopt(t.Context(), f.streams[0], o, false), "tryagain")
 	c.EndMove(t, slot, 2)
 	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Adopt(t.Context(), f.streams[0], o, false) })
 	f.bring(f.sink.Lane(f.streams[0], o, streamLane(o)))
@@ -278,9 +276,7 @@ func TestASharedStreamsGateMovesAfterTheStream(t *testing.T) {
 		}
 		if some { // nor as one that is not shared any more
 			epoch++
-			if err := alone.Adopt(t.Context(), stream, f.owner(epoch), false); sink.Class(err) != "tryagain" {
-				t.Errorf("adopted alone when %d keys have moved: %v", moved, err)
-			}
+			wantClass(t, alone.Adopt(t.Context(), stream, f.owner(epoch), false), "tryagain")
 		}
 		_, err = f.sink.Look(t.Context(), f.source, []string{stream}, nil)
 		if some != (err != nil) {
@@ -362,9 +358,7 @@ func TestANodeIsDown(t *testing.T) {
 		t.Errorf("a check: %v", err)
 	}
 	f.must(c.Client.Del(t.Context(), "{"+f.streams[2]+"}:gate").Err())
-	if err := f.sink.Check(t.Context(), o, f.streams); !errors.Is(err, outbox.ErrGap) {
-		t.Errorf("a check does not see the gap: %v", err)
-	}
+	wantErr(t, f.sink.Check(t.Context(), o, f.streams), outbox.ErrGap)
 	if err := f.sink.Observe(t.Context(), f.streams); err == nil {
 		t.Error("all were observed")
 	}
@@ -398,9 +392,7 @@ func TestAMasterIsBackBeforeItIsReplaced(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Ready(t.Context()) })
 	f.bring(lanes[1])
 	f.moved(lanes[0])
-	if err := f.sink.Check(t.Context(), o, f.streams); !errors.Is(err, outbox.ErrMoved) {
-		t.Errorf("a check: %v", err)
-	}
+	wantErr(t, f.sink.Check(t.Context(), o, f.streams), outbox.ErrMoved)
 	if after := f.bind(); after == before {
 		t.Error("the cluster is called as before")
 	}

@@ -21,16 +21,16 @@ const (
 	maxBatchBytes  = 4 << 20
 )
 
-// lane implements outbox.LanePublisher. One goroutine uses it, except for Settled.
+// lane implements outbox.LanePublisher.
 type lane struct {
 	sink   *Sink
 	stream string
 	call   call
 	// last is the number of the last completed batch.
-	last    int64
-	settled atomic.Int64
-	// claim is the lane's; before it published, its worker had the claim earlier, with settled batches up to known.
-	claim, earlier, known int64
+	last int64
+	// claim is the lane's, with settled batches up to settled; before it published, its worker had the claim earlier,
+	// with settled batches up to known.
+	claim, settled, earlier, known int64
 	// let is the number of events that the stream's gate has let through. The stream's lanes share it.
 	let *atomic.Int64
 }
@@ -41,7 +41,7 @@ func (s *Sink) Lane(stream string, o outbox.Owner, l outbox.Lane) outbox.LanePub
 }
 
 // Settled implements outbox.LanePublisher.
-func (l *lane) Settled(number int64) { raise(&l.settled, number) }
+func (l *lane) Settled(number int64) { l.settled = max(l.settled, number) }
 
 // Follows implements outbox.LanePublisher.
 func (l *lane) Follows(claim, number int64) { l.earlier, l.known = claim, number }
@@ -51,7 +51,7 @@ func (l *lane) acknowledged() (claim, number int64) {
 	if l.last == 0 && l.known > 0 {
 		return l.earlier, l.known
 	}
-	return l.claim, l.settled.Load()
+	return l.claim, l.settled
 }
 
 // raise sets v to the greater of v and to.
@@ -155,7 +155,7 @@ func (d *delivery) step(ctx context.Context) error {
 	claim, settled := d.lane.acknowledged()
 	args := d.lane.call.encode(d.lane.last+1, claim, settled, d.lane.let.Load(), d.events[d.pos:end])
 	start := time.Now()
-	reply, err := process(ctx, s.client, publishScript, args)
+	reply, err := process(ctx, s.o.Client, publishScript, args)
 	s.m.Seconds.Observe(time.Since(start).Seconds())
 	if err != nil {
 		return d.broken(ctx, args, err)
@@ -198,7 +198,11 @@ func (d *delivery) answer(reply []any, end int) error {
 		return d.final
 	}
 	if reply[0] == "XADD" {
-		return d.refused(d.pos+done, replyError(text(reply, 6)))
+		i, err := d.pos+done, replyError(text(reply, 6))
+		if class, poison := classify(string(err)); poison && i < len(d.events) {
+			return d.poisoned(i, class, err)
+		}
+		return s.failed(stepPublish, d.lane.stream, err)
 	}
 	if d.pos+done < end {
 		return s.failed(stepPublish, d.lane.stream, fmt.Errorf("the gate accounts for %d of %d events", done,
@@ -214,15 +218,6 @@ func (d *delivery) answer(reply []any, end int) error {
 	s.batchEvents.Store(min(s.batchEvents.Load()+1, maxBatchEvents))
 	d.lane.last++
 	return nil
-}
-
-// refused handles an error of the XADD of events[i].
-func (d *delivery) refused(i int, err replyError) error {
-	class, poison := classify(string(err))
-	if !poison || i >= len(d.events) {
-		return d.lane.sink.failed(stepPublish, d.lane.stream, err)
-	}
-	return d.poisoned(i, class, err)
 }
 
 func (d *delivery) poisoned(i int, class string, err error) error {

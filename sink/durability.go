@@ -75,12 +75,12 @@ const (
 // Confirm implements stream.Sink.
 func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	write := "1"
-	if s.durable.none() {
+	if s.o.Durability.none() {
 		write = "0"
 	}
 	calls := callsByStream(marks, func(stream string) []any { return append(gateArgs(stream, o), write) })
-	if s.durable.none() {
-		return s.verdicts("confirm", calls, runAll(ctx, s.client, confirmScript, calls))
+	if s.o.Durability.none() {
+		return s.verdicts("confirm", calls, runAll(ctx, s.o.Client, confirmScript, calls))
 	}
 	return s.barriers(ctx, calls)
 }
@@ -92,7 +92,7 @@ const redirects = 5
 func (s *Sink) barriers(ctx context.Context, calls []streamCall) error {
 	places := make(map[place][]streamCall)
 	for _, c := range calls {
-		node, err := redisurl.Holder(ctx, s.client, c.stream)
+		node, err := redisurl.Holder(ctx, s.o.Client, c.stream)
 		if err != nil {
 			return s.failed("confirm", c.stream, err)
 		}
@@ -118,7 +118,7 @@ func (s *Sink) barriers(ctx context.Context, calls []streamCall) error {
 			return err
 		}
 		places = next
-		if many, ok := s.client.(*redis.ClusterClient); ok {
+		if many, ok := s.o.Client.(*redis.ClusterClient); ok {
 			many.ReloadState(ctx)
 		}
 	}
@@ -169,7 +169,7 @@ func (s *Sink) barrier(ctx context.Context, at place, calls []streamCall) (led m
 	}
 	got, want, err := s.wait(ctx, conn)
 	if err == nil && got < want {
-		err = &DurabilityError{Want: s.durable, Got: got}
+		err = &DurabilityError{Want: s.o.Durability, Got: got}
 	}
 	return led, s.failed("confirm", here[0].stream, err)
 }
@@ -193,7 +193,7 @@ func ask(ctx context.Context, conn *redis.Conn, sc *script, call streamCall) *re
 
 // nodeAt returns the node at addr and a function that releases it. stream is a stream of the call.
 func (s *Sink) nodeAt(ctx context.Context, addr, stream string) (node *redis.Client, done func(), err error) {
-	some, err := redisurl.Holder(ctx, s.client, stream)
+	some, err := redisurl.Holder(ctx, s.o.Client, stream)
 	if err != nil || some.Options().Addr == addr {
 		return some, func() {}, err
 	}
@@ -204,9 +204,9 @@ func (s *Sink) nodeAt(ctx context.Context, addr, stream string) (node *redis.Cli
 func (s *Sink) wait(ctx context.Context, conn *redis.Conn) (got, want int64, err error) {
 	// A timeout of 0 would mean no limit.
 	t := max(remaining(ctx, barrierWait)-barrierMargin, time.Millisecond)
-	if !s.durable.AOF {
-		got, err = conn.Wait(ctx, s.durable.Replicas, t).Result()
-		return got, int64(s.durable.Replicas), err
+	if !s.o.Durability.AOF {
+		got, err = conn.Wait(ctx, s.o.Durability.Replicas, t).Result()
+		return got, int64(s.o.Durability.Replicas), err
 	}
 	counts, err := conn.WaitAOF(ctx, 1, 0, t).Result()
 	if err == nil && len(counts) != 2 {

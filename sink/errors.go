@@ -2,14 +2,12 @@ package sink
 
 import (
 	"errors"
-	"io"
-	"net"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/socket"
 	"posthaste/sink/metrics"
 )
 
@@ -109,13 +107,5 @@ func (replyError) RedisError() {}
 
 // lostConnection reports whether an established connection ended during a call, so that its execution is unknown.
 func lostConnection(err error) bool {
-	for _, e := range []error{
-		io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE,
-		syscall.ECONNABORTED,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return redis.HasErrorPrefix(err, "Protocol error") // go-redis removes ERR
+	return socket.Lost(err) || redis.HasErrorPrefix(err, "Protocol error") // go-redis removes ERR
 }

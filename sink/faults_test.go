@@ -5,7 +5,6 @@ import (
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
-	"posthaste/sink"
 )
 
 // roomFor leaves the stream room for exactly n more entries.
@@ -36,9 +35,7 @@ func TestAConnectionCutInMidCommandPublishesOnce(t *testing.T) {
 	events := makeEvents(1000)
 	p.Set(testenv.Trouble{CutRequests: 40000})
 	d := l.Deliver(events)
-	if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
-		t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
-	}
+	wantClass(t, second(d.Publish(t.Context())), "connection")
 	p.Set(testenv.Trouble{})
 	r := retry(t, d, "connection")
 	f.wantStored(events...)
@@ -83,14 +80,10 @@ func TestALateWholeAfterItsHalfPublishesNothing(t *testing.T) {
 	events := makeEvents(20)
 	d := l.Deliver(events)
 	for range 2 {
-		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
-			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
-		}
+		wantClass(t, second(d.Publish(t.Context())), "connection")
 	}
 	h.hold.Store(1)
-	if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
-		t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
-	}
+	wantClass(t, second(d.Publish(t.Context())), "connection")
 	whole, first := h.held[0], h.held[2]
 	if len(h.held[1]) != len(whole) || len(first) >= len(whole) {
 		t.Fatalf("calls of %d, %d and %d arguments, want two wholes and a half", len(whole), len(h.held[1]), len(first))

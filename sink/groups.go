@@ -29,36 +29,37 @@ const maxConsumers = 1000
 type Group struct {
 	// Stream and Name identify the group. For a group from GroupsOfTypes that reads several streams, Stream is their
 	// common base name.
-	Stream, Name string
+	Stream string `json:"stream"`
+	Name   string `json:"group"`
 	// Length is the number of entries in the stream.
-	Length int64
+	Length int64 `json:"stream_length"`
 	// Consumers is the number of consumer names of the group, including those of stopped consumers.
-	Consumers int64
+	Consumers int64 `json:"consumers"`
 	// Pending is the number of entries delivered and not acknowledged.
-	Pending int64
+	Pending int64 `json:"pending"`
 	// Lag is the number of entries not yet delivered, -1 if Redis does not know it (after an XDEL in the middle).
-	Lag int64
+	Lag int64 `json:"lag"`
 	// OldestPending is how long ago the oldest pending entry was added; 0 if no entry is pending.
-	OldestPending time.Duration
+	OldestPending time.Duration `json:"-"`
 	// Seen is how long ago a consumer of the group was last active; -1 if the group has no consumers, or too many to
 	// check. Redis before 7.2 does not notice a consumer that waits for entries.
-	Seen time.Duration
+	Seen time.Duration `json:"-"`
 	// Idle is how long entries have been waiting for this group while its consumers were inactive: the age of the
 	// oldest entry that is unread or pending, or Seen if that is less. 0 if no entry waits.
-	Idle time.Duration
+	Idle time.Duration `json:"-"`
 	// Waits is how long the oldest entry that is unread or pending has been waiting, even for active consumers; 0 if no
 	// entry waits.
-	Waits time.Duration
+	Waits time.Duration `json:"-"`
 	// Lost is how many entries left the stream before the group had read them, -1 if Redis does not know it.
-	Lost int64
+	Lost int64 `json:"lost"`
 	// HoldsBack is how many entries beyond the configured length of the stream cannot be trimmed because of this group;
 	// 0 before MarkHolders. Several groups may hold back the same entries.
-	HoldsBack int64
+	HoldsBack int64 `json:"holds_back"`
 	// Floor is the first entry that the group still needs; trimming stops there. It is empty for a group of several
 	// streams.
-	Floor string
+	Floor string `json:"-"`
 	// Streams are the states of the group on each stream of its type, the worst first; nil for a group of one stream.
-	Streams []Group
+	Streams []Group `json:"streams,omitempty"`
 }
 
 // Abandoned reports whether entries wait for the group and its consumers seem to have stopped.
@@ -69,30 +70,19 @@ func (g Group) Owes() bool { return g.Pending > 0 || g.Lag != 0 }
 
 // MarshalJSON implements json.Marshaler. Durations are in seconds.
 func (g Group) MarshalJSON() ([]byte, error) {
-	var seen *float64
-	if g.Seen >= 0 {
-		s := g.Seen.Seconds()
-		seen = &s
-	}
-	return json.Marshal(struct {
-		Stream        string   `json:"stream"`
-		Name          string   `json:"group"`
-		Length        int64    `json:"stream_length"`
-		Consumers     int64    `json:"consumers"`
-		Pending       int64    `json:"pending"`
-		Lag           int64    `json:"lag"`
+	type plain Group
+	all := struct {
+		plain
 		OldestPending float64  `json:"oldest_pending_seconds"`
 		Seen          *float64 `json:"seen_seconds"`
 		Idle          float64  `json:"idle_seconds"`
 		Waits         float64  `json:"waits_seconds"`
-		Lost          int64    `json:"lost"`
-		HoldsBack     int64    `json:"holds_back"`
 		Abandoned     bool     `json:"abandoned"`
-		Streams       []Group  `json:"streams,omitempty"`
-	}{
-		g.Stream, g.Name, g.Length, g.Consumers, g.Pending, g.Lag, g.OldestPending.Seconds(), seen, g.Idle.Seconds(),
-		g.Waits.Seconds(), g.Lost, g.HoldsBack, g.Abandoned(), g.Streams,
-	})
+	}{plain(g), g.OldestPending.Seconds(), nil, g.Idle.Seconds(), g.Waits.Seconds(), g.Abandoned()}
+	if seen := g.Seen.Seconds(); g.Seen >= 0 {
+		all.Seen = &seen
+	}
+	return json.Marshal(all)
 }
 
 // GroupsOfTypes combines the groups with the same name on the streams of a type, in the order of types and then names.

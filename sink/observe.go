@@ -7,18 +7,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"posthaste/outbox"
 	"posthaste/sink/metrics"
 )
-
-// observations record which servers were observed.
-type observations struct {
-	mu sync.Mutex
-	// servers are the run ids of the last observed Redis, or of the masters of the cluster.
-	servers []string
-}
 
 // loss is how much a group has missed.
 type loss struct {
@@ -33,8 +28,8 @@ type loss struct {
 // Observe reads the state of streams and their consumer groups into the metrics, with one call per stream. It deletes
 // the series of groups that no longer exist and of streams that are not in streams.
 func (s *Sink) Observe(ctx context.Context, streams []string) error {
-	s.seen.mu.Lock()
-	defer s.seen.mu.Unlock()
+	s.observing.Lock()
+	defer s.observing.Unlock()
 	infos, first := s.infos(ctx, "server", "memory")
 	if len(infos) == 0 {
 		return fmt.Errorf("observe: %w", first)
@@ -47,13 +42,13 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 		}
 	}
 	slices.Sort(runs)
-	same := slices.Equal(s.seen.servers, runs)
-	s.seen.servers = runs
+	same := slices.Equal(s.observed, runs)
+	s.observed = runs
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
 		calls[i] = streamCall{stream: stream, args: []any{1, stream, metrics.MaxGroups, maxConsumers}}
 	}
-	cmds := runAll(ctx, s.client, observeScript, calls)
+	cmds := runAll(ctx, s.o.Client, observeScript, calls)
 	err := s.m.Observe(streams, func(i int, before map[string]loss) (int64, map[string]loss, error) {
 		reply, err := cmds[i].Slice()
 		if notAStream(err) {
@@ -126,3 +121,31 @@ func (s *Sink) Unobserve() {
 }
 
 func lessID(a, b string) bool { return outbox.CompareIDs(a, b) < 0 }
+
+// redisMetrics are the metrics of a sink, and those that only Redis has.
+type redisMetrics struct {
+	*metrics.Sink[loss]
+
+	pubsub           prometheus.Counter
+	memory, eviction prometheus.Gauge
+}
+
+// newMetrics makes the metrics and registers them. A nil registerer leaves them unregistered.
+func newMetrics(reg prometheus.Registerer) *redisMetrics {
+	f := promauto.With(reg)
+	gauge := func(name, help string) prometheus.Gauge {
+		return f.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	}
+	return &redisMetrics{
+		Sink: metrics.New[loss](reg, classes),
+		pubsub: f.NewCounter(prometheus.CounterOpts{
+			Name: "outbox_pubsub_failed_total",
+			Help: "Events that are in their stream and were not published on their channel. Rises when Redis refuses " +
+				"PUBLISH, and with types that begin with __, whose channels are Redis' own.",
+		}),
+		memory: gauge("redis_memory_ratio",
+			"Redis memory in use, relative to maxmemory; 0 without a limit. At 1 publishing stops."),
+		eviction: gauge("redis_eviction_unsafe",
+			"1 if maxmemory-policy is not noeviction, so that Redis may delete streams and gates."),
+	}
+}

@@ -57,9 +57,7 @@ func TestARefusalFencesEarlierClaims(t *testing.T) {
 	f.do("SET", stream, "not a stream")
 	after := f.sink.Lane(stream, o, partLane(3, 2))
 	d := after.Deliver(events[1:2])
-	if _, err := d.Publish(t.Context()); sink.Class(err) != "wrongtype" {
-		t.Fatalf("got %v, want wrongtype", err)
-	}
+	wantClass(t, second(d.Publish(t.Context())), "wrongtype")
 	f.do("RENAME", "aside", stream)
 	f.wantDoubt(1) // events that the earlier claim published stay in doubt
 	_, err := before.Deliver(events[1:2]).Publish(t.Context())
@@ -77,9 +75,7 @@ func TestPoisonInAHalfFailedBatch(t *testing.T) {
 	f.roomFor(2)
 	events := makeEvents(5)
 	d := l.Deliver(events)
-	if _, err := d.Publish(t.Context()); sink.Class(err) != "exhausted" {
-		t.Fatalf("class %q of %v, want exhausted", sink.Class(err), err)
-	}
+	wantClass(t, second(d.Publish(t.Context())), "exhausted")
 	f.do("SET", stream, "not a stream")
 	_, err := d.Publish(t.Context())
 	var poison *outbox.PoisonError
@@ -146,9 +142,7 @@ func TestAnOversizedEventStaysTransientIfTheLimitsAreUnknown(t *testing.T) {
 	f := newFixture(t, "client-query-buffer-limit 1mb", "user default on nopass ~* &* +@all -config")
 	d := f.lane(f.adopted(1)).Deliver([]*outbox.Record{big(3 << 20)})
 	for range 6 {
-		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
-			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
-		}
+		wantClass(t, second(d.Publish(t.Context())), "connection")
 	}
 }
 
@@ -163,9 +157,7 @@ func TestAFittingEventIsNeverPoison(t *testing.T) {
 	e := big(1 << 20)
 	d := l.Deliver([]*outbox.Record{e})
 	for range 6 {
-		if _, err := d.Publish(t.Context()); sink.Class(err) != "connection" {
-			t.Fatalf("class %q of %v, want connection", sink.Class(err), err)
-		}
+		wantClass(t, second(d.Publish(t.Context())), "connection")
 	}
 	p.Set(testenv.Trouble{})
 	retry(t, d, "connection")

@@ -1,9 +1,11 @@
 package sink
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -41,7 +43,7 @@ func (s *Sink) Ready(ctx context.Context) error {
 	if other := s.stays(ctx); err == nil && !errors.Is(other, errOther) {
 		err = other
 	}
-	if err != nil || s.durable.none() {
+	if err != nil || s.o.Durability.none() {
 		return unreachable(err)
 	}
 	err = s.each(ctx, func(ctx context.Context, c *redis.Client) error { return s.durabilityExists(ctx, c) })
@@ -51,7 +53,7 @@ func (s *Sink) Ready(ctx context.Context) error {
 // each calls fn for the server, or for all masters of a cluster concurrently, and returns the first error. A node of a
 // cluster may use at most half of the remaining time.
 func (s *Sink) each(ctx context.Context, fn func(ctx context.Context, c *redis.Client) error) error {
-	switch c := s.client.(type) {
+	switch c := s.o.Client.(type) {
 	case *redis.Client:
 		return fn(ctx, c)
 	case *redis.ClusterClient:
@@ -70,7 +72,7 @@ func (s *Sink) each(ctx context.Context, fn func(ctx context.Context, c *redis.C
 			return err
 		})
 	}
-	return fmt.Errorf("a client of type %T has no servers", s.client)
+	return fmt.Errorf("a client of type %T has no servers", s.o.Client)
 }
 
 // unreachable wraps an error that is not a NotReadyError in one.
@@ -110,12 +112,12 @@ func (s *Sink) writable(ctx context.Context, c *redis.Client) error {
 // refuses nothing. It writes nothing.
 func (s *Sink) Permitted(ctx context.Context, streams []string) error {
 	// Redis does not know this script, and no entry has the id 0-0. It checks the rights before.
-	err := s.client.EvalSha(ctx, strings.Repeat("0", 40), nil).Err()
+	err := s.o.Client.EvalSha(ctx, strings.Repeat("0", 40), nil).Err()
 	if Class(err) == "noperm" {
 		return err
 	}
 	for i, stream := range append([]string{"{posthaste}:probe"}, streams...) {
-		err := s.client.XAdd(ctx, &redis.XAddArgs{
+		err := s.o.Client.XAdd(ctx, &redis.XAddArgs{
 			Stream: stream, NoMkStream: true, ID: "0-0", Values: []any{"probe", ""},
 		}).Err()
 		// The user may be restricted to the streams and gates.
@@ -129,7 +131,7 @@ func (s *Sink) Permitted(ctx context.Context, streams []string) error {
 // probeKey returns a key that is never created; in a cluster, one that c holds.
 func (s *Sink) probeKey(ctx context.Context, c *redis.Client) string {
 	key := "{posthaste}:probe"
-	many, cluster := s.client.(*redis.ClusterClient)
+	many, cluster := s.o.Client.(*redis.ClusterClient)
 	for n := 0; cluster && n < probes; n++ {
 		if node, err := many.MasterForKey(ctx, key); err != nil || node == c {
 			break
@@ -145,43 +147,34 @@ const probes = 2000
 
 // Remedy returns a short remedy for an error of a class.
 func Remedy(class string) string {
-	switch class {
-	case "oom":
-		return "raise maxmemory, or shorten the streams"
-	case "readonly":
-		return "point POSTHASTE_REDIS_URL at the primary"
-	case "misconf":
-		return "Redis cannot write to its disk: look at its log and disk"
-	case "busy":
-		return "a script runs there without end: SCRIPT KILL, or FUNCTION KILL, ends it"
-	case "noreplicas":
-		return "bring the replicas back, or lower min-replicas-to-write"
-	case "noauth":
-		return redisurl.AuthRemedy
-	case "noperm":
-		return "give the user the commands and keys it needs by ACL SETUSER: see docs/operations.md"
-	case "tls":
-		return "check the certificates: --redis-ca, --redis-cert and --redis-key, and that of Redis"
-	case classWrongType:
-		return "rename or delete this key: it is not a stream"
-	case "loading":
-		return "wait until Redis has loaded its data"
-	}
-	return "check that Redis listens there, or set POSTHASTE_REDIS_URL"
+	return cmp.Or(remedies[class], "check that Redis listens there, or set POSTHASTE_REDIS_URL")
+}
+
+var remedies = map[string]string{
+	"oom":          "raise maxmemory, or shorten the streams",
+	"readonly":     "point POSTHASTE_REDIS_URL at the primary",
+	"misconf":      "Redis cannot write to its disk: look at its log and disk",
+	"busy":         "a script runs there without end: SCRIPT KILL, or FUNCTION KILL, ends it",
+	"noreplicas":   "bring the replicas back, or lower min-replicas-to-write",
+	"noauth":       redisurl.AuthRemedy,
+	"noperm":       "give the user the commands and keys it needs by ACL SETUSER: see docs/operations.md",
+	"tls":          "check the certificates: --redis-ca, --redis-cert and --redis-key, and that of Redis",
+	classWrongType: "rename or delete this key: it is not a stream",
+	"loading":      "wait until Redis has loaded its data",
 }
 
 func (s *Sink) durabilityExists(ctx context.Context, c *redis.Client) error {
-	if s.durable.AOF {
+	if s.o.Durability.AOF {
 		return aofExists(ctx, c)
 	}
 	info, err := infoOf(ctx, c, "replication")
 	if err != nil || info == nil { // WAIT will count them
 		return err
 	}
-	if n, _ := strconv.Atoi(info["connected_slaves"]); n < s.durable.Replicas {
+	if n, _ := strconv.Atoi(info["connected_slaves"]); n < s.o.Durability.Replicas {
 		return &NotReadyError{
 			Reason: "replicas",
-			Err:    fmt.Errorf("durability %s is configured, and %d replicas are connected", s.durable, n),
+			Err:    fmt.Errorf("durability %s is configured, and %d replicas are connected", s.o.Durability, n),
 			Remedy: "start the missing replicas, or set the durability to fewer replicas",
 		}
 	}
@@ -238,3 +231,62 @@ func (s *Sink) infos(ctx context.Context, sections ...string) (map[string]map[st
 }
 
 func unsafeEviction(policy string) bool { return policy != "" && policy != "noeviction" }
+
+// Unknown returns what the servers, or proxies in front of them, keep posthaste from knowing, a text for each cause;
+// nil if it knows everything. Publishing does not need it.
+func (s *Sink) Unknown(ctx context.Context) ([]string, error) {
+	var mu sync.Mutex
+	var all []string
+	err := s.each(ctx, func(ctx context.Context, c *redis.Client) error {
+		list, err := unknown(ctx, c)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, text := range list {
+			if !slices.Contains(all, text) {
+				all = append(all, text)
+			}
+		}
+		return err
+	})
+	return all, err
+}
+
+func unknown(ctx context.Context, c *redis.Client) (list []string, err error) {
+	info, err := infoOf(ctx, c, "memory")
+	if err != nil {
+		return nil, err
+	}
+	p, err := identify(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case info == nil && p == (instance{}):
+		list = append(list, "Redis refuses INFO: its version, memory, eviction policy, persistence and identity are "+
+			"unknown, and a restart is noticed by missing events only")
+	case p == (instance{}):
+		list = append(list, "Redis does not identify itself: a restart is noticed by missing events only")
+	case info == nil:
+		list = append(list, "Redis refuses a part of INFO: its memory, eviction policy and persistence are unknown")
+	}
+	if p != (instance{}) {
+		v, err := compare(ctx, c, p)
+		switch {
+		case err != nil:
+			return nil, err
+		case v.history:
+			list = append(list, "Redis has another identity on each connection: a restart is noticed by missing "+
+				"events only")
+		case v.run:
+			list = append(list, "Redis has another run id on each connection: a restart is noticed by its replication "+
+				"id")
+		}
+	}
+	switch err := c.ConfigGet(ctx, "appendfsync").Err(); {
+	case redisurl.Refused(err):
+		list = append(list, "Redis refuses CONFIG GET: its size limits and appendfsync are unknown")
+	case err != nil:
+		return nil, err
+	}
+	return list, nil
+}

@@ -125,29 +125,28 @@ func (r *Replay) Begin(ctx context.Context, n ReplayNote, restart bool, streams 
 }
 
 func parseNote(v map[string]string) (*ReplayNote, error) {
-	n := &ReplayNote{Run: v["run"], At: v["at"]}
-	for name, to := range map[string]*time.Time{
-		"since": &n.Since, "until": &n.Until, "begun": &n.Begun,
-		"done": &n.Done,
-	} {
-		if v[name] == "" && name == "done" {
-			continue
+	var bad error
+	number := func(name string) (n int64) {
+		if v[name] == "" { // not noted yet
+			return 0
 		}
-		us, err := strconv.ParseInt(v[name], 10, 64)
+		n, err := strconv.ParseInt(v[name], 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("the note of the replay: field %s: %w", name, err)
+			bad = fmt.Errorf("the note of the replay: field %s: %w", name, err)
 		}
-		*to = time.UnixMicro(us).UTC()
+		return n
 	}
-	var err1, err2 error
-	n.Total, err1 = strconv.ParseInt(v["total"], 10, 64)
-	if v["count"] != "" {
-		n.Count, err2 = strconv.ParseInt(v["count"], 10, 64)
+	at := func(name string) time.Time {
+		if v[name] == "" {
+			return time.Time{}
+		}
+		return time.UnixMicro(number(name)).UTC()
 	}
-	if err := errors.Join(err1, err2); err != nil {
-		return nil, fmt.Errorf("the note of the replay: %w", err)
+	n := &ReplayNote{
+		Run: v["run"], At: v["at"], Since: at("since"), Until: at("until"), Begun: at("begun"), Done: at("done"),
+		Total: number("total"), Count: number("count"),
 	}
-	return n, nil
+	return n, bad
 }
 
 // ErrReplayTaken means that another process has taken the replay over or begun it again.

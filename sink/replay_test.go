@@ -102,9 +102,7 @@ func TestReplayPublishesOnce(t *testing.T) {
 		t.Errorf("the other process goes on behind %q", c)
 	}
 	three := replayEntries(6, 2)
-	if err := r.Publish(ctx, stream, three); !errors.Is(err, sink.ErrReplayTaken) {
-		t.Errorf("a process that was taken over publishes: %v", err)
-	}
+	wantErr(t, r.Publish(ctx, stream, three), sink.ErrReplayTaken)
 	f.must(other.Publish(ctx, stream, three))
 	f.wantReplayed(one, two, three)
 
@@ -113,12 +111,8 @@ func TestReplayPublishesOnce(t *testing.T) {
 	if n := f.begin(again, true); n.Run == begun.Run || n.At != "" || n.Count != 0 {
 		t.Errorf("the note is %+v after a restart", n)
 	}
-	if err := other.Publish(ctx, stream, replayEntries(8, 1)); !errors.Is(err, sink.ErrReplayGone) {
-		t.Errorf("the run that was given up publishes: %v", err)
-	}
-	if err := other.Note(ctx, "9.1", 9, time.Now()); !errors.Is(err, sink.ErrReplayGone) {
-		t.Errorf("the run that was given up notes: %v", err)
-	}
+	wantErr(t, other.Publish(ctx, stream, replayEntries(8, 1)), sink.ErrReplayGone)
+	wantErr(t, other.Note(ctx, "9.1", 9, time.Now()), sink.ErrReplayGone)
 	if c := f.take(again); c != "" {
 		t.Errorf("begun again at %q", c)
 	}
@@ -169,9 +163,7 @@ func TestReplayWithoutMemory(t *testing.T) {
 	f.must(r.Publish(ctx, stream, one))
 	f.do("CONFIG", "SET", "maxmemory", "1")
 	for range 2 {
-		if err := r.Publish(ctx, stream, two); sink.Class(err) != "oom" {
-			t.Errorf("class %q of %v, want oom", sink.Class(err), err)
-		}
+		wantClass(t, r.Publish(ctx, stream, two), "oom")
 	}
 	f.do("CONFIG", "SET", "maxmemory", "0")
 	f.must(r.Publish(ctx, stream, two))
@@ -200,9 +192,7 @@ func TestReplayStopsAtWhatRedisRefuses(t *testing.T) {
 	// A user without the right to add to the stream: nothing is written or lost.
 	f.do("ACL", "SETUSER", "default", "-xadd")
 	for range 2 {
-		if err := r.Publish(ctx, stream, list); sink.Class(err) != "noperm" {
-			t.Errorf("class %q of %v", sink.Class(err), err)
-		}
+		wantClass(t, r.Publish(ctx, stream, list), "noperm")
 	}
 	f.do("ACL", "SETUSER", "default", "+xadd")
 	f.must(r.Publish(ctx, stream, list))
@@ -210,9 +200,7 @@ func TestReplayStopsAtWhatRedisRefuses(t *testing.T) {
 	// The stream's last possible id: the next XADD fails.
 	f.do("XSETID", stream, "18446744073709551615-18446744073709551614")
 	more := replayEntries(5, 3)
-	if err := r.Publish(ctx, stream, more); sink.Class(err) != "exhausted" {
-		t.Errorf("class %q of %v, want exhausted", sink.Class(err), err)
-	}
+	wantClass(t, r.Publish(ctx, stream, more), "exhausted")
 	f.wantReplayed(list, more[:1])
 }
 
@@ -260,12 +248,8 @@ func TestReplayAfterLostEntries(t *testing.T) {
 	f.must(f.server.Client.RestoreReplace(ctx, record, 0, dump).Err())
 	f.must(f.server.Client.RestoreReplace(ctx, stream, 0, dumped).Err())
 	three := replayEntries(5, 1)
-	if err := r.Publish(ctx, stream, three); !errors.Is(err, sink.ErrReplayMoved) {
-		t.Errorf("publish: %v, want ErrReplayMoved", err)
-	}
+	wantErr(t, r.Publish(ctx, stream, three), sink.ErrReplayMoved)
 	f.must(f.server.Client.Del(ctx, record).Err())
-	if err := r.Publish(ctx, stream, three); !errors.Is(err, sink.ErrReplayGone) {
-		t.Errorf("publish: %v, want ErrReplayGone", err)
-	}
+	wantErr(t, r.Publish(ctx, stream, three), sink.ErrReplayGone)
 	f.wantReplayed(one)
 }

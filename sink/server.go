@@ -278,6 +278,11 @@ func NewBoundClient(o *redis.UniversalOptions) (redis.UniversalClient, *Server) 
 func (s *Server) member(addr string) *member {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.at(addr)
+}
+
+// at is member for a caller that holds s.mu.
+func (s *Server) at(addr string) *member {
 	m := s.many[addr]
 	if m == nil {
 		m = &member{server: s}
@@ -294,55 +299,57 @@ func (s *Sink) Bind(ctx context.Context) (string, error) {
 }
 
 func (s *Sink) bind(ctx context.Context) (string, error) {
-	if many, ok := s.client.(*redis.ClusterClient); ok {
+	if many, ok := s.o.Client.(*redis.ClusterClient); ok {
 		return s.bindAll(ctx, many)
 	}
-	if s.server == nil {
-		p, err := identify(ctx, s.client)
+	server := s.o.Server
+	if server == nil {
+		p, err := identify(ctx, s.o.Client)
 		return p.String(), err
 	}
-	s.server.mu.Lock()
-	one := &s.server.one
-	one.bound, one.met, one.first, s.server.any = instance{}, false, true, false
-	s.server.mu.Unlock()
-	p, err := identify(ctx, s.client)
+	server.mu.Lock()
+	one := &server.one
+	one.bound, one.met, one.first, server.any = instance{}, false, true, false
+	server.mu.Unlock()
+	p, err := identify(ctx, s.o.Client)
 	if err == nil {
 		err = s.compare(ctx, p)
 	}
 	if err == nil {
 		err = one.meet(p)
 	}
-	s.server.mu.Lock()
-	defer s.server.mu.Unlock()
-	return s.server.nameOf(s.server.varying.of(p)), err
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	return server.nameOf(server.varying.of(p)), err
 }
 
 // compare finds out whether other connections lead to p as well. Those of Sentinels lead to the present master.
 func (s *Sink) compare(ctx context.Context, p instance) error {
-	c, ok := s.client.(*redis.Client)
-	if !ok || s.server.sentinels {
+	server := s.o.Server
+	c, ok := s.o.Client.(*redis.Client)
+	if !ok || server.sentinels {
 		return nil
 	}
 	v, err := compare(ctx, c, p)
-	s.server.mu.Lock()
-	defer s.server.mu.Unlock()
-	if v.run && !s.server.varying.run {
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	if v.run && !server.varying.run {
 		s.log.WarnContext(ctx, "the connections to redis give different run ids: its restarts are noticed by its "+
 			"replication id, or by missing events")
 	}
-	s.server.varying.run = s.server.varying.run || v.run
-	s.server.varying.history = s.server.varying.history || v.history
+	server.varying.run = server.varying.run || v.run
+	server.varying.history = server.varying.history || v.history
 	return err
 }
 
 // varies reports whether run ids identify no process.
 func (s *Sink) varies() bool {
-	if s.server == nil {
+	if s.o.Server == nil {
 		return false
 	}
-	s.server.mu.Lock()
-	defer s.server.mu.Unlock()
-	return s.server.varying.run
+	s.o.Server.mu.Lock()
+	defer s.o.Server.mu.Unlock()
+	return s.o.Server.varying.run
 }
 
 // comparisons bounds the connections that compare makes.
@@ -383,37 +390,32 @@ func identifyAnew(ctx context.Context, c *redis.Client) (instance, error) {
 
 // bindAll meets all current masters of a cluster.
 func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient) (string, error) {
-	if s.server != nil {
-		s.server.mu.Lock()
-		s.server.any, s.server.masters = false, nil
-		for _, m := range s.server.many {
+	server := s.o.Server
+	if server != nil {
+		server.mu.Lock()
+		server.any, server.masters = false, nil
+		for _, m := range server.many {
 			m.bound, m.met = instance{}, false
 		}
-		s.server.mu.Unlock()
+		server.mu.Unlock()
 	}
 	found, err := masters(ctx, many)
 	if err != nil {
 		return "", err
 	}
-	if s.server == nil {
+	if server == nil {
 		return nameOf(found, instance.String), nil
 	}
-	addrs := slices.Sorted(maps.Keys(found))
-	s.server.mu.Lock()
-	name := nameOf(found, s.server.nameOf)
-	s.server.mu.Unlock()
-	for addr, p := range s.spares(ctx, many, found) {
-		found[addr] = p
-	}
+	addrs, spares := slices.Sorted(maps.Keys(found)), s.spares(ctx, many, found)
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	name := nameOf(found, server.nameOf)
+	maps.Copy(found, spares)
 	for addr, p := range found {
-		m := s.server.member(addr)
-		s.server.mu.Lock()
+		m := server.at(addr)
 		m.bound, m.met = p, true
-		s.server.mu.Unlock()
 	}
-	s.server.mu.Lock()
-	s.server.masters = addrs
-	s.server.mu.Unlock()
+	server.masters = addrs
 	return name, nil
 }
 
@@ -493,10 +495,10 @@ func (s *Sink) spares(ctx context.Context, many *redis.ClusterClient, known map[
 func (s *Sink) another(c *redis.Client, addr string) *redis.Client {
 	o := *c.Options()
 	o.Addr, o.NodeAddress, o.OnConnect, o.MaxRetries = addr, addr, nil, -1
-	if s.server == nil {
+	if s.o.Server == nil {
 		return redis.NewClient(&o)
 	}
-	m := s.server.member(addr)
+	m := s.o.Server.member(addr)
 	o.OnConnect = m.onConnect
 	c = redis.NewClient(&o)
 	c.AddHook(m)
@@ -505,11 +507,11 @@ func (s *Sink) another(c *redis.Client, addr string) *redis.Client {
 
 // Release implements stream.Sink.
 func (s *Sink) Release() {
-	if s.server != nil {
-		s.server.mu.Lock()
-		s.server.any = true
-		clear(s.server.names) // the next binding names processes afresh
-		s.server.mu.Unlock()
+	if server := s.o.Server; server != nil {
+		server.mu.Lock()
+		server.any = true
+		clear(server.names) // the next binding names processes afresh
+		server.mu.Unlock()
 	}
 	s.moved.Store(false)
 }
@@ -517,29 +519,30 @@ func (s *Sink) Release() {
 // stays detects servers that have changed while their connections remained open: a primary that was a replica in
 // between, and a master that has joined or left a cluster.
 func (s *Sink) stays(ctx context.Context) error {
-	if s.server == nil {
+	server := s.o.Server
+	if server == nil {
 		return nil
 	}
-	many, ok := s.client.(*redis.ClusterClient)
+	many, ok := s.o.Client.(*redis.ClusterClient)
 	if !ok {
-		p, err := identify(ctx, s.client)
-		if err == nil && s.server.one.meet(p) != nil {
+		p, err := identify(ctx, s.o.Client)
+		if err == nil && server.one.meet(p) != nil {
 			s.moved.Store(true)
 		}
 		return err
 	}
 	found, err := masters(ctx, many)
 	for addr, p := range found { // a node without an answer does not affect the others
-		if err := s.server.member(addr).meet(p); err != nil {
+		if server.member(addr).meet(p) != nil {
 			s.moved.Store(true)
 		}
 	}
 	if err != nil {
 		return err
 	}
-	s.server.mu.Lock()
-	defer s.server.mu.Unlock()
-	if !s.server.any && !slices.Equal(s.server.masters, slices.Sorted(maps.Keys(found))) {
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	if !server.any && !slices.Equal(server.masters, slices.Sorted(maps.Keys(found))) {
 		s.moved.Store(true)
 	}
 	return nil
@@ -551,11 +554,11 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 ) {
 	calls := make([]streamCall, len(streams))
 	for i, stream := range streams {
-		args := append(keys(stream, source), source.String(), s.source, s.alone(), noted[stream])
+		args := append(keys(stream, source), source.String(), s.o.Source, s.alone(), noted[stream])
 		calls[i] = streamCall{stream: stream, args: args}
 	}
 	pctx, cancel := context.WithTimeout(ctx, pageTimeout)
-	cmds := runAll(pctx, s.client, lookScript, calls)
+	cmds := runAll(pctx, s.o.Client, lookScript, calls)
 	cancel()
 	out := make([]outbox.StreamState, len(streams))
 	for i, stream := range streams {
@@ -586,4 +589,27 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 		}
 	}
 	return out, nil
+}
+
+// Alive implements stream.Sink. A relay without the right to the key counts as the only one.
+func (s *Sink) Alive(ctx context.Context, source uuid.UUID, m outbox.Member, before *outbox.Sign) (
+	*outbox.Sign, error,
+) {
+	seen := ""
+	if before != nil {
+		seen = before.Text
+	}
+	reply, err := run(ctx, s.o.Client, aliveScript, []any{
+		1, "{posthaste:" + source.String() + "}:alive", m.ID, m.Server, m.Holder, outbox.SignLasts.Milliseconds(),
+		outbox.TwinLasts.Milliseconds(), seen,
+	})
+	if err != nil && Class(err) == "noperm" {
+		return nil, nil
+	}
+	if err != nil || len(reply) == 0 {
+		return nil, s.failed("sign", "", err)
+	}
+	return &outbox.Sign{
+		Member: outbox.Member{ID: text(reply, 0), Server: text(reply, 1), Holder: text(reply, 2)}, Text: text(reply, 3),
+	}, nil
 }

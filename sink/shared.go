@@ -20,15 +20,15 @@ const unsure = 2
 
 // name is the source field of this database's entries if it shares its streams, else "".
 func (s *Sink) name() string {
-	if s.shared {
-		return s.source
+	if s.o.Shared {
+		return s.o.Source
 	}
 	return ""
 }
 
 // alone returns the scripts' argument for whether this database does not share its streams.
 func (s *Sink) alone() string {
-	if s.shared {
+	if s.o.Shared {
 		return "0"
 	}
 	return "1"
@@ -42,10 +42,10 @@ func (s *Sink) foreign(stream string, reply []any) error {
 		Remedy: "posthaste adopt, if this database is to take it over; else another --stream-prefix",
 	}
 	switch {
-	case s.shared && alone:
+	case s.o.Shared && alone:
 		e.Reason = "belongs to another database (source " + source + "), which does not share it"
 		e.Remedy = "start its relays with --shared-streams, too; posthaste adopt, if this database is to take it over"
-	case s.shared:
+	case s.o.Shared:
 		e.Reason = "is shared with another database of the same name (source " + source + ")"
 		e.Remedy = "give each a --relay-name of its own; posthaste adopt, if this one has taken the place of that one"
 	case !alone:

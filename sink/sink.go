@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -54,19 +53,13 @@ type Options struct {
 
 // Sink publishes events to Redis. It is safe for concurrent use.
 type Sink struct {
-	client  redis.UniversalClient
-	server  *Server
-	source  string
-	shared  bool
-	pubsub  bool
-	channel string
-	durable Durability
-	maxLen  int64
-	force   bool
-	m       *redisMetrics
-	log     *slog.Logger
-	seen    observations
+	o   Options
+	m   *redisMetrics
+	log *slog.Logger
 
+	// observing guards observed: the run ids of the last observed Redis, or of the masters of the cluster.
+	observing sync.Mutex
+	observed  []string
 	// moved is set when the server was replaced although its connections remained open.
 	moved atomic.Bool
 	// let has, by stream, the known number of events that its gate has let through.
@@ -82,11 +75,7 @@ func New(o Options) *Sink {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Sink{
-		client: o.Client, server: o.Server, source: o.Source, shared: o.Shared, pubsub: o.PubSub,
-		channel: o.ChannelPrefix, durable: o.Durability, maxLen: o.MaxLen, force: o.TrimForce,
-		m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink"),
-	}
+	s := &Sink{o: o, m: newMetrics(o.Registerer), log: o.Logger.With("component", "sink")}
 	s.batchBytes.Store(maxBatchBytes)
 	s.batchEvents.Store(maxBatchEvents)
 	return s
@@ -132,8 +121,8 @@ func (s *Sink) TakeOver(ctx context.Context, stream string, o outbox.Owner) erro
 }
 
 func (s *Sink) adopt(ctx context.Context, stream string, o outbox.Owner, force string, least int64) error {
-	reply, err := run(ctx, s.client, adoptScript, append(gateArgs(stream, o), o.Source.String(), force, least, s.source,
-		s.alone()))
+	reply, err := run(ctx, s.o.Client, adoptScript, append(gateArgs(stream, o), o.Source.String(), force, least,
+		s.o.Source, s.alone()))
 	switch {
 	case err != nil:
 	case text(reply, 0) == "FOREIGN":
@@ -180,7 +169,7 @@ func (s *Sink) entries(ctx context.Context, stream, after string, visit func(pag
 	for {
 		var list []outbox.Entry
 		pctx, cancel := context.WithTimeout(ctx, pageTimeout)
-		page, err := run(pctx, s.client, tailScript, []any{1, stream, from, tailEntries, tailBytes, s.name()})
+		page, err := run(pctx, s.o.Client, tailScript, []any{1, stream, from, tailEntries, tailBytes, s.name()})
 		cancel()
 		if notAStream(err) {
 			return nil
@@ -216,12 +205,9 @@ func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []
 		if ids = ids[n:]; len(ids) == 0 {
 			known = last
 		}
-		reply, err := run(ctx, s.client, recallScript, append(gateArgs(stream, o), known, blob))
-		if err == nil {
-			err = verdict(stream, reply)
-		}
+		err := s.call(ctx, "recall", stream, recallScript, append(gateArgs(stream, o), known, blob))
 		if err != nil || len(ids) == 0 {
-			return s.failed("recall", stream, err)
+			return err
 		}
 	}
 }
@@ -232,7 +218,7 @@ func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) erro
 	for i, stream := range streams {
 		calls[i] = streamCall{stream: stream, args: gateArgs(stream, o)}
 	}
-	return s.verdicts("check", calls, runAll(ctx, s.client, checkScript, calls))
+	return s.verdicts("check", calls, runAll(ctx, s.o.Client, checkScript, calls))
 }
 
 // graver returns the first of two errors, or a permanent one: in a cluster, a node that does not answer must not hide
@@ -247,30 +233,35 @@ func graver(first, second error) error {
 // Settled implements stream.Sink. It tries every stream and returns the first error.
 func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	calls := callsByStream(marks, func(stream string) []any { return gateArgs(stream, o) })
-	return s.verdicts("settle", calls, runAll(ctx, s.client, settleScript, calls))
+	return s.verdicts("settle", calls, runAll(ctx, s.o.Client, settleScript, calls))
 }
 
 // ForgetDoubt implements stream.Sink. Events that a later claim of a part inherited from an earlier claim since the
 // adoption stay in doubt: their rows may still be unsettled.
 func (s *Sink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
-	reply, err := run(ctx, s.client, forgetScript, gateArgs(stream, o))
+	return s.call(ctx, "forget doubt", stream, forgetScript, gateArgs(stream, o))
+}
+
+// call makes one call of a script that answers with a verdict.
+func (s *Sink) call(ctx context.Context, step, stream string, sc *script, args []any) error {
+	reply, err := run(ctx, s.o.Client, sc, args)
 	if err == nil {
 		err = verdict(stream, reply)
 	}
-	return s.failed("forget doubt", stream, err)
+	return s.failed(step, stream, err)
 }
 
 // Trim implements stream.Sink. It only removes whole nodes of the stream, so up to stream-node-max-entries may stay
 // beyond MaxLen.
 func (s *Sink) Trim(ctx context.Context, stream string) error {
-	if s.maxLen <= 0 {
+	if s.o.MaxLen <= 0 {
 		return nil
 	}
 	force := "0"
-	if s.force {
+	if s.o.TrimForce {
 		force = "1"
 	}
-	_, err := run(ctx, s.client, trimScript, []any{1, stream, s.maxLen, force})
+	_, err := run(ctx, s.o.Client, trimScript, []any{1, stream, s.o.MaxLen, force})
 	if notAStream(err) {
 		return nil
 	}
@@ -291,7 +282,7 @@ func (s *Sink) failed(step, stream string, err error) error {
 	}
 	class := Class(err)
 	s.m.Errors.WithLabelValues(class).Inc()
-	many, cluster := s.client.(*redis.ClusterClient)
+	many, cluster := s.o.Client.(*redis.ClusterClient)
 	if cluster && reload[class] {
 		many.ReloadState(context.Background()) // in the background; otherwise it happens once a minute
 	}
@@ -360,7 +351,7 @@ func callsByStream(marks []outbox.Mark, head func(stream string) []any) []stream
 			at[m.Stream] = i
 			calls = append(calls, streamCall{stream: m.Stream, args: head(m.Stream)})
 		}
-		calls[i].args = append(calls[i].args, laneName(m.Lane), m.Lane.Claim, m.Lane.Nonce.String(), m.Number)
+		calls[i].args = append(calls[i].args, m.Lane.Name(), m.Lane.Claim, m.Lane.Nonce.String(), m.Number)
 	}
 	return calls
 }
@@ -387,16 +378,6 @@ func gateArgs(stream string, o outbox.Owner) []any {
 // key because the other already has it.
 func keys(stream string, source uuid.UUID) []any {
 	return []any{3, stream, registerKey(stream), gateKey(stream, source)}
-}
-
-func laneName(l outbox.Lane) string {
-	switch l.Part {
-	case outbox.StreamLane:
-		return "s"
-	case outbox.RestoreLane:
-		return "r"
-	}
-	return strconv.Itoa(l.Part)
 }
 
 // remaining returns what is left until ctx's deadline, at most limit.

@@ -3,9 +3,7 @@ package sink_test
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -19,6 +17,7 @@ import (
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
+	"posthaste/sink/sinktest"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
@@ -77,11 +76,6 @@ func (f *fixture) through(p *testenv.Link) *sink.Sink {
 	return s
 }
 
-func nonce() (n outbox.Nonce) {
-	_, _ = rand.Read(n[:])
-	return n
-}
-
 func (f *fixture) owner(epoch int64) outbox.Owner {
 	return outbox.Owner{Source: f.source, Epoch: epoch, Nonce: nonce()}
 }
@@ -95,10 +89,6 @@ func (f *fixture) adopted(epoch int64) outbox.Owner {
 	o := f.owner(epoch)
 	f.must(f.sink.Adopt(f.Context(), stream, o, false))
 	return o
-}
-
-func streamLane(o outbox.Owner) outbox.Lane {
-	return outbox.Lane{Part: outbox.StreamLane, Nonce: o.Nonce}
 }
 
 func partLane(part int, claim int64) outbox.Lane {
@@ -125,17 +115,18 @@ func (f *fixture) publish(l outbox.LanePublisher, events ...*outbox.Record) outb
 	return r
 }
 
-func makeEvents(n int) []*outbox.Record {
-	events := make([]*outbox.Record, n)
-	for i := range events {
-		events[i] = &outbox.Record{
-			ID: uuid.Must(uuid.NewV7()), Seq: int64(i + 1), AggregateType: "order",
-			AggregateID: fmt.Sprintf("o-%d", i%7),
-			Type:        "order.created", Payload: fmt.Appendf(nil, `{"n":%d}`, i),
-			Time: time.Date(2026, 11, 20, 12, 0, 0, 123456789, time.UTC),
-		}
+var (
+	makeEvents = sinktest.Events
+	streamLane = sinktest.StreamLane
+	nonce      = sinktest.Nonce
+)
+
+// again publishes events of which some are in doubt, and checks how many.
+func (f *fixture) again(l outbox.LanePublisher, suppressed int, events ...*outbox.Record) {
+	f.Helper()
+	if r := f.publish(l, events...); r.Suppressed != suppressed {
+		f.Errorf("%d suppressed, want %d", r.Suppressed, suppressed)
 	}
-	return events
 }
 
 func makeEvent() *outbox.Record { return makeEvents(1)[0] }
@@ -271,11 +262,23 @@ func wantFenced(t testing.TB, err error, epoch int64) {
 	}
 }
 
+func wantClass(t testing.TB, err error, class string) {
+	t.Helper()
+	if got := sink.Class(err); got != class {
+		t.Fatalf("class %q of %v, want %s", got, err, class)
+	}
+}
+
+func wantErr(tb testing.TB, err, want error) {
+	tb.Helper()
+	if !errors.Is(err, want) {
+		tb.Fatalf("got %v, want %v", err, want)
+	}
+}
+
 func wantGap(t testing.TB, err error) {
 	t.Helper()
-	if !errors.Is(err, outbox.ErrGap) {
-		t.Fatalf("got %v, want a gap", err)
-	}
+	wantErr(t, err, outbox.ErrGap)
 }
 
 func wantForeign(t testing.TB, err error, source uuid.UUID) {

@@ -3,6 +3,7 @@ package sink_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -67,51 +68,56 @@ func (f *fixture) wantTrimmed(first int) {
 	}
 }
 
-func TestTrimWithoutGroups(t *testing.T) {
+// Trimming keeps the configured length, and what a group has not acknowledged.
+func TestTrim(t *testing.T) {
 	t.Parallel()
-	f := trimming(t, sink.Options{MaxLen: 100}, 30000) // more than a trim without a limit of its own would remove
-	f.wantTrimmed(29901)
-	f.wantTrimmed(29901)
-}
-
-func TestTrimStopsAtThePending(t *testing.T) {
-	t.Parallel()
-	f := trimming(t, sink.Options{MaxLen: 100}, 1000)
-	f.group("g", "0")
-	ids := f.read("g", 1000)
-	f.ack("g", ids[:399]...)
-	f.ack("g", ids[400:]...)
-	f.wantTrimmed(400)
-	if got, err := f.server.Client.XRange(t.Context(), stream, "400-0", "400-0").Result(); err != nil || len(got) != 1 {
-		t.Fatalf("the pending entry is gone: %v, %v", got, err)
+	for name, c := range map[string]struct {
+		o      sink.Options
+		n      int
+		before func(f *fixture)
+		first  int
+		after  func(f *fixture) // nil: nothing changes
+		then   int
+	}{
+		// More than a trim without a limit of its own would remove.
+		"no group": {o: sink.Options{MaxLen: 100}, n: 30000, first: 29901, then: 29901},
+		"a pending entry": {
+			o: sink.Options{MaxLen: 100}, n: 1000, first: 400, then: 901,
+			before: func(f *fixture) {
+				f.group("g", "0")
+				ids := f.read("g", 1000)
+				f.ack("g", slices.Delete(ids, 399, 400)...)
+			},
+			after: func(f *fixture) { f.ack("g", "400-0") },
+		},
+		"a new group": {
+			o: sink.Options{MaxLen: 100}, n: 500, first: 1, then: 401,
+			before: func(f *fixture) {
+				f.group("new", "0")
+				f.group("latest", "$")
+			},
+			after: func(f *fixture) { f.do("XGROUP", "DESTROY", stream, "new") },
+		},
+		"by force": {
+			o: sink.Options{MaxLen: 100, TrimForce: true}, n: 1000, first: 901, then: 901,
+			before: func(f *fixture) { f.group("slow", "0") },
+		},
+		"no length": {n: 300, first: 1, then: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := trimming(t, c.o, c.n)
+			f.must(f.sink.Trim(t.Context(), "missing"))
+			if c.before != nil {
+				c.before(f)
+			}
+			f.wantTrimmed(c.first)
+			if c.after != nil {
+				c.after(f)
+			}
+			f.wantTrimmed(c.then)
+		})
 	}
-	f.ack("g", "400-0")
-	f.wantTrimmed(901)
-}
-
-func TestTrimLeavesANewGroupEverything(t *testing.T) {
-	t.Parallel()
-	f := trimming(t, sink.Options{MaxLen: 100}, 500)
-	f.group("new", "0")
-	f.group("latest", "$")
-	f.wantTrimmed(1)
-	f.must(f.server.Client.XGroupDestroy(t.Context(), stream, "new").Err())
-	f.wantTrimmed(401)
-}
-
-func TestTrimForce(t *testing.T) {
-	t.Parallel()
-	f := trimming(t, sink.Options{MaxLen: 100, TrimForce: true}, 1000)
-	f.group("slow", "0")
-	f.wantTrimmed(901)
-}
-
-func TestTrimOfNothing(t *testing.T) {
-	t.Parallel()
-	f := trimming(t, sink.Options{}, 300)
-	f.wantTrimmed(1) // no length is configured
-	g := on(t, f.server, sink.Options{MaxLen: 10})
-	g.must(g.sink.Trim(t.Context(), "missing"))
 }
 
 func TestObserve(t *testing.T) {
@@ -156,6 +162,23 @@ func TestObserve(t *testing.T) {
 	if r := f.metric("redis_memory_ratio"); r <= 0 || r > 0.5 {
 		t.Errorf("memory ratio %v", r)
 	}
+	// Another instance exports the series from now on, except for counters.
+	f.sink.Unobserve()
+	for _, name := range []string{
+		"outbox_stream_length", "outbox_group_pending", "outbox_group_lag", "outbox_group_oldest_pending_seconds",
+		"outbox_group_idle_seconds",
+	} {
+		if _, ok := lookup(t, f.reg, name); ok {
+			t.Errorf("%s is still there", name)
+		}
+	}
+	want("redis_memory_ratio", 0)
+	want("redis_eviction_unsafe", 0)
+	want("outbox_trim_lost_total", 3)
+	// This one exports them again, and counts no loss twice.
+	f.must(f.sink.Observe(ctx, streams))
+	want("outbox_stream_length", 3, "stream", stream)
+	want("outbox_trim_lost_total", 3)
 	f.must(f.server.Client.XGroupDestroy(ctx, stream, "g").Err())
 	f.must(f.sink.Observe(ctx, streams[:1]))
 	for name, labels := range map[string][]string{
@@ -166,42 +189,6 @@ func TestObserve(t *testing.T) {
 		if _, ok := lookup(t, f.reg, name, labels...); ok {
 			t.Errorf("%s%v is still there", name, labels)
 		}
-	}
-}
-
-// Unobserve deletes series that another instance exports from now on, except for counters.
-func TestUnobserve(t *testing.T) {
-	t.Parallel()
-	f := trimming(t, sink.Options{MaxLen: 100}, 10)
-	ctx := t.Context()
-	f.group("g", "0")
-	f.read("g", 4)
-	f.do("CONFIG", "SET", "maxmemory", "100mb")
-	f.do("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
-	f.must(f.sink.Observe(ctx, []string{stream}))
-	f.do("XTRIM", stream, "MAXLEN", "3")
-	f.must(f.sink.Observe(ctx, []string{stream}))
-	f.sink.Unobserve()
-	for _, name := range []string{
-		"outbox_stream_length", "outbox_group_pending", "outbox_group_lag", "outbox_group_oldest_pending_seconds",
-		"outbox_group_idle_seconds",
-	} {
-		if _, ok := lookup(t, f.reg, name); ok {
-			t.Errorf("%s is still there", name)
-		}
-	}
-	for name, want := range map[string]float64{
-		"redis_memory_ratio": 0, "redis_eviction_unsafe": 0,
-		"outbox_trim_lost_total": 3,
-	} {
-		if got := f.metric(name); got != want {
-			t.Errorf("%s is %v, want %v", name, got, want)
-		}
-	}
-	// Leading again, it shows them again, and counts no loss twice.
-	f.must(f.sink.Observe(ctx, []string{stream}))
-	if n, lost := f.metric("outbox_stream_length"), f.metric("outbox_trim_lost_total"); n != 3 || lost != 3 {
-		t.Errorf("length %v, lost %v; want 3 and 3", n, lost)
 	}
 }
 

@@ -21,7 +21,7 @@ const foundWithin = 6 * time.Second
 // number. In a shared stream only this database's entries count, because others keep publishing.
 func (s *Sink) Unread(ctx context.Context, source uuid.UUID, streams []string) ([]outbox.Unread, error) {
 	ours := make([]string, len(streams))
-	if s.shared {
+	if s.o.Shared {
 		states, err := s.Look(ctx, source, streams, nil)
 		if err != nil {
 			return nil, err
@@ -37,7 +37,7 @@ func (s *Sink) Unread(ctx context.Context, source uuid.UUID, streams []string) (
 		calls[i] = streamCall{stream: stream, args: []any{1, stream, 0, maxConsumers}}
 	}
 	var list []outbox.Unread
-	for i, cmd := range runAll(ctx, s.client, observeScript, calls) {
+	for i, cmd := range runAll(ctx, s.o.Client, observeScript, calls) {
 		reply, err := cmd.Slice()
 		if notAStream(err) {
 			continue
@@ -78,7 +78,7 @@ func unread(stream string, reply []any, last string) (list []outbox.Unread) {
 func (s *Sink) Follow(ctx context.Context, stream string, others []string) error {
 	var groups []string
 	for _, other := range others {
-		reply, err := run(ctx, s.client, observeScript, []any{1, other, 0, maxConsumers})
+		reply, err := run(ctx, s.o.Client, observeScript, []any{1, other, 0, maxConsumers})
 		if notAStream(err) {
 			continue
 		}
@@ -99,7 +99,7 @@ func (s *Sink) Regroup(ctx context.Context, stream string, groups []string) erro
 		for _, group := range some {
 			args = append(args, group)
 		}
-		_, err := run(ctx, s.client, regroupScript, args)
+		_, err := run(ctx, s.o.Client, regroupScript, args)
 		if notAStream(err) {
 			return nil
 		}
@@ -121,7 +121,7 @@ func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (ma
 	}
 	list := make(map[string][]string, len(streams))
 	var first error
-	for i, cmd := range runAll(ctx, s.client, checkScript, calls) {
+	for i, cmd := range runAll(ctx, s.o.Client, checkScript, calls) {
 		reply, err := cmd.Slice()
 		if notAStream(err) {
 			continue
@@ -150,5 +150,5 @@ func shardedKey(base string) string { return base + "#sharded" }
 // Sharded implements stream.Sink. A consumer that reads a type by the name of its only stream finds the others by this
 // key.
 func (s *Sink) Sharded(ctx context.Context, base string) error {
-	return s.failed("name the streams of", base, s.client.SetNX(ctx, shardedKey(base), 1, 0).Err())
+	return s.failed("name the streams of", base, s.o.Client.SetNX(ctx, shardedKey(base), 1, 0).Err())
 }

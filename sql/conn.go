@@ -5,6 +5,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"posthaste/internal/failpoint"
 	"posthaste/internal/socket"
 	"posthaste/internal/statement"
+	"posthaste/outbox"
 )
 
 //go:embed queries/*.sql
@@ -46,6 +48,30 @@ func exec(ctx context.Context, db DB, what, name string, args ...any) (rows int6
 		return 0, fmt.Errorf("%s: %w", what, err)
 	}
 	return tag.RowsAffected(), nil
+}
+
+// owned is scan for a statement whose first column reports whether the caller still is the owner: ErrSuperseded if not.
+func owned(ctx context.Context, db DB, what, name string, args []any, to ...any) error {
+	var owner bool
+	err := scan(ctx, db, what, name, args, append([]any{&owner}, to...)...)
+	if err == nil && !owner {
+		err = fmt.Errorf("%s: %w", what, outbox.ErrSuperseded)
+	}
+	return err
+}
+
+// pairs returns the rows of a statement with two columns, by the first one.
+func pairs[K comparable, V any](ctx context.Context, db DB, what, name string) (map[K]V, error) {
+	type pair struct {
+		Key   K
+		Value V
+	}
+	list, err := structs[pair](ctx, db, what, name)
+	m := make(map[K]V, len(list))
+	for _, p := range list {
+		m[p.Key] = p.Value
+	}
+	return m, err
 }
 
 // collect is statement.Rows by name, and structs is statement.Structs.
@@ -81,13 +107,17 @@ func Connect(ctx context.Context, cfg *pgx.ConnConfig) (*pgx.Conn, error) {
 	return pgx.ConnectConfig(ctx, cfg)
 }
 
-// PoolConfig is ConnConfig for a pool, whose connections may go through a pooler. They need its BeforeConnect for that.
-func PoolConfig(url, schema, component string) (*pgxpool.Config, error) {
+// PoolConfig is ConnConfig with more settings for a pool, whose connections may go through a pooler. They need its
+// BeforeConnect for that.
+func PoolConfig(url, schema, component string, settings ...map[string]string) (*pgxpool.Config, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, redact(err)
 	}
 	decorate(cfg.ConnConfig, schema, component)
+	for _, some := range settings {
+		maps.Copy(cfg.ConnConfig.RuntimeParams, some)
+	}
 	prepare(cfg.ConnConfig)
 	cfg.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
 		err := readCredentials(c)

@@ -2,7 +2,6 @@ package sql_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"testing"
@@ -33,24 +32,18 @@ func TestARowIsMoreThanItsNumber(t *testing.T) {
 	if !mark.Holds(old.XID, old.Seq) || mark.Holds(row.XID, row.Seq) || backlog(t, s, d) != 1 {
 		t.Errorf("the mark %+v does not tell the two rows apart", mark)
 	}
-	if ok, err := s.Park(ctx, o, old, "too_large", "why", 3); err != nil || !ok {
-		t.Errorf("park of the old row: %v, %v", ok, err)
-	}
+	is(t, true)(s.Park(ctx, o, old, "too_large", "why", 3))
 	if n := backlog(t, s, d); n != 1 {
 		t.Error("the new row is parked")
 	}
-	m, err := s.Marker(ctx)
-	must(t, err)
-	defer m.Close()
+	m := newMarker(t, s)
 	look, err := m.Look(ctx, mark, math.MaxInt64)
 	must(t, err)
 	if len(look.Owed) != 1 || uint32(look.Owed[0].XID) != row.XID || !look.Holds(row.XID, row.Seq) {
 		t.Errorf("look %+v, want row %d of transaction %d", look, row.Seq, row.XID)
 	}
 	must(t, m.Move(ctx, o, look.Settled, nil))
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed at last", n)
-	}
+	wantOwed(t, s, d, 0)
 }
 
 // A retried event is published when its row is gone, whichever row has its number now.
@@ -59,19 +52,13 @@ func TestARetryWhoseNumberIsUsedAgainIsPublished(t *testing.T) {
 	s, d := newStore(t)
 	ctx := t.Context()
 	row := insert(t, d, "a")
-	if _, err := s.Park(ctx, succeed(t, s), row, "too_large", "why", 3); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fails(s.Park(ctx, succeed(t, s), row, "too_large", "why", 3)))
 	must(t, sql.RetryDead(ctx, d.Pool, row.ID))
-	if n, err := s.Housekeep(ctx); err != nil || n != 1 {
-		t.Fatalf("%d dead while it waits, %v", n, err)
-	}
+	is[int64](t, 1)(s.Housekeep(ctx))
 	seq := testenv.Value[int64](t, d, "DELETE FROM outbox RETURNING seq")
 	d.Exec(t, fmt.Sprintf("ALTER TABLE outbox ALTER seq RESTART WITH %d", seq))
 	insert(t, d, "a")
-	if n, err := s.Housekeep(ctx); err != nil || n != 0 {
-		t.Errorf("%d dead afterwards, %v", n, err)
-	}
+	is[int64](t, 0)(s.Housekeep(ctx))
 }
 
 // Only the owner can park. A park that arrives after another adoption does nothing, and an adoption waits for a running
@@ -83,18 +70,14 @@ func TestAParkIsFenced(t *testing.T) {
 	row := insert(t, d, "a")
 	first := succeed(t, s)
 	succeed(t, s)
-	if _, err := s.Park(ctx, first, row, "too_large", "why", 3); !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("a late park: %v", err)
-	}
+	wantErr(t, fails(s.Park(ctx, first, row, "too_large", "why", 3)), outbox.ErrSuperseded)
 	if n := backlog(t, s, d); n != 1 {
 		t.Fatal("the row is parked")
 	}
 	now := owner(t, s)
 	twin := now
 	twin.Nonce = nonce()
-	if _, err := s.Park(ctx, twin, row, "too_large", "why", 3); !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("a park of another holder of the epoch: %v", err)
-	}
+	wantErr(t, fails(s.Park(ctx, twin, row, "too_large", "why", 3)), outbox.ErrSuperseded)
 	// This park has read the owner and waits for another session that parks the same event.
 	hold := begin(t, d)
 	_, err := hold.Exec(ctx, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at,
@@ -121,9 +104,7 @@ func TestAParkIsFenced(t *testing.T) {
 	if !<-adopted {
 		t.Error("the adoption behind it failed")
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead"); n != 1 {
-		t.Errorf("%d events are dead", n)
-	}
+	wantRows(t, d, 1, "outbox_dead")
 }
 
 // A time that JSON cannot represent becomes the nearest one that it can.
@@ -154,13 +135,9 @@ func TestDeadEvents(t *testing.T) {
 	a, b := insert(t, d, "a"), insert(t, d, "b")
 	d.Exec(t, "UPDATE outbox SET created_at = 'infinity' WHERE id = $1", b.ID)
 	for _, r := range []*outbox.Row{b, a, a} { // repeats have no effect
-		if ok, err := s.Park(ctx, owner(t, s), r, "too_large", "a\x00b\xffc\u2026", 3); err != nil || !ok {
-			t.Fatalf("park: %v, %v", ok, err)
-		}
+		is(t, true)(s.Park(ctx, owner(t, s), r, "too_large", "a\x00b\xffc\u2026", 3))
 	}
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed", n)
-	}
+	wantOwed(t, s, d, 0)
 	dead, err := sql.ListDead(ctx, d.Pool, 10)
 	must(t, err)
 	if len(dead) != 2 || dead[0].ID != a.ID || dead[0].Attempts != 3 || dead[0].Class != "too_large" ||
@@ -184,9 +161,7 @@ func TestDeadEvents(t *testing.T) {
 		a.ID); n != 1 || backlog(t, s, d) != 1 {
 		t.Errorf("%d rows of it, want one that is unsettled", n)
 	}
-	if n, err := s.Housekeep(ctx); err != nil || n != 2 {
-		t.Errorf("while it is retried: %d, %v", n, err)
-	}
+	is[int64](t, 2)(s.Housekeep(ctx))
 	if ids, err := sql.DeadIDs(ctx, d.Pool); err != nil || len(ids) != 1 || ids[0] != b.ID {
 		t.Errorf("not being retried: %v, %v", ids, err)
 	}
@@ -195,41 +170,27 @@ func TestDeadEvents(t *testing.T) {
 		ID: a.ID, AggregateID: "a",
 		Seq: testenv.Value[int64](t, d, "SELECT max(seq) FROM outbox WHERE id = $1", a.ID),
 	}}
-	if _, err := s.Park(ctx, owner(t, s), again, "too_large", "why", 2); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fails(s.Park(ctx, owner(t, s), again, "too_large", "why", 2)))
 	if dead, err = sql.ListDead(ctx, d.Pool, 1); err != nil || dead[0].Attempts != 5 || dead[0].Retrying ||
 		dead[0].Seq != a.Seq {
 		t.Errorf("parked again: %+v, %v", dead, err)
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox WHERE id = $1", a.ID); n != 1 {
-		t.Errorf("%d rows of it, want the one that was parked last", n)
-	}
+	wantRows(t, d, 1, "outbox WHERE id = $1", a.ID)
 	must(t, sql.RetryDead(ctx, d.Pool, a.ID))
 	succeed(t, s)
 	settle(t, s)
-	if n, err := s.Housekeep(ctx); err != nil || n != 1 {
-		t.Errorf("after the retry: %d, %v", n, err)
-	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 1 {
-		t.Errorf("%d events were delivered, want the one that was retried", n)
-	}
+	is[int64](t, 1)(s.Housekeep(ctx))
+	wantRows(t, d, 1, "outbox_history")
 
 	must(t, sql.DropDead(ctx, d.Pool, b.ID))
 	for _, err := range []error{sql.DropDead(ctx, d.Pool, b.ID), sql.RetryDead(ctx, d.Pool, b.ID)} {
-		if !errors.Is(err, sql.ErrNotParked) {
-			t.Errorf("of no event: %v", err)
-		}
+		wantErr(t, err, sql.ErrNotParked)
 	}
-	if n, err := sql.CountDead(ctx, d.Pool); err != nil || n != 0 {
-		t.Errorf("%d left, %v", n, err)
-	}
+	is[int64](t, 0)(sql.CountDead(ctx, d.Pool))
 	if _, err := s.Housekeep(ctx); err != nil {
 		t.Error(err)
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 1 {
-		t.Errorf("%d rows in the table, want that of the retry", n)
-	}
+	wantRows(t, d, 1, "outbox")
 }
 
 // An event that is dropped before a mark settles its row is neither unsettled nor delivered, and its row is deleted.
@@ -237,17 +198,13 @@ func TestADroppedEventIsNotOwed(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	row, other := insert(t, d, "a"), insert(t, d, "a")
-	if _, err := s.Park(t.Context(), succeed(t, s), row, "too_large", "why", 3); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fails(s.Park(t.Context(), succeed(t, s), row, "too_large", "why", 3)))
 	must(t, sql.DropDead(t.Context(), d.Pool, row.ID))
 	for range 2 {
 		if backlog(t, s, d) != 1 || testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history") != 0 {
 			t.Error("the event is owed, or delivered")
 		}
-		if n, err := s.Housekeep(t.Context()); err != nil || n != 0 {
-			t.Errorf("%d parked, %v", n, err)
-		}
+		is[int64](t, 0)(s.Housekeep(t.Context()))
 	}
 	if n := testenv.Value[int64](t, d, "SELECT seq FROM outbox"); n != other.Seq {
 		t.Errorf("row %d is left", n)

@@ -55,7 +55,5 @@ func TestOutboxPublish(t *testing.T) {
 	}
 	_, err = c.Exec(ctx, "BEGIN; "+call+"'3'); ROLLBACK", pgx.QueryExecModeSimpleProtocol)
 	must(t, err)
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 2 {
-		t.Errorf("%d rows, want 2: a transaction that rolls back publishes nothing", n)
-	}
+	wantRows(t, d, 2, "outbox")
 }

@@ -22,14 +22,10 @@ func TestHistoryGoesByTheDatabasesClock(t *testing.T) {
 	settle(t, s)
 	d.Exec(t, "UPDATE outbox_mark SET at = clock_timestamp() - interval '23 h 59 min'")
 	must(t, s.KeepHistory(t.Context()))
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 1 {
-		t.Error("the row is gone within the retention")
-	}
+	wantRows(t, d, 1, "outbox")
 	d.Exec(t, "UPDATE outbox_mark SET at = clock_timestamp() - interval '24 h 1 s'")
 	must(t, s.KeepHistory(t.Context()))
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 0 {
-		t.Error("the row is there after the retention")
-	}
+	wantRows(t, d, 0, "outbox")
 }
 
 // Rows settled before the retention are deleted, whatever creation times they have, and so are the marks that no row
@@ -57,9 +53,7 @@ func TestRetention(t *testing.T) {
 		at(hours)
 	}
 	dead := insert(t, d, "dead")
-	if _, err := s.Park(ctx, o, dead, "too_large", "why", 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fails(s.Park(ctx, o, dead, "too_large", "why", 1)))
 	insert(t, d, "owed")
 	expect := func(hours float64, want string) {
 		t.Helper()
@@ -73,14 +67,10 @@ func TestRetention(t *testing.T) {
 	expect(24.1, "1:100 2:100 order.changed:2")
 	expect(25.1, "2:100 order.changed:2")
 	expect(100, "order.changed:2")
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark"); n != 1 {
-		t.Errorf("%d marks are left, want the last", n)
-	}
+	wantRows(t, d, 1, "outbox_mark")
 	must(t, long.Commit(ctx))
 	expect(100, "late:40 order.changed:2")
-	if n := backlog(t, s, d); n != 41 {
-		t.Errorf("%d rows are owed, want 41", n)
-	}
+	wantOwed(t, s, d, 41)
 	settle(t, s)
 	at(4)
 	expect(27.9, "late:40 order.changed:2")
@@ -101,9 +91,7 @@ func TestRetentionAfterATruncate(t *testing.T) {
 	expect := func(want int) {
 		t.Helper()
 		must(t, s.KeepHistory(t.Context()))
-		if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != want {
-			t.Errorf("%d rows, want %d", n, want)
-		}
+		wantRows(t, d, want, "outbox")
 	}
 	expect(0)
 	expect(0)
@@ -160,39 +148,22 @@ func TestRetentionBesideWriters(t *testing.T) {
 	}
 	must(t, s.KeepHistory(t.Context()))
 	must(t, s.KeepHistory(t.Context()))
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 0 {
-		t.Errorf("%d rows are left", n)
-	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark"); n != 1 {
-		t.Errorf("%d marks are left", n)
-	}
+	wantRows(t, d, 0, "outbox")
+	wantRows(t, d, 1, "outbox_mark")
 }
 
 // The daily work of a relay succeeds with the minimal rights.
 func TestLeastRights(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	role := "least_" + d.Name
-	for _, stmt := range []string{
-		"CREATE ROLE " + role + " " + testenv.Login(d.URL), // a cluster-wide role; the server ends with the tests
-		"REVOKE ALL ON SCHEMA public FROM PUBLIC",
-		"GRANT USAGE ON SCHEMA public TO " + role,
-		"GRANT SELECT ON posthaste_migrations TO " + role,
-		"GRANT SELECT, DELETE ON outbox TO " + role,
-		"GRANT EXECUTE ON FUNCTION outbox_retry TO " + role,
-		"GRANT SELECT ON outbox_high, outbox_settled, outbox_rows, outbox_live, outbox_leader, outbox_place TO " + role,
-		"GRANT SELECT ON outbox_layout, outbox_backlog TO " + role,
-		"GRANT SELECT, INSERT, DELETE ON outbox_mark TO " + role,
-		"GRANT USAGE ON outbox_claim TO " + role,
-		"GRANT SELECT, UPDATE ON outbox_part TO " + role,
-		"GRANT SELECT, INSERT, UPDATE ON relay_state, outbox_stream TO " + role,
-		"GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_dead, outbox_reconcile, outbox_phantom TO " + role,
-	} {
-		d.Exec(t, stmt)
-	}
-	url := testenv.As(d.URL, role)
+	d.Exec(t, "REVOKE ALL ON SCHEMA public FROM PUBLIC")
+	_, url := role(t, d, "least", "SELECT ON posthaste_migrations", "SELECT, DELETE ON outbox",
+		"EXECUTE ON FUNCTION outbox_retry", "SELECT ON outbox_high, outbox_settled, outbox_rows, outbox_live",
+		"SELECT ON outbox_leader, outbox_place, outbox_layout, outbox_backlog",
+		"SELECT, INSERT, DELETE ON outbox_mark", "USAGE ON outbox_claim", "SELECT, UPDATE ON outbox_part",
+		"SELECT, INSERT, UPDATE ON relay_state, outbox_stream",
+		"SELECT, INSERT, UPDATE, DELETE ON outbox_dead, outbox_reconcile, outbox_phantom")
 	s := sql.NewStore(relayPool(t, url), "test", 24*time.Hour)
 	everything(t, s, d, url)
 	must(t, s.KeepHistory(t.Context()))
-	d.Exec(t, fmt.Sprintf("DROP OWNED BY %s", role))
 }

@@ -28,8 +28,6 @@ var layoutProbes = func() []string {
 
 // CheckLayout implements relay.Store.
 func (s *Store) CheckLayout(ctx context.Context, shards int) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	if shards > 1 {
 		if err := s.checkParts(ctx); err != nil {
 			return err
@@ -40,6 +38,8 @@ func (s *Store) CheckLayout(ctx context.Context, shards int) error {
 
 // checkNames returns an error if two types would share the name of a stream.
 func (s *Store) checkNames(ctx context.Context, shards int) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	type collision struct{ Base, Stream string }
 	list, err := structs[collision](ctx, s.pool, "look at the names of streams", "layout_collisions", shards)
 	if err != nil || len(list) == 0 {
@@ -56,12 +56,12 @@ func (s *Store) checkNames(ctx context.Context, shards int) error {
 // checkParts compares the server's parts of layoutProbes with those that Go computes.
 func (s *Store) checkParts(ctx context.Context) error {
 	var parts []int
-	err := s.pool.QueryRow(ctx, query("layout_parts"), layoutProbes).Scan(&parts)
+	err := s.scan(ctx, "look at the parts of aggregates", "layout_parts", []any{layoutProbes}, &parts)
 	if SQLState(err) == pgerrcode.UntranslatableCharacter {
 		return fmt.Errorf("%w: this database is not in UTF-8", outbox.ErrLayout)
 	}
 	if err != nil {
-		return fmt.Errorf("look at the parts of aggregates: %w", err)
+		return err
 	}
 	for i, p := range layoutProbes {
 		if outbox.PartOf(p) != parts[i] {
@@ -77,58 +77,38 @@ var errUnsettled = errors.New("the parts of the table are not settled alike")
 
 // ChangeLayout implements relay.Store.
 func (s *Store) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layout) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	// A publish since CheckLayout may have been the first of a type.
 	if err := s.checkNames(ctx, to.Shards); err != nil {
 		return err
 	}
-	var owner, changed, replicated bool
-	err := s.pool.QueryRow(ctx, query("layout_change"), s.name, o.Epoch, o.Nonce[:], to.Prefix, to.Shards).
-		Scan(&owner, &changed, &replicated)
-	switch {
-	case err != nil:
-	case !owner:
-		err = outbox.ErrSuperseded
-	case !changed:
+	const what = "change how streams are named"
+	var changed, standby bool
+	err := s.owned(ctx, what, "layout_change", []any{s.name, o.Epoch, o.Nonce[:], to.Prefix, to.Shards}, &changed,
+		&standby)
+	if err == nil && !changed {
 		err = errUnsettled
-	case replicated:
-		_, err = s.pool.Exec(ctx, query("mark_replicated"))
 	}
 	if err != nil {
-		return fmt.Errorf("change how streams are named: %w", err)
+		return err
 	}
-	return nil
+	return s.replicated(ctx, what, standby)
 }
 
 // FirstLayout implements relay.Store.
 func (s *Store) FirstLayout(ctx context.Context, o outbox.Owner, prefix string) (done bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	var owner bool
-	err = s.pool.QueryRow(ctx, query("layout_first"), s.name, o.Epoch, o.Nonce[:], prefix).Scan(&owner, &done)
-	if err == nil && !owner {
-		err = outbox.ErrSuperseded
-	}
-	if err != nil {
-		return false, fmt.Errorf("name streams before the first event: %w", err)
-	}
-	return done, nil
+	err = s.owned(ctx, "name streams before the first event", "layout_first",
+		[]any{s.name, o.Epoch, o.Nonce[:], prefix}, &done)
+	return done && err == nil, err
 }
 
 // AwaitLayout implements relay.Store.
 func (s *Store) AwaitLayout(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	var replicated bool
-	err := s.pool.QueryRow(ctx, query("layout_awaited")).Scan(&replicated)
-	if err == nil && replicated {
-		_, err = s.pool.Exec(ctx, query("mark_replicated"))
+	const what = "wait until a standby knows how many streams a type has"
+	var standby bool
+	if err := s.scan(ctx, what, "layout_awaited", nil, &standby); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("wait until a standby knows how many streams a type has: %w", err)
-	}
-	return nil
+	return s.replicated(ctx, what, standby)
 }
 
 // ListStreams lists every stream ever published to, grouped by type: first the stream that a type has if it has only

@@ -35,29 +35,21 @@ func TestLocksBetweenSessions(t *testing.T) {
 	d := testenv.Postgres(t)
 	a, b := session(t, d.URL), session(t, d.URL)
 	ctx := t.Context()
-	try := func(what string, want bool) func(bool, error) {
-		return func(got bool, err error) {
-			t.Helper()
-			if err != nil || got != want {
-				t.Errorf("%s: %v, %v; want %v", what, got, err, want)
-			}
-		}
-	}
-	try("a leads", true)(a.TryLead(ctx))
-	try("b leads too", false)(b.TryLead(ctx))
+	is(t, true)(a.TryLead(ctx))  // a leads
+	is(t, false)(b.TryLead(ctx)) // b leads too
 
-	try("a alone", true)(a.TryPipe(ctx, true))
-	try("b beside it", false)(b.TryPipe(ctx, false))
-	try("a shares its own", true)(a.TryPipe(ctx, false))
+	is(t, true)(a.TryPipe(ctx, true))   // a alone
+	is(t, false)(b.TryPipe(ctx, false)) // b beside it
+	is(t, true)(a.TryPipe(ctx, false))  // a shares its own
 	must(t, a.DropPipe(ctx, true))
-	try("b beside the shared one", true)(b.TryPipe(ctx, false))
-	try("a alone again", false)(a.TryPipe(ctx, true))
+	is(t, true)(b.TryPipe(ctx, false)) // b beside the shared one
+	is(t, false)(a.TryPipe(ctx, true)) // a alone again
 	must(t, b.DropPipe(ctx, false))
-	try("a alone, while it shares", true)(a.TryPipe(ctx, true))
+	is(t, true)(a.TryPipe(ctx, true)) // a alone, while it shares
 	must(t, a.DropPipe(ctx, false))
-	try("b beside it", false)(b.TryPipe(ctx, false))
+	is(t, false)(b.TryPipe(ctx, false)) // b beside it
 	must(t, a.DropPipe(ctx, true))
-	try("b alone", true)(b.TryPipe(ctx, true))
+	is(t, true)(b.TryPipe(ctx, true)) // b alone
 
 	a.Close()
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -98,9 +90,7 @@ func TestASilentSessionLosesItsLease(t *testing.T) {
 	proxy := testenv.NewLink(t, fmt.Sprintf("%s:%d", cfg.Host, cfg.Port))
 	holder := session(t, strings.Replace(d.URL, fmt.Sprintf("%s:%d", cfg.Host, cfg.Port), proxy.Addr(), 1))
 	other := session(t, d.URL)
-	if ok, err := holder.TryLead(t.Context()); err != nil || !ok {
-		t.Fatalf("lead: %v, %v", ok, err)
-	}
+	is(t, true)(holder.TryLead(t.Context()))
 	proxy.Set(testenv.Trouble{LoseRequests: true, LoseReplies: true})
 	known := make(chan time.Time, 1)
 	go func() { <-holder.Lost(); known <- time.Now() }()

@@ -57,17 +57,13 @@ func (h *History) Read(ctx context.Context, after Place, limit, bytes int) (
 	return list, end, all, nil
 }
 
-func (h *History) open(ctx context.Context) (err error) {
-	if h.span == nil {
-		h.span, err = rangeOf(ctx, h.db, h.sel)
-	}
-	return err
-}
-
 // read returns events that are already listed, or lists the next ones.
 func (h *History) read(ctx context.Context, after Place, limit, bytes int) ([]Replayed, Place, bool, error) {
-	if err := h.open(ctx); err != nil {
-		return nil, after, false, err
+	if h.span == nil {
+		var err error
+		if h.span, err = rangeOf(ctx, h.db, h.sel); err != nil {
+			return nil, after, false, err
+		}
 	}
 	if after.Mark == 0 { // the beginning; the first mark settles nothing
 		return nil, behindMark(max(h.span.from, 1)), false, nil

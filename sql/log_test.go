@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
@@ -159,6 +160,26 @@ func TestTheBacklogIsTheViews(t *testing.T) {
 	}
 }
 
+// wantLog reads and counts a selection.
+func wantLog(t *testing.T, db sql.DB, s sql.Selection, want []uuid.UUID) {
+	t.Helper()
+	if got := readAll(t, db, s, 50); !same(got, want) {
+		t.Errorf("%+v: %d events, want %d", s, len(got), len(want))
+	}
+	counts, err := sql.CountHistory(t.Context(), db, s)
+	must(t, err)
+	n := 0
+	for _, c := range counts {
+		n += int(c.Events)
+		if c.First.After(c.Last) || c.Last.After(s.Until) {
+			t.Errorf("%+v: from %v to %v", s, c.First, c.Last)
+		}
+	}
+	if n != len(want) {
+		t.Errorf("%+v: %d events are counted, want %d", s, n, len(want))
+	}
+}
+
 // A replay reads the rows of the view between any two times, with any page size: each event once, those of an aggregate
 // in order. Another reader can continue from every place.
 func TestReadLog(t *testing.T) {
@@ -190,21 +211,7 @@ func TestReadLog(t *testing.T) {
 				AND ($3 = '' OR event_type = $3) AND ($4 = '' OR stream = $4)
 				AND ($5::text IS NULL OR aggregate_id = $5) AND ($6::uuid IS NULL OR id = $6)`, s.Since, s.Until,
 				s.Type, s.Stream, s.Subject, s.ID)
-			if got := readAll(t, pool, s, 50); !same(got, want) {
-				t.Errorf("%+v: %d events, want %d", s, len(got), len(want))
-			}
-			counts, err := sql.CountHistory(t.Context(), pool, s)
-			must(t, err)
-			n := 0
-			for _, c := range counts {
-				n += int(c.Events)
-				if c.First.After(c.Last) || c.Last.After(end) {
-					t.Errorf("%+v: from %v to %v", s, c.First, c.Last)
-				}
-			}
-			if n != len(want) {
-				t.Errorf("%+v: %d events are counted, want %d", s, n, len(want))
-			}
+			wantLog(t, pool, s, want)
 		}
 	}
 }
@@ -231,18 +238,7 @@ func TestReadARestoredLog(t *testing.T) {
 		for _, until := range []time.Time{since.Add(9 * time.Minute), end.Add(time.Hour)} {
 			s := sql.Selection{Since: since, Until: until}
 			want := ids(t, d, "SELECT id FROM outbox_history WHERE published_at BETWEEN $1 AND $2", since, until)
-			if got := readAll(t, pool, s, 100); !same(got, want) {
-				t.Errorf("from %v to %v: %d events, want %d", since, until, len(got), len(want))
-			}
-			counts, err := sql.CountHistory(t.Context(), pool, s)
-			must(t, err)
-			n := 0
-			for _, c := range counts {
-				n += int(c.Events)
-			}
-			if n != len(want) {
-				t.Errorf("from %v to %v: %d events are counted, want %d", since, until, n, len(want))
-			}
+			wantLog(t, pool, s, want)
 		}
 	}
 }
@@ -340,9 +336,7 @@ func TestAwaitHistory(t *testing.T) {
 			none(n)
 		}
 	}))
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 10 {
-		t.Errorf("%d events in history, want 10", n)
-	}
+	wantRows(t, d, 10, "outbox_history")
 	late := begin(t, d)
 	_, err = late.Exec(t.Context(), "INSERT INTO outbox_mark (part, epoch) VALUES (-1, 1)")
 	must(t, err)
@@ -389,5 +383,32 @@ func TestTheLogIsDeletedBesideAReplay(t *testing.T) {
 	}
 	if n != 110 {
 		t.Errorf("%d events, want the 10 before and the 100 that are left", n)
+	}
+}
+
+func replayPool(tb testing.TB, d *testenv.Database) *pgxpool.Pool {
+	tb.Helper()
+	cfg, err := sql.ReplayConfig(d.URL, "public")
+	must(tb, err)
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	must(tb, err)
+	tb.Cleanup(pool.Close)
+	return pool
+}
+
+// Large payloads make small pages, but never empty ones.
+func TestPagesOfHistoryAreBoundedByBytes(t *testing.T) {
+	t.Parallel()
+	_, d := newStore(t)
+	begun := time.Now().Add(-time.Minute)
+	d.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+		SELECT 'order', 'a', 'x', jsonb_build_object('pad', repeat('x', 10000)) FROM generate_series(1, 50)`)
+	marked(t, d, -1, time.Now())
+	sel := sql.Selection{Since: begun, Until: time.Now().Add(time.Minute)}
+	for bytes, want := range map[int]int{1: 1, 15_000: 2, 100_000: 10} {
+		page, end, _, err := sql.NewHistory(replayPool(t, d), sel).Read(t.Context(), sql.Place{Mark: 1}, 50, bytes)
+		if must(t, err); len(page) != want || end != page[want-1].Place {
+			t.Errorf("%d events in a page of %d bytes, want %d", len(page), bytes, want)
+		}
 	}
 }

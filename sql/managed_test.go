@@ -1,7 +1,6 @@
 package sql_test
 
 import (
-	"errors"
 	"log/slog"
 	"testing"
 
@@ -50,9 +49,7 @@ func TestAnUnknownTimelineEndsWithTheServer(t *testing.T) {
 	must(t, server.Start(t.Context()))
 	d.Pool.Reset()
 	s = sql.NewStore(relayPool(t, url), "test", 0)
-	if _, err := s.BeginPass(t.Context(), o); !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("after a restart: %v, want %v", err, outbox.ErrSuperseded)
-	}
+	wantErr(t, fails(s.BeginPass(t.Context(), o)), outbox.ErrSuperseded)
 	succeed(t, s)
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_reconcile"); compared() != 1 || n != 1 {
 		t.Errorf("%d of %d notes are comparisons, want 1 of 1", compared(), n)

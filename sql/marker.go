@@ -17,21 +17,16 @@ import (
 
 // BeginPass takes a snapshot for o.
 func (s *Store) BeginPass(ctx context.Context, o outbox.Owner) (outbox.Pass, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	var seen string
 	var p outbox.Pass
-	err := s.pool.QueryRow(ctx, query("mark_begin"), s.name, o.Epoch, o.Nonce[:]).Scan(&seen, &p.High)
+	err := s.scan(ctx, "begin a pass", "mark_begin", []any{s.name, o.Epoch, o.Nonce[:]}, &seen, &p.High)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = outbox.ErrSuperseded
 	}
 	if err == nil {
 		p.Snapshot, err = outbox.ParseSnapshot(seen)
 	}
-	if err != nil {
-		return outbox.Pass{}, fmt.Errorf("begin a pass: %w", err)
-	}
-	return p, nil
+	return p, err
 }
 
 // SettleAll makes pass the mark of every part. It waits for sessions that hold a part.

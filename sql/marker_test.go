@@ -1,7 +1,6 @@
 package sql_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -99,9 +98,7 @@ func TestLook(t *testing.T) {
 	left := append([]uint64{look.Owed[1].XID}, look.Snapshot.Running()...)
 	hole := outbox.Settled{Snapshot: outbox.NewSnapshot(look.Snapshot.Max(), left), High: look.High}
 	must(t, m.Move(t.Context(), o, hole, outbox.Entries{"outbox.order": "5-1"}))
-	if n := backlog(t, s, d); n != 2 {
-		t.Errorf("%d rows are owed, want the 2 of the hole", n)
-	}
+	wantOwed(t, s, d, 2)
 	d.Exec(t, "COMMIT PREPARED 'p'")
 	look, rows = lookAt(t, m, hole, math.MaxInt64)
 	if rows != "4 5; 6" && rows != "5 4; 6" || backlog(t, s, d) != 3 {
@@ -125,25 +122,17 @@ func TestMarksAreTheOwners(t *testing.T) {
 	ctx := t.Context()
 	insert(t, d, "a")
 	first := succeed(t, s)
-	pass, err := s.BeginPass(ctx, first)
-	must(t, err)
+	pass := beginPass(t, s, first)
 	now := succeed(t, s)
 	twin := now
 	twin.Nonce = nonce()
 	marks := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark")
 	for name, o := range map[string]outbox.Owner{"the last owner": first, "another of the same epoch": twin} {
-		if _, err := s.BeginPass(ctx, o); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("%s begins a pass: %v", name, err)
-		}
-		if err := s.SettleAll(ctx, o, pass); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("%s settles: %v", name, err)
-		}
+		wantErr(t, fails(s.BeginPass(ctx, o)), outbox.ErrSuperseded)
+		wantErr(t, s.SettleAll(ctx, o, pass), outbox.ErrSuperseded)
 		m := newMarker(t, s)
-		look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-		must(t, err)
-		if err := m.Move(ctx, o, look.Settled, nil); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("%s moves the mark: %v", name, err)
-		}
+		look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
+		wantErr(t, m.Move(ctx, o, look.Settled, nil), outbox.ErrSuperseded)
 		if _, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64); err == nil {
 			t.Errorf("%s: the marker goes on after a failure", name)
 		}
@@ -161,11 +150,9 @@ func TestNoMarkOnAnotherTimeline(t *testing.T) {
 	ctx := t.Context()
 	row := insert(t, d, inPart)
 	o := succeed(t, s)
-	pass, err := s.BeginPass(ctx, o)
-	must(t, err)
+	pass := beginPass(t, s, o)
 	m := newMarker(t, s)
-	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-	must(t, err)
+	look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
 	w := claimed(t, d, 3)
 	p := next(t, w, 3, nil)
 	events, err := w.Page(ctx, p, 1, 1<<20)
@@ -184,18 +171,15 @@ func TestNoMarkOnAnotherTimeline(t *testing.T) {
 		"move the mark": m.Move(ctx, o, look.Settled, nil),
 		"note a repair": s.Repaired(ctx, o, outbox.Repair{IDs: []int64{1}}, outbox.Repaired{}),
 	} {
-		if !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("%s: %v", name, err)
-		}
+		t.Log(name)
+		wantErr(t, err, outbox.ErrSuperseded)
 	}
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead"); n != 0 || backlog(t, s, d) != 1 {
 		t.Errorf("%d rows parked, %d owed", n, backlog(t, s, d))
 	}
 	now := succeed(t, s)
 	must(t, s.SettleAll(ctx, now, pass))
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed after an adoption", n)
-	}
+	wantOwed(t, s, d, 0)
 }
 
 // A mark waits for a running adoption, and is written only if that rolls back. So does the recording of a stream: the
@@ -208,10 +192,8 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 		insert(t, d, "a")
 		o := succeed(t, s)
 		m := newMarker(t, s)
-		pass, err := s.BeginPass(ctx, o)
-		must(t, err)
-		look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-		must(t, err)
+		pass := beginPass(t, s, o)
+		look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
 		calls := map[string]func() error{
 			"begin":  func() error { _, err := s.BeginPass(ctx, o); return err },
 			"settle": func() error { return s.SettleAll(ctx, o, pass) },
@@ -219,7 +201,8 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 			"note":   func() error { _, err := s.NoteStream(ctx, "outbox.order", "outbox.order", o.Epoch); return err },
 		}
 		adoption := begin(t, d)
-		_, err = adoption.Exec(ctx, "UPDATE relay_state SET epoch = epoch + 1, nonce = decode(repeat('11', 16), 'hex')")
+		_, err := adoption.Exec(ctx, `UPDATE relay_state
+			SET epoch = epoch + 1, nonce = decode(repeat('11', 16), 'hex')`)
 		must(t, err)
 		type result struct {
 			name string
@@ -250,9 +233,7 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 		if commits {
 			want = 1
 		}
-		if n := backlog(t, s, d); n != want {
-			t.Errorf("%d rows are owed, want %d", n, want)
-		}
+		wantOwed(t, s, d, want)
 	}
 }
 
@@ -264,13 +245,12 @@ func TestAnAdoptionWaitsForAMark(t *testing.T) {
 	o := succeed(t, s)
 	insert(t, d, "a")
 	m := newMarker(t, s)
-	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-	must(t, err)
+	look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
 	d.Exec(t, `CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NEW; END $$;
 		CREATE TRIGGER hold BEFORE INSERT ON outbox_mark FOR EACH ROW EXECUTE FUNCTION hold()`)
 	hold := begin(t, d)
-	_, err = hold.Exec(ctx, "SELECT pg_advisory_xact_lock(42)")
+	_, err := hold.Exec(ctx, "SELECT pg_advisory_xact_lock(42)")
 	must(t, err)
 	moved, adopted := make(chan error, 1), make(chan bool, 1)
 	go func() { moved <- m.Move(ctx, o, look.Settled, nil) }()
@@ -289,9 +269,7 @@ func TestAnAdoptionWaitsForAMark(t *testing.T) {
 	if !<-adopted {
 		t.Error("the adoption behind it failed")
 	}
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed", n)
-	}
+	wantOwed(t, s, d, 0)
 }
 
 // A mark is not written after a later one, whether its session was abandoned or it waits for a part that another
@@ -303,10 +281,8 @@ func TestMarksMoveOnlyForward(t *testing.T) {
 	o := succeed(t, s)
 	insert(t, d, inPart)
 	late := newMarker(t, s)
-	old, err := late.Look(ctx, outbox.Settled{}, math.MaxInt64)
-	must(t, err)
-	pass, err := s.BeginPass(ctx, o)
-	must(t, err)
+	old, _ := lookAt(t, late, outbox.Settled{}, math.MaxInt64)
+	pass := beginPass(t, s, o)
 	w := claimed(t, d, 3)
 	insert(t, d, inPart)
 	sweeps := next(t, w, 3, nil)
@@ -322,9 +298,7 @@ func TestMarksMoveOnlyForward(t *testing.T) {
 			t.Errorf("behind a later mark: %v", err)
 		}
 	}
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed again", n)
-	}
+	wantOwed(t, s, d, 0)
 	// A mark must also include the unfinished pass of a part.
 	rows := []*outbox.Row{insert(t, d, inPart), insert(t, d, inPart)}
 	again, err := newMarker(t, s).Look(ctx, outbox.Settled{}, math.MaxInt64)
@@ -338,9 +312,7 @@ func TestMarksMoveOnlyForward(t *testing.T) {
 	if err := newMarker(t, s).Move(ctx, o, again.Settled, nil); err == nil {
 		t.Error("a mark is written that does not see what a pass under way has settled")
 	}
-	if n := backlog(t, s, d); n != int64(len(rows))-1 {
-		t.Errorf("%d rows are owed, want all but the first", n)
-	}
+	wantOwed(t, s, d, int64(len(rows))-1)
 }
 
 // SettleAll and a marker wait for a part for a limited time, and then fail.
@@ -348,8 +320,7 @@ func TestAMarkWaitsForThePart(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	o := succeed(t, s)
-	pass, err := s.BeginPass(t.Context(), o)
-	must(t, err)
+	pass := beginPass(t, s, o)
 	claimed(t, d, 7)
 	if err := s.SettleAll(t.Context(), o, pass); err == nil {
 		t.Error("a mark is written for a part that somebody has")
@@ -418,8 +389,7 @@ func TestASnapshotDoesNotOutliveItsSession(t *testing.T) {
 	// A written mark: no id that it sees is assigned again.
 	for range 5 {
 		lost := aborted()
-		pass, err := s.BeginPass(ctx, o)
-		must(t, err)
+		pass := beginPass(t, s, o)
 		restart()
 		row := insert(t, d, "a")
 		if pass.Snapshot.Visible(row.XID) || !pass.Snapshot.Sees(lost) {
@@ -465,18 +435,8 @@ func TestGuard(t *testing.T) {
 		must(t, tx.Rollback(ctx))
 	}
 	// An application with another search_path and few rights.
-	role := "app_" + d.Name
-	for _, stmt := range []string{
-		"CREATE ROLE " + role + " " + testenv.Login(d.URL), "GRANT USAGE ON SCHEMA public TO " + role,
-		"GRANT SELECT, DELETE ON outbox TO " + role,
-	} {
-		d.Exec(t, stmt)
-	}
-	t.Cleanup(func() {
-		_, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role)
-		_, _ = d.Pool.Exec(context.Background(), "DROP ROLE "+role)
-	})
-	app, err := pgx.Connect(ctx, testenv.As(d.URL, role)+"&search_path=pg_catalog")
+	_, url := role(t, d, "app", "SELECT, DELETE ON outbox")
+	app, err := pgx.Connect(ctx, url+"&search_path=pg_catalog")
 	must(t, err)
 	defer app.Close(ctx)
 	tag, err := app.Exec(ctx, "DELETE FROM public.outbox WHERE seq = $1", row.Seq)
@@ -495,8 +455,7 @@ func TestAPartWithoutAMark(t *testing.T) {
 	insert(t, d, inPart)
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi) SELECT 5, epoch, settled, hi FROM outbox_mark
 		WHERE settled IS NOT NULL; DELETE FROM outbox_mark WHERE part = -1`)
-	pass, err := s.BeginPass(ctx, o)
-	must(t, err)
+	pass := beginPass(t, s, o)
 	for name, err := range map[string]error{
 		"a hand-over": s.SettleAll(ctx, o, pass), "a stream": newMarker(t, s).Move(ctx, o, pass.Settled, nil),
 	} {

@@ -5,12 +5,10 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
-	"maps"
-	"path"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgerrcode"
@@ -243,21 +241,7 @@ func createSchema(ctx context.Context, tx pgx.Tx, schema string) error {
 
 // versions returns the highest applied version of each line.
 func versions(ctx context.Context, db DB) (map[Line]int, error) {
-	rows, err := db.Query(ctx, query("schema_versions"))
-	if err != nil {
-		return nil, fmt.Errorf("read the schema's versions: %w", err)
-	}
-	have := map[Line]int{}
-	var line Line
-	var version int
-	_, err = pgx.ForEachRow(rows, []any{&line, &version}, func() error {
-		have[line] = version
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the schema's versions: %w", err)
-	}
-	return have, nil
+	return pairs[Line, int](ctx, db, "read the schema's versions", "schema_versions")
 }
 
 // CheckSchema compares the database's migrations with the embedded ones: nil, ErrSchemaMissing, ErrSchemaNewer, or an
@@ -359,26 +343,16 @@ func writable(ctx context.Context, db DB, probe, what string) error {
 var migrations = func() map[Line][]string {
 	all := map[Line][]string{}
 	for _, line := range Lines() {
-		dir := path.Join("migrations", string(line))
-		entries, err := migrationFiles.ReadDir(dir)
-		if err != nil {
-			panic(err) // embedded: cannot fail
-		}
-		texts := map[int]string{}
-		for _, e := range entries {
-			number, _, _ := strings.Cut(e.Name(), "_")
-			v, err := strconv.Atoi(number)
-			if err != nil {
-				panic(err)
+		for {
+			files, _ := fs.Glob(migrationFiles, fmt.Sprintf("migrations/%s/%d_*.sql", line, len(all[line])+1))
+			if len(files) == 0 {
+				break
 			}
-			text, err := migrationFiles.ReadFile(path.Join(dir, e.Name()))
+			text, err := migrationFiles.ReadFile(files[0])
 			if err != nil {
-				panic(err)
+				panic(err) // embedded: cannot fail
 			}
-			texts[v] = string(text)
-		}
-		for _, v := range slices.Sorted(maps.Keys(texts)) {
-			all[line] = append(all[line], texts[v])
+			all[line] = append(all[line], string(text))
 		}
 	}
 	return all

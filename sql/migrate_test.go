@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 	"posthaste/sql"
 )
 
@@ -24,9 +25,8 @@ func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 func TestMigrateFromManyPlacesAtOnce(t *testing.T) {
 	t.Parallel()
 	d := testenv.Empty(t)
-	if err := sql.CheckSchema(t.Context(), d.Pool); !errors.Is(err, sql.ErrSchemaMissing) {
-		t.Fatalf("before: got %v, want ErrSchemaMissing", err)
-	}
+	wantErr(t, sql.CheckSchema(t.Context(), d.Pool), sql.ErrSchemaMissing)
+	wantErr(t, sql.NewStore(d.Pool, "x", 0).Register(t.Context()), sql.ErrSchemaMissing)
 	var wg sync.WaitGroup
 	applied := make([]int, 20)
 	errs := make([]error, 20)
@@ -58,9 +58,7 @@ func TestMigrateFromManyPlacesAtOnce(t *testing.T) {
 		tx := begin(t, d)
 		_, err := tx.Exec(t.Context(), "INSERT INTO posthaste_migrations (line, version) VALUES "+newer)
 		must(t, err)
-		if err := sql.CheckSchema(t.Context(), tx); !errors.Is(err, sql.ErrSchemaNewer) {
-			t.Errorf("with %s: got %v, want ErrSchemaNewer", newer, err)
-		}
+		wantErr(t, sql.CheckSchema(t.Context(), tx), sql.ErrSchemaNewer)
 		must(t, tx.Rollback(t.Context()))
 	}
 }
@@ -83,9 +81,7 @@ func TestMigrateTheOutboxAlone(t *testing.T) {
 	if got := tables(); got != alone {
 		t.Errorf("tables %s", got)
 	}
-	if shop, err := sql.HasLine(ctx, d.Pool, sql.LineShop); err != nil || shop {
-		t.Errorf("it has a shop: %v, %v", shop, err)
-	}
+	is(t, false)(sql.HasLine(ctx, d.Pool, sql.LineShop))
 	s := sql.NewStore(relayPool(t, d.URL), "test", time.Hour)
 	must(t, s.Register(ctx))
 	applied, err := sql.Migrate(ctx, d.URL, "public", testenv.Logger(t))
@@ -245,4 +241,60 @@ func TestAMigrationWaitsForNoWriter(t *testing.T) {
 	defer cancel()
 	_, err := sql.Migrate(ctx, d.URL, "public", slog.New(slog.DiscardHandler))
 	must(t, err)
+}
+
+func TestUninstall(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", false, nil))
+	wantRows(t, d, 0, "pg_publication")
+	must(t, sql.CheckSchema(t.Context(), d.Pool))
+	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", true, nil))
+	if got := testenv.Value[string](t, d,
+		`SELECT coalesce(string_agg(relname, ' '), '') FROM pg_class
+		WHERE relnamespace = 'public'::regnamespace`); got != "" {
+		t.Errorf("left: %s", got)
+	}
+	must(t, sql.Uninstall(t.Context(), d.Pool, "posthaste", true, nil))
+}
+
+// Names that another outbox, or another program, has are refused before anything is made.
+func TestTakenNames(t *testing.T) {
+	t.Parallel()
+	d := testenv.Postgres(t)
+	must(t, sql.Register(t.Context(), d.Pool, "taken"))
+	log := slog.New(slog.DiscardHandler)
+	var taken *outbox.TakenNameError
+	if _, err := sql.MigrateFor(t.Context(), d.URL, "sales", "taken", log); !errors.As(err, &taken) ||
+		taken.Schema != "public" || strings.Contains(err.Error(), "\n") {
+		t.Errorf("a relay name that is taken: %v", err)
+	}
+	d.Exec(t, "CREATE TABLE theirs (id integer)")
+	d.Exec(t, "CREATE PUBLICATION posthaste_sales FOR TABLE theirs")
+	if _, err := sql.MigrateFor(t.Context(), d.URL, "sales", "sales", log); err == nil ||
+		!strings.Contains(err.Error(), `owned by role "postgres", with table public.theirs: DROP PUBLICATION`) {
+		t.Errorf("a publication that is taken: %v", err)
+	}
+	if testenv.Value[bool](t, d, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'sales')") {
+		t.Error("the schema was made")
+	}
+	d.Exec(t, "DROP PUBLICATION posthaste_sales")
+	if _, err := sql.MigrateFor(t.Context(), d.URL, "sales", "sales", log); err != nil {
+		t.Fatal(err)
+	}
+	for _, schema := range []string{"public", "sales"} {
+		got := testenv.Value[string](t, d, `SELECT schemaname || '.' || tablename FROM pg_publication_tables
+			WHERE pubname = $1`, sql.Publication(schema))
+		if got != schema+".outbox" {
+			t.Errorf("publication %s has %s", sql.Publication(schema), got)
+		}
+	}
+	// The name was free at the migration.
+	if err := sql.NewStore(d.Pool, "taken", 0).Register(t.Context()); err != nil {
+		t.Errorf("register: %v", err)
+	}
+	d.Exec(t, "INSERT INTO sales.relay_state (name) VALUES ('taken')")
+	if err := sql.NewStore(d.Pool, "taken", 0).Register(t.Context()); !errors.As(err, &taken) || !taken.Permanent() {
+		t.Errorf("register a name that is taken: %v", err)
+	}
 }

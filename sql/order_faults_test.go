@@ -187,9 +187,7 @@ func TestWhatIsRefusedWasNotWritten(t *testing.T) {
 			if r.placed || sql.SQLState(r.err) != c.state || errors.Is(r.err, sql.ErrCommitUnknown) {
 				t.Errorf("got %v, %v, want state %s", r.placed, r.err, c.state)
 			}
-			if got := counts(t, d); got != "0 orders, 0 events" {
-				t.Error(got)
-			}
+			wantCounts(t, d, "0 orders, 0 events")
 			if s := pool.Stat(); s.AcquiredConns() != 0 || s.IdleConns() != 1 {
 				t.Errorf("%d connections in use, %d idle", s.AcquiredConns(), s.IdleConns())
 			}
@@ -216,9 +214,7 @@ func TestAConnectionThatDiedInThePool(t *testing.T) {
 			t.Errorf("the next: %v", r.err)
 		}
 	}
-	if got := counts(t, d); got != "2 orders, 2 events" {
-		t.Error(got)
-	}
+	wantCounts(t, d, "2 orders, 2 events")
 }
 
 // The check of a connection does not wait for other readers: pgx leaves one after a slow write.

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"syscall"
@@ -97,11 +96,10 @@ const orderConns = 8
 // OrderPoolConfig is PoolConfig for the API, whose sessions have the server's own timeouts. The pool has eight
 // connections, or one per CPU if there are more, unless url sets pool_max_conns.
 func OrderPoolConfig(url, schema string) (*pgxpool.Config, error) {
-	cfg, err := PoolConfig(url, schema, "api")
+	cfg, err := PoolConfig(url, schema, "api", orderSettings)
 	if err != nil {
 		return nil, err
 	}
-	maps.Copy(cfg.ConnConfig.RuntimeParams, orderSettings)
 	// pgxpool removes its own parameters from the URL; pgx leaves them among RuntimeParams.
 	if own, err := pgx.ParseConfig(url); err == nil && own.RuntimeParams["pool_max_conns"] == "" {
 		cfg.MaxConns = max(cfg.MaxConns, orderConns)

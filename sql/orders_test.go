@@ -56,6 +56,13 @@ func counts(tb testing.TB, d *testenv.Database) string {
 		"SELECT (SELECT count(*) FROM orders) || ' orders, ' || (SELECT count(*) FROM outbox) || ' events'")
 }
 
+func wantCounts(tb testing.TB, d *testenv.Database, want string) {
+	tb.Helper()
+	if got := counts(tb, d); got != want {
+		tb.Errorf("%s, want %s", got, want)
+	}
+}
+
 func TestOrderAndEventAreWrittenTogetherOnce(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -68,9 +75,7 @@ func TestOrderAndEventAreWrittenTogetherOnce(t *testing.T) {
 	if place(t, d, again, e2) {
 		t.Error("a second order under one key")
 	}
-	if got := counts(t, d); got != "1 orders, 1 events" {
-		t.Error(got)
-	}
+	wantCounts(t, d, "1 orders, 1 events")
 	got, err := sql.OrderByKey(t.Context(), d.Pool, user, o.Key)
 	if err != nil || fmt.Sprint(*got) != fmt.Sprint(*o) {
 		t.Errorf("by key: %v, %v, want %v", got, err, o)
@@ -78,9 +83,7 @@ func TestOrderAndEventAreWrittenTogetherOnce(t *testing.T) {
 	if got, err = sql.OrderByID(t.Context(), d.Pool, o.ID); err != nil || fmt.Sprint(*got) != fmt.Sprint(*o) {
 		t.Errorf("by id: %v, %v", got, err)
 	}
-	if _, err := sql.OrderByID(t.Context(), d.Pool, again.ID); !errors.Is(err, sql.ErrOrderNotFound) {
-		t.Errorf("unknown id: %v", err)
-	}
+	wantErr(t, fails(sql.OrderByID(t.Context(), d.Pool, again.ID)), sql.ErrOrderNotFound)
 	if n := d.Pool.Stat().AcquiredConns(); n != 0 {
 		t.Errorf("%d connections were not given back", n)
 	}
@@ -97,9 +100,7 @@ func TestARejectedOrderHoldsItsKeyAndAnnouncesNothing(t *testing.T) {
 	if place(t, d, good, e) {
 		t.Error("an order beside its own refusal")
 	}
-	if got := counts(t, d); got != "1 orders, 0 events" {
-		t.Error(got)
-	}
+	wantCounts(t, d, "1 orders, 0 events")
 	if l, err := sql.ListOrders(t.Context(), d.Pool, user, uuid.Max, 10); err != nil || len(l) != 0 {
 		t.Errorf("listed %v, %v", l, err)
 	}
@@ -147,10 +148,8 @@ func TestOnlyOldRefusalsArePurged(t *testing.T) {
 		place(t, d, o, e)
 	}
 	before := time.Now().Add(-24 * time.Hour)
-	for i, want := range []int64{1, 1, 0} {
-		if n, err := sql.PurgeRejected(t.Context(), d.Pool, before, 1); err != nil || n != want {
-			t.Errorf("purge %d: %d, %v, want %d", i, n, err, want)
-		}
+	for _, want := range []int64{1, 1, 0} {
+		is(t, want)(sql.PurgeRejected(t.Context(), d.Pool, before, 1))
 	}
 	if got := testenv.Value[string](t, d,
 		"SELECT string_agg(status, ',' ORDER BY created_at) FROM orders"); got != "PENDING,REJECTED" {

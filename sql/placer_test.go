@@ -84,6 +84,15 @@ func (g *gathering) addAll(list []pair) (results []<-chan result) {
 	return results
 }
 
+func wantPlaced(t *testing.T, results []<-chan result) {
+	t.Helper()
+	for i, r := range results {
+		if r := <-r; !r.placed || r.err != nil {
+			t.Errorf("order %d: %v, %v", i, r.placed, r.err)
+		}
+	}
+}
+
 func TestOrdersThatWaitAreInsertedTogether(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
@@ -95,11 +104,7 @@ func TestOrdersThatWaitAreInsertedTogether(t *testing.T) {
 	refused.Status, refused.RespStatus, refused.RespBody, list[3].e = sql.OrderRejected, 402, []byte("no"), nil
 	results := g.addAll(list)
 	g.free()
-	for i, r := range results {
-		if r := <-r; !r.placed || r.err != nil {
-			t.Errorf("order %d: %v, %v", i, r.placed, r.err)
-		}
-	}
+	wantPlaced(t, results)
 	var ids []uuid.UUID
 	for i, p := range list {
 		ids = append(ids, p.o.ID)
@@ -124,9 +129,7 @@ func TestOrdersThatWaitAreInsertedTogether(t *testing.T) {
 			t.Errorf("the event of order %d: %v, %v", i, is, err)
 		}
 	}
-	if got := counts(t, d); got != "5 orders, 4 events" {
-		t.Error(got)
-	}
+	wantCounts(t, d, "5 orders, 4 events")
 	var transactions int
 	must(t, d.Pool.QueryRow(t.Context(), `SELECT count(DISTINCT x) FROM (
 		SELECT xmin::text FROM orders WHERE id = ANY($1) UNION ALL SELECT xmin::text FROM outbox) AS r (x)`,
@@ -159,9 +162,7 @@ func TestOneKeyTwiceInAGroup(t *testing.T) {
 	if placed[0]+placed[1] != 1 || placed[2]+placed[3]+placed[4] != 1 || placed[5] != 1 {
 		t.Errorf("placed %v", placed)
 	}
-	if got := counts(t, d); got != "3 orders, 3 events" {
-		t.Error(got)
-	}
+	wantCounts(t, d, "3 orders, 3 events")
 }
 
 // If the server refuses one order of a group, the others are still placed, even if the error comes from the commit.
@@ -202,9 +203,7 @@ func TestWhatIsRefusedOfAGroup(t *testing.T) {
 					t.Errorf("the bad one: %v, %v", r.placed, r.err)
 				}
 			}
-			if got := counts(t, d); got != "3 orders, 3 events" {
-				t.Error(got)
-			}
+			wantCounts(t, d, "3 orders, 3 events")
 		})
 	}
 }
@@ -268,14 +267,8 @@ func TestWhoWaitsMayGiveUp(t *testing.T) {
 		t.Errorf("who gave up: %v, %v", r.placed, r.err)
 	}
 	g.free()
-	for i, r := range results {
-		if r := <-r; !r.placed || r.err != nil {
-			t.Errorf("order %d: %v, %v", i, r.placed, r.err)
-		}
-	}
-	if got := counts(t, d); got != "2 orders, 2 events" {
-		t.Error(got)
-	}
+	wantPlaced(t, results)
+	wantCounts(t, d, "2 orders, 2 events")
 }
 
 // Orders do not wait for a slow group while connections are free.
@@ -328,9 +321,7 @@ func TestALockedTableLeavesNothingUnknown(t *testing.T) {
 	}
 	wg.Wait()
 	must(t, tx.Rollback(t.Context()))
-	if got := counts(t, d); got != "0 orders, 0 events" {
-		t.Error(got)
-	}
+	wantCounts(t, d, "0 orders, 0 events")
 }
 
 // Without a free connection, an order waits no longer than the limit for a connection.
@@ -356,9 +347,7 @@ func TestNobodyWaitsForItsTurnForLong(t *testing.T) {
 	if placed, err := w.Place(t.Context(), p.o, p.e); !placed || err != nil {
 		t.Errorf("the next: %v, %v", placed, err)
 	}
-	if got := counts(t, d); got != "1 orders, 1 events" {
-		t.Error(got)
-	}
+	wantCounts(t, d, "1 orders, 1 events")
 }
 
 // Two processes insert the same orders in any order: one waits for the other, and they do not deadlock.

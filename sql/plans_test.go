@@ -173,9 +173,7 @@ func TestPlansInTheMiddleOfAPass(t *testing.T) {
 	s, d := newStoreAlone(t)
 	o := succeed(t, s)
 	log(t, d, 1000, 150_000)
-	w, err := sql.OpenSweep(t.Context(), d.URL, "public", "test")
-	must(t, err)
-	defer w.Close()
+	w := openSweep(t, d.URL)
 	pool := relayPool(t, d.URL)
 	snapshot := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
 	for part := range 16 {

@@ -156,9 +156,8 @@ func TestPoolingOf(t *testing.T) {
 		conn, err := sql.Connect(ctx, cfg)
 		must(t, err)
 		defer conn.Close(ctx)
-		if got, err := sql.PoolingOf(ctx, conn, cfg); err != nil || got != c.want {
-			t.Errorf("%s: %q, %v; want %q", name, got, err, c.want)
-		}
+		t.Log(name)
+		is(t, c.want)(sql.PoolingOf(ctx, conn, cfg))
 	}
 }
 
@@ -185,9 +184,7 @@ func TestPoolingOfABusyPooler(t *testing.T) {
 	must(t, err)
 	defer conn.Close(t.Context())
 	for range 200 {
-		if got, err := sql.PoolingOf(t.Context(), conn, cfg); err != nil || got != sql.TransactionPooling {
-			t.Fatalf("%q, %v", got, err)
-		}
+		is(t, sql.TransactionPooling)(sql.PoolingOf(t.Context(), conn, cfg))
 	}
 	stop()
 	others.Wait()

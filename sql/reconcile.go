@@ -291,17 +291,10 @@ func (s *Store) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair, d
 	if done.Whole && r.Missing < r.To {
 		from = &r.Missing
 	}
-	var owner bool
-	err := s.pool.QueryRow(ctx, query("reconcile_done"), s.name, o.Epoch, o.Nonce[:], r.IDs, r.Expected,
-		r.IDs[len(r.IDs)-1], done.Restored, done.Recalled, from, done.Last, len(done.Phantoms), done.Refused).
-		Scan(&owner)
-	if err == nil && !owner {
-		err = outbox.ErrSuperseded
-	}
-	if err != nil {
-		return fmt.Errorf("note that %q is repaired: %w", r.Stream, err)
-	}
-	return nil
+	return owned(ctx, s.pool, fmt.Sprintf("note that %q is repaired", r.Stream), "reconcile_done", []any{
+		s.name, o.Epoch, o.Nonce[:], r.IDs, r.Expected, r.IDs[len(r.IDs)-1], done.Restored, done.Recalled, from,
+		done.Last, len(done.Phantoms), done.Refused,
+	})
 }
 
 // notePhantoms is idempotent.

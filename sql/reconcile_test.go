@@ -1,7 +1,6 @@
 package sql_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -21,36 +20,15 @@ func TestRepairs(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	ctx := t.Context()
-	begun := time.Now().Add(-10 * time.Minute).Truncate(time.Second)
-	minute := func(n int) time.Time { return begun.Add(time.Duration(n) * time.Minute) }
-	entry := func(n int) string { return fmt.Sprintf("%d-0", minute(n).UnixMilli()) }
+	log := timeline{time.Now().Add(-10 * time.Minute).Truncate(time.Second)}
+	minute, entry := log.minute, log.entry
 	var ids []uuid.UUID // of orders, two in each mark
-	for n := 1; n <= 5; n++ {
-		for i := range 3 {
-			id, typ := uuid.New(), "order"
-			if i == 2 {
-				typ = "invoice"
-			} else {
-				ids = append(ids, id)
-			}
-			d.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, created_at)
-				VALUES ($1, $2, $3, 'order.changed', '{}', $4)`, id, typ, fmt.Sprint(i), minute(n).Add(-time.Second))
-		}
-		marked(t, d, -1, minute(n))
-		d.Exec(t, `UPDATE outbox_mark SET entries = jsonb_build_object('outbox.order', $1::text)
-			WHERE id = (SELECT max(id) FROM outbox_mark)`, entry(n))
+	for _, some := range log.write(t, d, 2, "outbox.order")[1:] {
+		ids = append(ids, some[:2]...)
 	}
 	adopt := func(states ...outbox.StreamState) outbox.Owner {
 		t.Helper()
-		old := owner(t, s)
-		o := outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}
-		ok, err := s.Adopt(ctx, outbox.Adoption{
-			From: old.Epoch, To: o, Holder: "me", Suspects: states, Delivered: true,
-		})
-		if err != nil || !ok {
-			t.Fatalf("adopt: %v, %v", ok, err)
-		}
-		return o
+		return adoptWith(t, s, states...)
 	}
 	repairs := func(within time.Duration, want int) []outbox.Repair {
 		t.Helper()
@@ -119,16 +97,12 @@ func TestRepairs(t *testing.T) {
 	if r := repairs(0, 2)[0]; r.To != 0 {
 		t.Errorf("nothing is to be restored: %+v", r)
 	}
-	if found, err := s.CountMissing(ctx, nothing); err != nil || len(found) != 0 {
-		t.Errorf("counted before it is repaired: %+v, %v", found, err)
-	}
+	wantMissing(t, s, nothing)
 
 	// Another relay has adopted since; its list has the same repair and more.
 	stranger := o
 	o = adopt(last(4))
-	if err := s.Repaired(ctx, stranger, r, outbox.Repaired{}); !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("an earlier owner has repaired something: %v", err)
-	}
+	wantErr(t, s.Repaired(ctx, stranger, r, outbox.Repaired{}), outbox.ErrSuperseded)
 	if r = repairs(time.Hour, 2)[0]; len(r.IDs) != 2 {
 		t.Errorf("notes %v, want two", r.IDs)
 	}

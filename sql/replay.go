@@ -58,19 +58,15 @@ type Replayed struct {
 // ReplayConfig is PoolConfig for reading history. Each statement is planned for its arguments, because they determine
 // which index it needs.
 func ReplayConfig(url, schema string) (*pgxpool.Config, error) {
-	cfg, err := PoolConfig(url, schema, "replay")
-	if err != nil {
-		return nil, err
-	}
-	cfg.MaxConns = 2
-	for name, value := range map[string]string{
+	cfg, err := PoolConfig(url, schema, "replay", map[string]string{
 		"plan_cache_mode": "force_custom_plan",
 		// A recently filled table has no statistics, so the planner would sort the whole log for each page.
 		"enable_seqscan": "off", "enable_bitmapscan": "off",
-	} {
-		cfg.ConnConfig.RuntimeParams[name] = value
+	})
+	if err == nil {
+		cfg.MaxConns = 2
 	}
-	return cfg, nil
+	return cfg, err
 }
 
 // errStandby means that the server is a standby, which may lack events that were just published.
@@ -156,18 +152,10 @@ type Selected struct {
 }
 
 // CountHistory counts the selected events by stream. It reads all of them.
-func CountHistory(ctx context.Context, db DB, s Selection) ([]Selected, error) {
-	list, err := countHistory(ctx, db, s)
-	if err != nil {
-		return nil, fmt.Errorf("count history: %w", err)
-	}
-	return list, nil
-}
-
-func countHistory(ctx context.Context, db DB, s Selection) (list []Selected, err error) {
+func CountHistory(ctx context.Context, db DB, s Selection) (list []Selected, err error) {
 	r, err := rangeOf(ctx, db, s)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("count history: %w", err)
 	}
 	if s.ID != nil {
 		h := History{db: db, sel: s, span: r}
@@ -175,11 +163,15 @@ func countHistory(ctx context.Context, db DB, s Selection) (list []Selected, err
 		for _, e := range h.items {
 			list = append(list, Selected{Stream: e.stream, Events: 1, First: e.at, Last: e.at})
 		}
-		return list, err
+	} else {
+		var counts []counted
+		counts, err = r.count(ctx, db, s)
+		for _, c := range counts {
+			list = append(list, c.Selected)
+		}
 	}
-	counts, err := r.count(ctx, db, s)
-	for _, c := range counts {
-		list = append(list, c.Selected)
+	if err != nil {
+		return nil, fmt.Errorf("count history: %w", err)
 	}
-	return list, err
+	return list, nil
 }

@@ -2,7 +2,6 @@ package sql_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"log/slog"
 	"math"
@@ -42,9 +41,7 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	_, err = writer.Exec(ctx, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), 'order', $1, 'order.changed', jsonb_build_object('id', $1::text)`, "größe")
 	must(t, err)
-	sweep, err := sql.OpenSweep(ctx, url, "public", "test")
-	must(t, err)
-	defer sweep.Close()
+	sweep := openSweep(t, url)
 	parts, err := sweep.Partitions(ctx)
 	must(t, err)
 	s := sql.NewStore(pool, "test", 0)
@@ -78,7 +75,8 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 }
 
 // Limits of a role or a database do not end a session of posthaste or its statements. Its transactions are read
-// committed, whatever the default of the database.
+// committed, whatever the default of the database. No statement is compiled: for a few rows of many parts that takes
+// far longer than running it.
 func TestSettingsOfARoleDoNotCount(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
@@ -98,9 +96,7 @@ func TestSettingsOfARoleDoNotCount(t *testing.T) {
 		d.Exec(t, "ALTER DATABASE "+d.Name+" SET "+name+" = '"+theirs+"'")
 	}
 	d.Exec(t, "ALTER DATABASE "+d.Name+" SET default_transaction_isolation = serializable")
-	sweep, err := sql.OpenSweep(ctx, d.URL, "public", "test")
-	must(t, err)
-	defer sweep.Close()
+	sweep := openSweep(t, d.URL)
 	for session, db := range map[string]sql.DB{
 		"admin": pool(sql.PoolConfig(d.URL+"&statement_timeout=1", "public", "admin")), "sweep": sql.SessionOf(sweep),
 		"relay": pool(sql.RelayPoolConfig(d.URL, "public")), "replay": pool(sql.ReplayConfig(d.URL, "public")),
@@ -113,34 +109,13 @@ func TestSettingsOfARoleDoNotCount(t *testing.T) {
 				t.Errorf("%s: %s is %s", session, name, limit)
 			}
 		}
-		var isolation string
-		must(t, db.QueryRow(ctx, "SHOW transaction_isolation").Scan(&isolation))
-		if isolation != "read committed" {
-			t.Errorf("%s: transactions are %s", session, isolation)
+		for name, want := range map[string]string{"transaction_isolation": "read committed", "jit": "off"} {
+			var got string
+			must(t, db.QueryRow(ctx, "SHOW "+name).Scan(&got))
+			if got != want {
+				t.Errorf("%s: %s is %s", session, name, got)
+			}
 		}
-	}
-}
-
-// No session compiles statements: for a few rows of many parts that takes far longer than running them.
-func TestNothingIsCompiled(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	for name, config := range map[string]func() (*pgxpool.Config, error){
-		"admin":  func() (*pgxpool.Config, error) { return sql.PoolConfig(d.URL, "public", "admin") },
-		"relay":  func() (*pgxpool.Config, error) { return sql.RelayPoolConfig(d.URL, "public") },
-		"orders": func() (*pgxpool.Config, error) { return sql.OrderPoolConfig(d.URL, "public") },
-		"replay": func() (*pgxpool.Config, error) { return sql.ReplayConfig(d.URL, "public") },
-	} {
-		cfg, err := config()
-		must(t, err)
-		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-		must(t, err)
-		var jit string
-		must(t, pool.QueryRow(t.Context(), "SHOW jit").Scan(&jit))
-		if jit != "off" {
-			t.Errorf("%s: jit is %s", name, jit)
-		}
-		pool.Close()
 	}
 }
 
@@ -191,24 +166,11 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	ctx := t.Context()
-	role := "hidden_" + d.Name
-	for _, stmt := range []string{
-		"CREATE ROLE " + role + " " + testenv.Login(d.URL), "GRANT USAGE ON SCHEMA public TO " + role,
-		"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO " + role,
-	} {
-		d.Exec(t, stmt)
-	}
-	t.Cleanup(func() {
-		_, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role)
-		_, _ = d.Pool.Exec(context.Background(), "DROP ROLE "+role)
-	})
-	url := testenv.As(d.URL, role)
+	_, url := role(t, d, "hidden", "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public")
 	insert(t, d, "a")
 	s := sql.NewStore(relayPool(t, url), "test", time.Hour)
 	must(t, s.Register(ctx))
-	sweep, err := sql.OpenSweep(ctx, url, "public", "test")
-	must(t, err)
-	defer sweep.Close()
+	sweep := openSweep(t, url)
 	if parts, err := sweep.Partitions(ctx); err != nil || len(parts) != 1 {
 		t.Fatalf("parts %v, %v", parts, err)
 	}
@@ -222,13 +184,11 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 	if mark, err := s.Audit(ctx); err != nil || len(mark.First) != 1 {
 		t.Errorf("the audit: %v, %v", mark, err)
 	}
-	m, err := s.Marker(ctx)
-	must(t, err)
-	defer m.Close()
-	if _, err = m.Look(ctx, outbox.Settled{}, math.MaxInt64); err != nil {
+	m := newMarker(t, s)
+	if _, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64); err != nil {
 		t.Errorf("a look: %v", err)
 	}
-	_, err = relayPool(t, url).Exec(ctx, "SELECT FROM outbox")
+	_, err := relayPool(t, url).Exec(ctx, "SELECT FROM outbox")
 	if sql.SQLState(err) != pgerrcode.InsufficientPrivilege {
 		t.Errorf("a statement of the table: %v", err)
 	}

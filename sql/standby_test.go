@@ -43,9 +43,7 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	if err != nil || !ok {
 		t.Errorf("adopt: %v, %v", ok, err)
 	}
-	if ok, err := s.SetActive(ctx, 1, outbox.ModePoll, 0, ""); err != nil || !ok {
-		t.Errorf("set active: %v, %v", ok, err)
-	}
+	is(t, true)(s.SetActive(ctx, 1, outbox.ModePoll, 0, ""))
 	if err := sql.SetDesired(ctx, d.Pool, d.Relay, outbox.ModePoll); err != nil {
 		t.Errorf("set desired: %v", err)
 	}
@@ -61,25 +59,30 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	}
 }
 
+// heldStore returns a store whose commits are held: see held.
+func heldStore(t *testing.T) (s *sql.Store, d *testenv.Database, release func()) {
+	t.Helper()
+	d, release = held(t)
+	cfg, err := pgxpool.ParseConfig(d.URL)
+	must(t, err)
+	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
+	return sql.NewStore(pool, d.Relay, 0), d, release
+}
+
 // If commits wait for a synchronous standby, a mark is not acted on until the standby has it. Otherwise Redis would
 // drop ids that a promoted standby does not consider settled. An adoption does not wait.
 func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	t.Parallel()
-	d, release := held(t)
+	s, d, release := heldStore(t)
 	ctx := t.Context()
-	cfg, err := pgxpool.ParseConfig(d.URL)
-	must(t, err)
-	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	must(t, err)
-	t.Cleanup(pool.Close)
-	s := sql.NewStore(pool, d.Relay, 0)
-	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
 	o := succeed(t, s)
 	insert(t, d, "a")
 	m := newMarker(t, s)
-	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-	must(t, err)
+	look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
 	moved := make(chan error, 1)
 	go func() { moved <- m.Move(ctx, o, look.Settled, nil) }()
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -109,16 +112,8 @@ func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 // wait.
 func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
 	t.Parallel()
-	d, release := held(t)
+	s, d, release := heldStore(t)
 	ctx := t.Context()
-	cfg, err := pgxpool.ParseConfig(d.URL)
-	must(t, err)
-	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	must(t, err)
-	t.Cleanup(pool.Close)
-	s := sql.NewStore(pool, d.Relay, 0)
-	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
 	// No event was settled under the first layout.
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, prefix)
 		VALUES (-1, 1, '3:3:', 0, 'own.'), (-1, 1, '3:3:', 5, 'own.')`)

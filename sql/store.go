@@ -46,15 +46,11 @@ func NewStore(pool *pgxpool.Pool, name string, history time.Duration) *Store {
 // statistics never cover that end, and the planner would read and sort the whole log. So its other methods are
 // disabled.
 func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
-	cfg, err := PoolConfig(url, schema, "relay")
-	if err != nil {
-		return nil, err
+	cfg, err := PoolConfig(url, schema, "relay", queueSettings)
+	if err == nil {
+		cfg.MaxConns = 8
 	}
-	for name, value := range queueSettings {
-		cfg.ConnConfig.RuntimeParams[name] = value
-	}
-	cfg.MaxConns = 8
-	return cfg, nil
+	return cfg, err
 }
 
 var queueSettings = map[string]string{
@@ -75,6 +71,21 @@ func (s *Store) exec(ctx context.Context, what, name string, args ...any) (rows 
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return exec(ctx, s.pool, what, name, args...)
+}
+
+// owned is owned within callTimeout.
+func (s *Store) owned(ctx context.Context, what, name string, args []any, to ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return owned(ctx, s.pool, what, name, args, to...)
+}
+
+// replicated waits, if there is a synchronous standby, until it has what was committed.
+func (s *Store) replicated(ctx context.Context, what string, standby bool) (err error) {
+	if standby {
+		_, err = s.exec(ctx, what, "mark_replicated")
+	}
+	return err
 }
 
 // Register makes sure that the relay's row exists and is the only one.
@@ -358,19 +369,7 @@ func Streams(ctx context.Context, db DB) ([]string, error) {
 func (s *Store) Newest(ctx context.Context) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	newest := map[string]string{}
-	var stream, entry string
-	rows, err := s.pool.Query(ctx, query("stream_newest"))
-	if err == nil {
-		_, err = pgx.ForEachRow(rows, []any{&stream, &entry}, func() error {
-			newest[stream] = entry
-			return nil
-		})
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list the newest entries: %w", err)
-	}
-	return newest, nil
+	return pairs[string, string](ctx, s.pool, "list the newest entries", "stream_newest")
 }
 
 // Delivered implements relay.Store.
@@ -381,24 +380,18 @@ func (s *Store) Delivered(ctx context.Context) (some bool, err error) {
 
 // NoteStream records a stream before its first publish.
 func (s *Store) NoteStream(ctx context.Context, stream, base string, epoch int64) (gated bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	var owner, replicated bool
+	what := fmt.Sprintf("note stream %q", stream)
+	var standby bool
 	var of string
-	err = s.pool.QueryRow(ctx, query("stream_note"), stream, epoch, s.name, base).Scan(&owner, &gated, &replicated, &of)
-	if err == nil && !owner {
-		err = outbox.ErrSuperseded
+	err = s.owned(ctx, what, "stream_note", []any{stream, epoch, s.name, base}, &gated, &standby, &of)
+	switch {
+	case err != nil:
+	case of != base:
+		err = &outbox.TakenError{Stream: stream, Base: of}
+	default:
+		err = s.replicated(ctx, what, standby)
 	}
-	if err == nil && of != base {
-		return false, &outbox.TakenError{Stream: stream, Base: of}
-	}
-	if err == nil && replicated {
-		_, err = s.pool.Exec(ctx, query("mark_replicated"))
-	}
-	if err != nil {
-		return false, fmt.Errorf("note stream %q: %w", stream, err)
-	}
-	return gated, nil
+	return gated && err == nil, err
 }
 
 // Ungated implements relay.Store.
@@ -462,25 +455,23 @@ func (s *Store) VisibleBelow(ctx context.Context, xid uint64) (bool, error) {
 	return ok, err
 }
 
-func (s *Store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string,
-	attempts int,
-) (bool, error) {
+func (s *Store) Park(ctx context.Context, o outbox.Owner, row *outbox.Row, class, reason string, attempts int) (
+	bool, error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
+	what := fmt.Sprintf("move event %s to outbox_dead", row.ID)
 	var seen string
-	var owner, there bool
-	err := s.pool.QueryRow(ctx, query("park"), s.name, o.Epoch, o.Nonce[:], row.AggregateID, row.Seq, row.ID,
-		storable(reason), class, attempts).
-		Scan(&seen, &owner, &there)
-	if err == nil && !owner {
-		err = outbox.ErrSuperseded
-	}
-	var snapshot outbox.Snapshot
-	if err == nil {
-		snapshot, err = outbox.ParseSnapshot(seen)
-	}
+	var there bool
+	err := owned(ctx, s.pool, what, "park", []any{
+		s.name, o.Epoch, o.Nonce[:], row.AggregateID, row.Seq, row.ID, storable(reason), class, attempts,
+	}, &seen, &there)
 	if err != nil {
-		return false, fmt.Errorf("move event %s to outbox_dead: %w", row.ID, err)
+		return false, err
+	}
+	snapshot, err := outbox.ParseSnapshot(seen)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", what, err)
 	}
 	return there || snapshot.Visible(row.XID), nil
 }

@@ -66,11 +66,17 @@ func nonce() (n outbox.Nonce) {
 // insert writes a committed event and returns it as the slot would deliver it.
 func insert(tb testing.TB, d *testenv.Database, aggregate string) *outbox.Row {
 	tb.Helper()
+	return insertBy(tb, d.Pool, aggregate)
+}
+
+// insertBy is insert by a transaction, which commits later.
+func insertBy(tb testing.TB, db sql.DB, aggregate string) *outbox.Row {
+	tb.Helper()
 	row := &outbox.Row{Record: outbox.Record{
 		ID: uuid.New(), AggregateType: "order", AggregateID: aggregate,
 		Type: "order.changed",
 	}}
-	err := d.Pool.QueryRow(tb.Context(),
+	err := db.QueryRow(tb.Context(),
 		`INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
 		VALUES ($1, 'order', $2, 'order.changed', '{"n":1}', '{"h":"x"}')
 		RETURNING seq, xmin::text::bigint`, row.ID, aggregate).
@@ -79,12 +85,18 @@ func insert(tb testing.TB, d *testenv.Database, aggregate string) *outbox.Row {
 	return row
 }
 
+func beginPass(tb testing.TB, s *sql.Store, o outbox.Owner) outbox.Pass {
+	tb.Helper()
+	pass, err := s.BeginPass(tb.Context(), o)
+	must(tb, err)
+	return pass
+}
+
 // settle settles all visible rows in every part, as a sweep does, and returns the mark.
 func settle(tb testing.TB, s *sql.Store) outbox.Settled {
 	tb.Helper()
 	o := owner(tb, s)
-	pass, err := s.BeginPass(tb.Context(), o)
-	must(tb, err)
+	pass := beginPass(tb, s, o)
 	must(tb, s.SettleAll(tb.Context(), o, pass))
 	return pass.Settled
 }
@@ -98,6 +110,57 @@ func backlog(tb testing.TB, s *sql.Store, d *testenv.Database) int64 {
 		tb.Errorf("outbox_backlog has %d rows, and %d are owed", v, n)
 	}
 	return n
+}
+
+// wantOwed checks how many rows are unsettled.
+func wantOwed(tb testing.TB, s *sql.Store, d *testenv.Database, want int64) {
+	tb.Helper()
+	if n := backlog(tb, s, d); n != want {
+		tb.Errorf("%d rows are owed, want %d", n, want)
+	}
+}
+
+// wantRows checks how many rows a table, or a query that begins with its name, has.
+func wantRows(tb testing.TB, d *testenv.Database, want int, from string, args ...any) {
+	tb.Helper()
+	if n := testenv.Value[int](tb, d, "SELECT count(*) FROM "+from, args...); n != want {
+		tb.Errorf("%d rows, want %d: %s", n, want, from)
+	}
+}
+
+// is checks the result of a call.
+func is[V comparable](tb testing.TB, want V) func(got V, err error) {
+	return func(got V, err error) {
+		tb.Helper()
+		if err != nil || got != want {
+			tb.Errorf("got %v, %v; want %v", got, err, want)
+		}
+	}
+}
+
+func wantErr(tb testing.TB, err, want error) {
+	tb.Helper()
+	if !errors.Is(err, want) {
+		tb.Errorf("got %v, want %v", err, want)
+	}
+}
+
+// fails returns the error of a call with a result.
+func fails[T any](_ T, err error) error { return err }
+
+// role makes a role that may log in and use the schema, with more rights, and returns its name and address.
+func role(tb testing.TB, d *testenv.Database, name string, grants ...string) (role, url string) {
+	tb.Helper()
+	role = name + "_" + d.Name
+	d.Exec(tb, "CREATE ROLE "+role+" "+testenv.Login(d.URL))
+	tb.Cleanup(func() {
+		_, _ = d.Pool.Exec(context.Background(), "DROP OWNED BY "+role+" CASCADE")
+		_, _ = d.Pool.Exec(context.Background(), "DROP ROLE "+role)
+	})
+	for _, grant := range append([]string{"USAGE ON SCHEMA public"}, grants...) {
+		d.Exec(tb, "GRANT "+grant+" TO "+role)
+	}
+	return role, testenv.As(d.URL, role)
 }
 
 // owner returns the current owner.
@@ -169,17 +232,7 @@ func TestRegisterFromManyPlaces(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM relay_state"); n != 1 {
-		t.Errorf("%d rows", n)
-	}
-}
-
-func TestRegisterChecksTheSchema(t *testing.T) {
-	t.Parallel()
-	d := testenv.Empty(t)
-	if err := sql.NewStore(d.Pool, "x", 0).Register(t.Context()); !errors.Is(err, sql.ErrSchemaMissing) {
-		t.Errorf("got %v, want ErrSchemaMissing", err)
-	}
+	wantRows(t, d, 1, "relay_state")
 }
 
 func TestAdoptAndSetActiveCompareTheEpoch(t *testing.T) {
@@ -241,9 +294,7 @@ func TestNoteStreamKeepsTheHighestEpoch(t *testing.T) {
 		epoch  int64
 	}{{"b", 3}, {"a", 1}, {"b", 2}, {"a", 4}} {
 		d.Exec(t, "UPDATE relay_state SET epoch = $1", n.epoch+1)
-		if _, err := s.NoteStream(t.Context(), n.stream, n.stream, n.epoch); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("%s is noted for an owner that was replaced: %v", n.stream, err)
-		}
+		wantErr(t, fails(s.NoteStream(t.Context(), n.stream, n.stream, n.epoch)), outbox.ErrSuperseded)
 		d.Exec(t, "UPDATE relay_state SET epoch = $1", n.epoch)
 		gated, err := s.NoteStream(t.Context(), n.stream, n.stream, n.epoch)
 		if err != nil || gated != (n.epoch == 4) {
@@ -276,14 +327,10 @@ func TestSettledRowsAreHistory(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	ctx := t.Context()
-	if some, err := s.Delivered(ctx); err != nil || some {
-		t.Errorf("delivered at the beginning: %v, %v", some, err)
-	}
+	is(t, false)(s.Delivered(ctx))
 	succeed(t, s)
 	a, b, c := insert(t, d, "a"), insert(t, d, "b"), insert(t, d, "c")
-	if _, err := s.Park(ctx, owner(t, s), b, "too_large", "why", 3); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fails(s.Park(ctx, owner(t, s), b, "too_large", "why", 3)))
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 0 || backlog(t, s, d) != 2 {
 		t.Errorf("%d rows of history before the mark", n)
 	}
@@ -304,9 +351,7 @@ func TestSettledRowsAreHistory(t *testing.T) {
 	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history"); n != 2 || backlog(t, s, d) != 1 {
 		t.Errorf("%d rows of history in all, want 2", n)
 	}
-	if some, err := s.Delivered(ctx); err != nil || !some {
-		t.Errorf("delivered: %v, %v", some, err)
-	}
+	is(t, true)(s.Delivered(ctx))
 }
 
 // published_at is the time of the first mark that settles the row, even if its transaction ends late or a pass is
@@ -316,10 +361,7 @@ func TestHistoryKnowsWhen(t *testing.T) {
 	s, d := newStore(t)
 	succeed(t, s)
 	long := begin(t, d)
-	id := uuid.New()
-	_, err := long.Exec(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES ($1, 'order', 'late', 'x', '{}')`, id)
-	must(t, err)
+	id := insertBy(t, long, "late").ID
 	at := func(id uuid.UUID) int64 {
 		t.Helper()
 		return testenv.Value[int64](t, d, `SELECT m.id FROM outbox_history h JOIN outbox_mark m ON m.at = published_at
@@ -368,9 +410,7 @@ func TestAuditMark(t *testing.T) {
 		return testenv.Value[int16](t, d, "SELECT part FROM outbox_rows WHERE seq = $1", r.Seq)
 	}
 	long := begin(t, d)
-	late := &outbox.Row{Record: outbox.Record{ID: uuid.New(), AggregateID: "x"}}
-	must(t, long.QueryRow(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES ($1, 'order', 'x', 'x', '{}') RETURNING seq, xmin::text::bigint`, late.ID).Scan(&late.Seq, &late.XID))
+	late := insertBy(t, long, "x")
 	insert(t, d, "x")
 	settle(t, s)
 	first, second := insert(t, d, "x"), insert(t, d, "x")
@@ -397,16 +437,12 @@ func TestAuditMark(t *testing.T) {
 	must(t, long.Commit(t.Context())) // its transaction is the older one
 	expect(late)
 	for _, r := range []*outbox.Row{late, first} {
-		if _, err := s.Park(t.Context(), owner(t, s), r, "too_large", "why", 1); err != nil {
-			t.Fatal(err)
-		}
+		must(t, fails(s.Park(t.Context(), owner(t, s), r, "too_large", "why", 1)))
 	}
 	expect(second)
 	must(t, tx.Commit(t.Context()))
 	expect(nil)
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("backlog %d", n)
-	}
+	wantOwed(t, s, d, 0)
 }
 
 // waiting waits until n statements wait for a lock.
@@ -449,9 +485,7 @@ func TestBarrier(t *testing.T) {
 	must(t, s.RaiseBarrier(ctx, epoch, 14, true))
 	barrier(14)
 	for _, err := range []error{s.RaiseBarrier(ctx, epoch-1, 20, false), s.RaiseBarrier(ctx, epoch+1, 20, true)} {
-		if !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("under another epoch: %v", err)
-		}
+		wantErr(t, err, outbox.ErrSuperseded)
 	}
 	must(t, s.LowerBarrier(ctx, epoch-1, 20))
 	barrier(14)

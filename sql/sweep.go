@@ -40,9 +40,7 @@ func OpenSweep(ctx context.Context, url, schema, name string) (*Sweep, error) {
 		return nil, err
 	}
 	prepare(cfg)
-	for name, value := range queueSettings {
-		cfg.RuntimeParams[name] = value
-	}
+	maps.Copy(cfg.RuntimeParams, queueSettings)
 	cfg.RuntimeParams["idle_in_transaction_session_timeout"] = "15s"
 	cfg.RuntimeParams["lock_timeout"] = "2s"
 	cfg.RuntimeParams["statement_timeout"] = "30s"
@@ -121,22 +119,34 @@ func wrapPart(step string, part int, err error) error {
 	return fmt.Errorf("%s part %d: %w", step, part, err)
 }
 
+// row reads the row of a statement about a part.
+func (s *Sweep) row(ctx context.Context, step string, part int, name string, args []any, to ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	return wrapPart(step, part, s.conn.QueryRow(ctx, query(name), args...).Scan(to...))
+}
+
+// snapshotOf returns the snapshot of a pass as text, NULL without one.
+func snapshotOf(p *outbox.Pass) *string {
+	if p == nil {
+		return nil
+	}
+	text := p.Snapshot.String()
+	return &text
+}
+
 // Begin resumes the unfinished pass of a claimed part, whichever worker began it, or begins one over the snapshot
 // within. If within is nil, or the part's mark sees more than within, the pass covers what is visible now.
 func (s *Sweep) Begin(ctx context.Context, part int, within *outbox.Pass) (*outbox.PartPass, error) {
-	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
-	defer cancel()
-	var snapshot *string
 	var high int64
 	if within != nil {
-		text := within.Snapshot.String()
-		snapshot, high = &text, within.High
+		high = within.High
 	}
 	p := &outbox.PartPass{Part: part}
-	err := s.conn.QueryRow(ctx, query("sweep_begin"), part, snapshot, high, listRows).
-		Scan(&p.Mark, &p.Settled, &p.Hi, &p.UnderWay, &p.Seen, &p.High, &p.Seqs)
+	err := s.row(ctx, "begin a pass over", part, "sweep_begin", []any{part, snapshotOf(within), high, listRows},
+		&p.Mark, &p.Settled, &p.Hi, &p.UnderWay, &p.Seen, &p.High, &p.Seqs)
 	if err != nil {
-		return nil, wrapPart("begin a pass over", part, err)
+		return nil, err
 	}
 	p.Full = len(p.Seqs) == listRows
 	return p, nil
@@ -185,17 +195,11 @@ func (s *Sweep) Page(ctx context.Context, p *outbox.PartPass, limit, bytes int) 
 func (s *Sweep) Ahead(ctx context.Context, p *outbox.PartPass, within *outbox.Pass, blocked []string,
 	sent map[int64]bool,
 ) (*outbox.PartPass, error) {
-	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
-	defer cancel()
-	var snapshot *string
-	if within != nil {
-		text := within.Snapshot.String()
-		snapshot = &text
-	}
 	var seqs []int64
-	err := s.conn.QueryRow(ctx, query("sweep_ahead"), p.Part, blocked, listRows, snapshot).Scan(&seqs)
+	err := s.row(ctx, "look ahead in", p.Part, "sweep_ahead",
+		[]any{p.Part, blocked, listRows, snapshotOf(within)}, &seqs)
 	if err != nil {
-		return nil, wrapPart("look ahead in", p.Part, err)
+		return nil, err
 	}
 	listed := map[int64]bool{}
 	for _, seq := range seqs {
@@ -345,10 +349,8 @@ func (s *Sweep) parkRow(ctx context.Context, p *outbox.PartPass, o outbox.Owner,
 
 // Reached reports whether every row of the part that pass sees is settled, by any worker.
 func (s *Sweep) Reached(ctx context.Context, part int, pass outbox.Pass) (ok bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
-	defer cancel()
-	err = s.conn.QueryRow(ctx, query("sweep_reached"), part, pass.Snapshot.String()).Scan(&ok)
-	return ok, wrapPart("look for rows of", part, err)
+	err = s.row(ctx, "look for rows of", part, "sweep_reached", []any{part, pass.Snapshot.String()}, &ok)
+	return ok, err
 }
 
 // storable makes the text of an error storable in a database of any encoding.

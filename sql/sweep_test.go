@@ -174,6 +174,22 @@ func page(t *testing.T, w *sql.Sweep, p *outbox.PartPass, n int) (seqs []int64) 
 	return seqs
 }
 
+// wantPage reads up to n rows, and checks their numbers.
+func wantPage(t *testing.T, w *sql.Sweep, p *outbox.PartPass, n int, want []int64) {
+	t.Helper()
+	if got := page(t, w, p, n); !slices.Equal(got, want) {
+		t.Errorf("the page has %v, want %v", got, want)
+	}
+}
+
+// wantParts checks which parts have unsettled rows or an unfinished pass.
+func wantParts(t *testing.T, w *sql.Sweep, want ...int) {
+	t.Helper()
+	if parts, err := w.Partitions(t.Context()); err != nil || !slices.Equal(parts, want) {
+		t.Errorf("parts %v, %v; want %v", parts, err, want)
+	}
+}
+
 // endSessions ends the sessions of sweep workers.
 func endSessions(t *testing.T, d *testenv.Database) {
 	t.Helper()
@@ -296,32 +312,24 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 	s, d := newStore(t)
 	o := succeed(t, s)
 	late := begin(t, d)
-	var early int64
-	must(t, late.QueryRow(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES (gen_random_uuid(), 'order', $1, 'order.changed', '{}') RETURNING seq`, inPart).Scan(&early))
+	early := insertBy(t, late, inPart).Seq
 	seqs := insertAll(t, d, 5)
 
 	w := claimed(t, d, 3)
 	p := next(t, w, 3, nil)
-	if got := page(t, w, p, 2); !slices.Equal(got, seqs[:2]) {
-		t.Fatalf("the first page has %v, want %v", got, seqs[:2])
-	}
+	wantPage(t, w, p, 2, seqs[:2])
 	settled(t, w, p, o, outbox.Entries{"outbox.order": "5-1"})
 	if p.Over || !p.Listed() {
 		t.Fatal("the pass is over after two rows of five")
 	}
 	must(t, late.Commit(t.Context()))
 	behind := insertAll(t, d, 1)
-	if got := page(t, w, p, 2); !slices.Equal(got, seqs[2:4]) {
-		t.Errorf("the second page has %v, want %v", got, seqs[2:4])
-	}
+	wantPage(t, w, p, 2, seqs[2:4])
 	endSessions(t, d) // not settled
 
 	w = claimed(t, d, 3)
 	p = next(t, w, 3, nil)
-	if got := page(t, w, p, 100); !slices.Equal(got, seqs[2:]) {
-		t.Errorf("another claim goes on with %v, want %v", got, seqs[2:])
-	}
+	wantPage(t, w, p, 100, seqs[2:])
 	settled(t, w, p, o, nil)
 	if !p.Over {
 		t.Error("the pass is not over")
@@ -334,12 +342,8 @@ func TestAPassGoesOnWhereItStopped(t *testing.T) {
 	if p = next(t, w, 3, nil); !p.Idle() {
 		t.Error("something is left")
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark WHERE entries ? 'outbox.order'"); n != 1 {
-		t.Errorf("%d marks tell of the entry", n)
-	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_history WHERE mode = 'poll'"); n != 7 {
-		t.Errorf("%d rows in history, want 7", n)
-	}
+	wantRows(t, d, 1, "outbox_mark WHERE entries ? 'outbox.order'")
+	wantRows(t, d, 7, "outbox_history WHERE mode = 'poll'")
 }
 
 // A mark is written only if it adds something, so an idle table costs nothing.
@@ -351,9 +355,7 @@ func TestNothingOwedWritesNothing(t *testing.T) {
 	sweep(t, d.URL, o)
 	before := testenv.Value[string](t, d, "SELECT max(id)::text FROM outbox_mark")
 	w := claimed(t, d, 3)
-	if parts, err := w.Partitions(t.Context()); err != nil || len(parts) > 0 {
-		t.Errorf("parts %v, %v", parts, err)
-	}
+	wantParts(t, w)
 	if p := next(t, w, 3, nil); !p.Idle() {
 		t.Error("a pass over nothing")
 	}
@@ -366,9 +368,7 @@ func TestNothingOwedWritesNothing(t *testing.T) {
 	page(t, w, p, 1)
 	settled(t, w, p, o, nil)
 	d.Exec(t, "DELETE FROM outbox WHERE seq > $1", seqs[0])
-	if parts, err := w.Partitions(t.Context()); err != nil || !slices.Equal(parts, []int{3}) {
-		t.Errorf("parts %v, %v", parts, err)
-	}
+	wantParts(t, w, 3)
 	left := next(t, w, 3, nil)
 	if left.Idle() || left.Listed() {
 		t.Error("a pass under way is not resumed")
@@ -389,17 +389,13 @@ func TestAPageReadsWhatIsThere(t *testing.T) {
 	p := next(t, w, 3, nil)
 	d.Exec(t, "DELETE FROM outbox WHERE seq = ANY($1)", []int64{seqs[0], seqs[1], seqs[3]})
 	d.Exec(t, `UPDATE outbox SET payload = '{"new":1}' WHERE seq = $1`, seqs[2])
-	if got := page(t, w, p, 2); len(got) > 0 {
-		t.Errorf("deleted rows are read: %v", got)
-	}
+	wantPage(t, w, p, 2, nil)
 	settled(t, w, p, o, nil)
 	events, err := w.Page(t.Context(), p, 2, 1<<20)
 	if err != nil || len(events) != 1 || events[0].Seq != seqs[2] || string(events[0].Payload) != `{"new": 1}` {
 		t.Errorf("page %+v, %v", events, err)
 	}
-	if got := page(t, w, p, 3); !slices.Equal(got, []int64{seqs[2], seqs[4]}) {
-		t.Errorf("the page again, larger: %v", got)
-	}
+	wantPage(t, w, p, 3, []int64{seqs[2], seqs[4]})
 	// Payloads bound a page as well; one row is always read.
 	events, err = w.Page(t.Context(), p, 3, 1)
 	if err != nil || len(events) != 1 || events[0].Seq != seqs[2] {
@@ -430,31 +426,19 @@ func TestAMarkAsksForItsOwner(t *testing.T) {
 	stranger.Nonce = nonce()
 	later := succeed(t, s)
 	for _, o := range []outbox.Owner{o, stranger} {
-		if err := w.Park(t.Context(), p, o, refused); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("park: %v", err)
-		}
-		if _, err := w.ParkRow(t.Context(), p, o, errors.New("why")); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("park unread: %v", err)
-		}
-		if err := w.Settle(t.Context(), p, o, nil); !errors.Is(err, outbox.ErrSuperseded) {
-			t.Errorf("settle: %v", err)
-		}
+		wantErr(t, w.Park(t.Context(), p, o, refused), outbox.ErrSuperseded)
+		wantErr(t, fails(w.ParkRow(t.Context(), p, o, errors.New("why"))), outbox.ErrSuperseded)
+		wantErr(t, w.Settle(t.Context(), p, o, nil), outbox.ErrSuperseded)
 		claim(t, w, 3, later)
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog"); n != 3 {
-		t.Errorf("%d rows are owed, want 3", n)
-	}
+	wantRows(t, d, 3, "outbox_backlog")
 	d.Exec(t, "INSERT INTO outbox_mark (part, epoch, settled, hi) VALUES (-1, 2, pg_current_snapshot(), 100)")
 	if err := w.Settle(t.Context(), p, later, nil); err == nil || errors.Is(err, outbox.ErrSuperseded) {
 		t.Errorf("settle behind another mark: %v", err)
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_mark WHERE part = 3"); n != 0 {
-		t.Errorf("%d marks of the part", n)
-	}
+	wantRows(t, d, 0, "outbox_mark WHERE part = 3")
 	claim(t, w, 3, later)
-	if _, err := w.Page(t.Context(), p, 1, 1<<20); !errors.Is(err, outbox.ErrPassed) {
-		t.Errorf("a page behind another mark: %v", err)
-	}
+	wantErr(t, fails(w.Page(t.Context(), p, 1, 1<<20)), outbox.ErrPassed)
 }
 
 // A mark waits for a running adoption and is then refused; an adoption waits for a running mark.
@@ -481,9 +465,7 @@ func TestAMarkWaitsForAnAdoption(t *testing.T) {
 		return nil
 	})
 	must(t, adoption.Commit(t.Context()))
-	if err := <-done; !errors.Is(err, outbox.ErrSuperseded) {
-		t.Errorf("settle: %v", err)
-	}
+	wantErr(t, <-done, outbox.ErrSuperseded)
 }
 
 // Parked rows do not count as unsettled, whether a mark settles them or not.
@@ -493,8 +475,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	o := succeed(t, s)
 	seqs := insertAll(t, d, 3)
 	w := claimed(t, d, 3)
-	pass, err := s.BeginPass(t.Context(), o)
-	must(t, err)
+	pass := beginPass(t, s, o)
 	p := next(t, w, 3, nil)
 	events, err := w.Page(t.Context(), p, 3, 1<<20)
 	must(t, err)
@@ -513,32 +494,20 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	endSessions(t, d) // between park and mark: it is not parked
 
 	w = claimed(t, d, 3)
-	if ok, err := w.Reached(t.Context(), 3, pass); err != nil || ok {
-		t.Errorf("reached: %v, %v", ok, err)
-	}
+	is(t, false)(w.Reached(t.Context(), 3, pass))
 	p = next(t, w, 3, nil)
-	if got := page(t, w, p, 3); !slices.Equal(got, []int64{seqs[0], seqs[2]}) {
-		t.Errorf("owed are %v", got)
-	}
+	wantPage(t, w, p, 3, []int64{seqs[0], seqs[2]})
 	must(t, w.Park(t.Context(), p, o, refuse(events[0], events[2])))
-	if got := page(t, w, p, 3); len(got) > 0 {
-		t.Errorf("owed are %v", got)
-	}
-	if parts, err := w.Partitions(t.Context()); err != nil || len(parts) > 0 {
-		t.Errorf("parts %v, %v", parts, err)
-	}
-	if ok, err := w.Reached(t.Context(), 3, pass); err != nil || !ok {
-		t.Errorf("reached: %v, %v", ok, err)
-	}
+	wantPage(t, w, p, 3, nil)
+	wantParts(t, w)
+	is(t, true)(w.Reached(t.Context(), 3, pass))
 	settled(t, w, p, o, nil)
 	if p = next(t, w, 3, nil); !p.Idle() {
 		t.Error("parked rows are owed behind the mark")
 	}
-	if n := testenv.Value[int](t, d, `SELECT count(*) FROM outbox_dead d JOIN outbox o USING (id)
+	wantRows(t, d, 3, `outbox_dead d JOIN outbox o USING (id)
 		WHERE o.seq = d.row_seq AND d.seq = d.row_seq AND d.attempts = 2
-		  AND d.payload = o.payload AND d.headers = o.headers`); n != 3 {
-		t.Errorf("%d rows parked as they are, want 3", n)
-	}
+		  AND d.payload = o.payload AND d.headers = o.headers`)
 	// A retry inserts a new row; if it is parked again, it keeps its first place.
 	must(t, sql.RetryDead(t.Context(), d.Pool, events[0].ID))
 	p = next(t, w, 3, nil)
@@ -557,9 +526,7 @@ func TestParkedRowsAreNotOwed(t *testing.T) {
 	gone := insertAll(t, d, 1)
 	d.Exec(t, "DELETE FROM outbox WHERE seq = $1", gone[0])
 	must(t, w.Park(t.Context(), p, o, refuse(&outbox.Record{Seq: gone[0]})))
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_dead"); n != 3 {
-		t.Errorf("%d rows parked", n)
-	}
+	wantRows(t, d, 3, "outbox_dead")
 }
 
 // A given pass is used if its snapshot is between the part's mark and now.
@@ -568,8 +535,7 @@ func TestAPassThatIsGiven(t *testing.T) {
 	s, d := newStore(t)
 	o := succeed(t, s)
 	seqs := insertAll(t, d, 2)
-	pass, err := s.BeginPass(t.Context(), o)
-	must(t, err)
+	pass := beginPass(t, s, o)
 	more := insertAll(t, d, 1)
 	w := claimed(t, d, 3)
 	reached := func(want bool) {
@@ -580,14 +546,10 @@ func TestAPassThatIsGiven(t *testing.T) {
 	}
 	reached(false)
 	p := next(t, w, 3, &pass)
-	if got := page(t, w, p, 1); !slices.Equal(got, seqs[:1]) {
-		t.Errorf("the pass has %v, want %v", got, seqs[:1])
-	}
+	wantPage(t, w, p, 1, seqs[:1])
 	settled(t, w, p, o, nil)
 	reached(false)
-	if got := page(t, w, p, 10); !slices.Equal(got, seqs[1:]) {
-		t.Errorf("the pass has %v, want %v", got, seqs[1:])
-	}
+	wantPage(t, w, p, 10, seqs[1:])
 	settled(t, w, p, o, nil)
 	reached(true)
 	mark := testenv.Value[string](t, d, "SELECT settled::text FROM outbox_mark ORDER BY id DESC LIMIT 1")
@@ -595,20 +557,16 @@ func TestAPassThatIsGiven(t *testing.T) {
 		t.Errorf("the mark is %s, want %s", mark, pass.Snapshot)
 	}
 	p = next(t, w, 3, nil)
-	if got := page(t, w, p, 10); !slices.Equal(got, more) {
-		t.Errorf("the next pass has %v, want %v", got, more)
-	}
+	wantPage(t, w, p, 10, more)
 	settled(t, w, p, o, nil)
 	// Now the mark is newer than the pass.
 	reached(true)
 	last := insertAll(t, d, 1)
 	old, future := pass, pass
 	future.Snapshot = outbox.NewSnapshot(pass.Snapshot.Max()+1_000_000, nil)
-	for name, within := range map[string]outbox.Pass{"old": old, "future": future} {
+	for _, within := range []outbox.Pass{old, future} {
 		p := next(t, w, 3, &within)
-		if got := page(t, w, p, 10); !slices.Equal(got, last) {
-			t.Errorf("%s: the pass has %v, want %v", name, got, last)
-		}
+		wantPage(t, w, p, 10, last)
 	}
 }
 
@@ -626,8 +584,7 @@ func TestTheNumberOfAMarkDoesNotGoBack(t *testing.T) {
 		insertAll(t, d, 1)
 		var within *outbox.Pass
 		if given {
-			pass, err := s.BeginPass(t.Context(), o)
-			must(t, err)
+			pass := beginPass(t, s, o)
 			pass.High = 1
 			within = &pass
 		}
@@ -653,9 +610,7 @@ func TestParkUnread(t *testing.T) {
 	if err != nil || e.Seq != seqs[0] || e.AggregateID != inPart || e.AggregateType != "order" || e.ID == uuid.Nil {
 		t.Errorf("parked %+v, %v", e, err)
 	}
-	if got := page(t, w, p, 1); len(got) > 0 {
-		t.Errorf("read %v", got)
-	}
+	wantPage(t, w, p, 1, nil)
 	settled(t, w, p, o, nil)
 	d.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN
@@ -673,9 +628,7 @@ func TestParkUnread(t *testing.T) {
 		t.Errorf("%d rows parked, want 2", n)
 	}
 	unread := testenv.Value[uuid.UUID](t, d, "SELECT id FROM outbox_dead WHERE payload IS NULL")
-	if err := sql.RetryDead(t.Context(), d.Pool, unread); !errors.Is(err, sql.ErrUnreadable) {
-		t.Errorf("retry: %v, want ErrUnreadable", err)
-	}
+	wantErr(t, sql.RetryDead(t.Context(), d.Pool, unread), sql.ErrUnreadable)
 	seqs = insertAll(t, d, 1)
 	p = next(t, w, 3, nil)
 	d.Exec(t, "DELETE FROM outbox WHERE seq = $1", seqs[0])

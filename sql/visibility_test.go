@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
@@ -67,15 +66,9 @@ func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 	must(tb, err)
 	var pid int
 	must(tb, c.QueryRow(tb.Context(), "SELECT pg_backend_pid()").Scan(&pid))
-	row := &outbox.Row{Record: outbox.Record{
-		ID: uuid.New(), AggregateType: "order", AggregateID: "held",
-		Type: "order.changed",
-	}}
 	tx, err := c.Begin(tb.Context())
 	must(tb, err)
-	must(tb, tx.QueryRow(tb.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES ($1, 'order', 'held', 'order.changed', '{}') RETURNING seq, xmin::text::bigint`, row.ID).
-		Scan(&row.Seq, &row.XID))
+	row := insertBy(tb, tx, "held")
 	_, err = tx.Exec(tb.Context(), "SET LOCAL synchronous_commit = on")
 	must(tb, err)
 	done := make(chan error, 1)
@@ -115,9 +108,7 @@ func TestHorizonWaitsForOlderTransactions(t *testing.T) {
 	younger := begin(t, d)
 	_, err = younger.Exec(t.Context(), "SELECT pg_current_xact_id()")
 	must(t, err)
-	if ok, err := s.VisibleBelow(t.Context(), xid); err != nil || ok {
-		t.Errorf("visible with an older transaction open: %v, %v", ok, err)
-	}
+	is(t, false)(s.VisibleBelow(t.Context(), xid))
 	must(t, older.Commit(t.Context()))
 	// Other tests' transactions on this server must end as well; filling a history of a million rows takes a while.
 	testenv.Eventually(t, 5*time.Minute, func() error {
@@ -140,23 +131,15 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 	t.Cleanup(release)
 	_, xid, err := s.Horizon(ctx)
 	must(t, err)
-	if ok, err := s.VisibleBelow(ctx, xid); err != nil || ok {
-		t.Errorf("VisibleBelow: %v, %v", ok, err)
-	}
+	is(t, false)(s.VisibleBelow(ctx, xid))
 	o := succeed(t, s)
-	m, err := s.Marker(ctx)
-	must(t, err)
-	defer m.Close()
-	pass, err := s.BeginPass(ctx, o)
-	must(t, err)
-	look, err := m.Look(ctx, outbox.Settled{}, math.MaxInt64)
-	must(t, err)
+	m := newMarker(t, s)
+	pass := beginPass(t, s, o)
+	look, _ := lookAt(t, m, outbox.Settled{}, math.MaxInt64)
 	if pass.Holds(row.XID, row.Seq) || look.Holds(row.XID, row.Seq) || len(look.Owed) != 0 {
 		t.Errorf("while it is held: the pass has %s, the look %+v", pass.Snapshot, look)
 	}
-	if ok, err := s.Park(ctx, o, row, "too_large", "why", 3); err != nil || ok {
-		t.Errorf("parked while it is held: %v, %v", ok, err)
-	}
+	is(t, false)(s.Park(ctx, o, row, "too_large", "why", 3))
 	must(t, s.SettleAll(ctx, o, pass))
 	release()
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -165,18 +148,12 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 		}
 		return nil
 	})
-	if n := backlog(t, s, d); n != 1 {
-		t.Errorf("%d rows are owed afterwards", n)
-	}
+	wantOwed(t, s, d, 1)
 	look, err = m.Look(ctx, pass.Settled, math.MaxInt64)
 	must(t, err)
 	if len(look.Owed) != 1 || !slices.Equal(look.Owed[0].Seqs, []int64{row.Seq}) || !look.Holds(row.XID, row.Seq) {
 		t.Errorf("afterwards the look has %+v", look)
 	}
-	if ok, err := s.Park(ctx, o, row, "too_large", "why", 3); err != nil || !ok {
-		t.Errorf("parked afterwards: %v, %v", ok, err)
-	}
-	if n := backlog(t, s, d); n != 0 {
-		t.Errorf("%d rows are owed at last", n)
-	}
+	is(t, true)(s.Park(ctx, o, row, "too_large", "why", 3))
+	wantOwed(t, s, d, 0)
 }

@@ -109,7 +109,7 @@ var mutations = []mutation{
 	{
 		safeguard: "the configured durability is awaited", about: "it is not",
 		file: "sink/durability.go",
-		old: `	if s.durable.none() {
+		old: `	if s.o.Durability.none() {
 		return s.verdicts(`,
 		replacement: `	if true {
 		return s.verdicts(`, pkg: "./sink", test: "TestWaitWithoutEnoughReplicas",

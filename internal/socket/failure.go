@@ -39,11 +39,16 @@ func Failure(err error) string {
 		return "refuses the connection"
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
 		return "does not answer in time"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
-		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+	case Lost(err):
 		return "closes the connection"
 	case errors.As(err, &system):
 		return "cannot be reached: " + system.Err.Error()
 	}
 	return ""
+}
+
+// Lost reports whether an established connection has ended.
+func Lost(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNABORTED)
 }

@@ -20,20 +20,18 @@ const adoptions = 50
 // Adopt implements stream.Sink. If batches of an earlier owner are faster than the adoption, it first fences that owner
 // with a message of the owner's subject.
 func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
-	c, err := s.open(ctx)
-	if err != nil {
+	return s.on(ctx, "adopt", stream, func(c *conn) (err error) {
+		for range adoptions {
+			var done bool
+			if done, err = s.adopt(ctx, c, stream, o, intact); done || err != nil && !conflict(err) {
+				return err
+			}
+			if ended := pause.For(ctx, backoff); ended != nil {
+				return ended
+			}
+		}
 		return err
-	}
-	for range adoptions {
-		var done bool
-		if done, err = s.adopt(ctx, c, stream, o, intact); done || err != nil && !conflict(err) {
-			break
-		}
-		if ended := pause.For(ctx, backoff); ended != nil {
-			return s.failed(c, "adopt", stream, ended)
-		}
-	}
-	return s.failed(c, "adopt", stream, err)
+	})
 }
 
 // adopt makes one attempt.
@@ -155,27 +153,25 @@ func (c *conn) owned(ctx context.Context, stream string, o outbox.Owner) (g *gat
 func (s *Sink) rewrite(ctx context.Context, step, stream string, o outbox.Owner,
 	change func(g *gate, p *ownerPost) (before []*nats.Msg, any bool),
 ) error {
-	c, err := s.open(ctx)
-	if err != nil {
-		return err
-	}
-	for range conflicts {
-		var g *gate
-		if g, err = c.owned(ctx, stream, o); err != nil {
-			break
+	return s.on(ctx, step, stream, func(c *conn) (err error) {
+		for range conflicts {
+			g, err := c.owned(ctx, stream, o)
+			if err != nil {
+				return err
+			}
+			p := *g.owner
+			p.Doubt, p.Recalls = p.spans(g.at), 0
+			before, changed := change(g, &p)
+			if !changed {
+				return nil
+			}
+			_, err = c.write(ctx, rand.Text(), append(before, expecting(g.subject(ownerLane), g.at, p)))
+			if !conflict(err) {
+				return err
+			}
 		}
-		p := *g.owner
-		p.Doubt, p.Recalls = p.spans(g.at), 0
-		before, changed := change(g, &p)
-		if !changed {
-			return nil
-		}
-		_, err = c.write(ctx, rand.Text(), append(before, expecting(g.subject(ownerLane), g.at, p)))
-		if !conflict(err) {
-			break
-		}
-	}
-	return s.failed(c, step, stream, err)
+		return errors.New("the owner's message changes all the time")
+	})
 }
 
 // ForgetDoubt implements stream.Sink.

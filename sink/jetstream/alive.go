@@ -16,29 +16,19 @@ const SignStream = "POSTHASTE--ALIVE"
 
 const signSubject = "posthaste-alive."
 
-// sign is the message of a leader. Its text changes with every sign.
-type sign struct {
-	ID     string `json:"id"`
-	Server string `json:"server"`
-	Holder string `json:"holder"`
-	Text   string `json:"text"`
-}
-
 // Alive implements stream.Sink.
 func (s *Sink) Alive(ctx context.Context, source uuid.UUID, m outbox.Member, before *outbox.Sign) (
-	*outbox.Sign, error,
+	other *outbox.Sign, err error,
 ) {
-	c, err := s.open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for range conflicts {
-		var other *outbox.Sign
-		if other, err = s.alive(ctx, c, signSubject+source.String(), m, before); !conflict(err) {
-			return other, s.failed(c, "sign in", SignStream, err)
+	err = s.on(ctx, "sign in", SignStream, func(c *conn) (err error) {
+		for range conflicts {
+			if other, err = s.alive(ctx, c, signSubject+source.String(), m, before); !conflict(err) {
+				break
+			}
 		}
-	}
-	return nil, s.failed(c, "sign in", SignStream, err)
+		return err
+	})
+	return other, err
 }
 
 func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Member, before *outbox.Sign) (
@@ -54,7 +44,7 @@ func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Memb
 	if err != nil {
 		return nil, err
 	}
-	var theirs sign
+	var theirs outbox.Sign
 	seq := uint64(0)
 	if last != nil {
 		seq = last.Seq
@@ -63,21 +53,18 @@ func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Memb
 		}
 	}
 	if last == nil || theirs.ID == m.ID || theirs.Server == m.Server {
-		mine := sign{ID: m.ID, Server: m.Server, Holder: m.Holder, Text: uuid.NewString()}
-		return nil, c.sign(ctx, subject, seq, mine, outbox.SignLasts)
+		return nil, c.sign(ctx, subject, seq, outbox.Sign{Member: m, Text: uuid.NewString()}, outbox.SignLasts)
 	}
 	if before != nil && before.Text != theirs.Text {
 		if err := c.sign(ctx, subject, seq, theirs, outbox.TwinLasts); err != nil {
 			return nil, err
 		}
 	}
-	return &outbox.Sign{
-		Member: outbox.Member{ID: theirs.ID, Server: theirs.Server, Holder: theirs.Holder}, Text: theirs.Text,
-	}, nil
+	return &theirs, nil
 }
 
 // sign writes a sign that replaces the one at seq.
-func (c *conn) sign(ctx context.Context, subject string, seq uint64, body sign, lasts time.Duration) error {
+func (c *conn) sign(ctx context.Context, subject string, seq uint64, body outbox.Sign, lasts time.Duration) error {
 	m := expecting(subject, seq, body)
 	m.Header.Set(js.MsgTTLHeader, lasts.String())
 	_, err := c.commit(ctx, m)

@@ -13,7 +13,7 @@ import (
 
 // Check implements stream.Sink.
 func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
-	return s.each(ctx, "check", streams, func(c *conn, stream string) error { return s.check(ctx, c, o, stream) })
+	return s.each(ctx, "check", streams, func(c *conn, i int) error { return s.check(ctx, c, o, streams[i]) })
 }
 
 func (s *Sink) check(ctx context.Context, c *conn, o outbox.Owner, stream string) error {
@@ -53,13 +53,13 @@ func byStream(marks []outbox.Mark) (streams []string, of map[string][]outbox.Mar
 // Confirm only verifies these, as far as a client can.
 func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	streams, of := byStream(marks)
-	return s.each(ctx, "confirm", streams, func(c *conn, stream string) error {
-		g, err := c.owned(ctx, stream, o)
+	return s.each(ctx, "confirm", streams, func(c *conn, i int) error {
+		g, err := c.owned(ctx, streams[i], o)
 		if err != nil {
 			return err
 		}
-		for _, m := range of[stream] {
-			at, err := c.laneOf(ctx, g.name, g.subject(laneName(m.Lane.Part)))
+		for _, m := range of[g.stream] {
+			at, err := c.laneOf(ctx, g.name, g.subject(m.Lane.Name()))
 			if err != nil {
 				return err
 			}
@@ -67,7 +67,7 @@ func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark)
 			case at.seq == 0 || at.holder != g.owner.holder:
 				return outbox.ErrGap
 			case at.Claim > m.Lane.Claim || at.Claim == m.Lane.Claim && at.ClaimNonce != m.Lane.Nonce.String():
-				return &outbox.FencedError{Stream: stream, Epoch: o.Epoch}
+				return &outbox.FencedError{Stream: g.stream, Epoch: o.Epoch}
 			case at.Claim < m.Lane.Claim || at.Number < m.Number:
 				return outbox.ErrGap
 			}
@@ -111,57 +111,41 @@ func (s *Sink) durable(g *gate) error {
 // Settled implements stream.Sink.
 func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	streams, of := byStream(marks)
-	return s.each(ctx, "settle", streams, func(c *conn, stream string) error {
-		g, err := c.owned(ctx, stream, o)
-		if err != nil {
-			return err
-		}
-		for len(of[stream]) > 0 {
-			part := of[stream][0].Lane.Part
-			var lane []outbox.Mark
-			of[stream] = slices.DeleteFunc(of[stream], func(m outbox.Mark) bool {
-				if m.Lane.Part == part {
-					lane = append(lane, m)
-				}
-				return m.Lane.Part == part
-			})
-			if err := c.settle(ctx, g, laneName(part), lane); err != nil {
-				return err
+	return s.each(ctx, "settle", streams, func(c *conn, i int) error {
+		g, err := c.owned(ctx, streams[i], o)
+		for _, m := range of[streams[i]] {
+			if err == nil {
+				err = c.settle(ctx, g, m)
 			}
 		}
-		return nil
+		return err
 	})
 }
 
-// settle reports settled batches of one lane.
-func (c *conn) settle(ctx context.Context, g *gate, lane string, marks []outbox.Mark) error {
+// settle reports that batches of one lane are settled.
+func (c *conn) settle(ctx context.Context, g *gate, m outbox.Mark) error {
+	subject := g.subject(m.Lane.Name())
 	for range conflicts {
-		at, err := c.laneOf(ctx, g.name, g.subject(lane))
+		at, err := c.laneOf(ctx, g.name, subject)
 		if err != nil || at.seq == 0 || at.holder != g.owner.holder {
 			return err
 		}
-		p, changed := at.copied(), false
-		for _, m := range marks {
-			switch {
-			case p.Claim == m.Lane.Claim && p.ClaimNonce == m.Lane.Nonce.String():
-				if n := min(m.Number, p.Number); n > p.Settled {
-					p.Settled, changed = n, true
-				}
-			case p.Claim > m.Lane.Claim:
-				n := len(p.Inherited)
-				p.Inherited = slices.DeleteFunc(slices.Clone(p.Inherited), func(b inherited) bool {
-					return b.Claim == m.Lane.Claim && b.Number <= m.Number
-				})
-				changed = changed || len(p.Inherited) != n
-			}
+		p, n := at.copied(), len(at.Inherited)
+		switch {
+		case p.Claim == m.Lane.Claim && p.ClaimNonce == m.Lane.Nonce.String():
+			p.Settled = max(p.Settled, min(m.Number, p.Number))
+		case p.Claim > m.Lane.Claim:
+			p.Inherited = slices.DeleteFunc(p.Inherited, func(b inherited) bool {
+				return b.Claim == m.Lane.Claim && b.Number <= m.Number
+			})
 		}
-		if !changed {
+		if p.Settled == at.Settled && len(p.Inherited) == n {
 			return nil
 		}
 		if p.Settled == p.Number {
 			p.Since = at.seq
 		}
-		if _, err = c.commit(ctx, expecting(g.subject(lane), at.seq, p)); !conflict(err) {
+		if _, err = c.commit(ctx, expecting(subject, at.seq, p)); !conflict(err) {
 			return err
 		}
 		_ = pause.For(ctx, backoff)

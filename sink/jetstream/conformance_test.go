@@ -2,9 +2,11 @@ package jetstream_test
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,8 +15,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
-	js "github.com/nats-io/nats.go/jetstream"
 
+	"posthaste/internal/local/natslog"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/relay/stream"
@@ -69,7 +71,7 @@ var errLost = errors.New("lost by the test")
 type fixture struct {
 	testing.TB
 	server *server
-	nc     *nats.Conn
+	nc     *natslog.Log
 	faults
 }
 
@@ -169,27 +171,15 @@ func (f *fixture) arrive() {
 	f.Logf("a late batch: %s", reply.Data)
 }
 
-// call makes a request of the API.
-func (f *fixture) call(subject string, body, out any) {
+// call makes a request of the API, also after the test.
+func (f *fixture) call(subject string, body map[string]any, out any) {
 	f.Helper()
-	var data []byte
-	if body != nil {
-		var err error
-		data, err = json.Marshal(body)
-		f.must(err)
+	if body == nil {
+		body = map[string]any{}
 	}
-	reply, err := f.nc.Request("$JS.API."+subject, data, 5*time.Second)
-	f.must(err)
-	var refused struct {
-		Error *js.APIError `json:"error"`
-	}
-	f.must(json.Unmarshal(reply.Data, &refused))
-	if refused.Error != nil {
-		f.Fatalf("%s: %v", subject, refused.Error)
-	}
-	if out != nil {
-		f.must(json.Unmarshal(reply.Data, out))
-	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.Context()), 10*time.Second)
+	defer cancel()
+	f.must(f.nc.Ask(ctx, subject, body, out))
 }
 
 type info struct {
@@ -226,10 +216,8 @@ func (f *fixture) each(name string, visit func(m *nats.RawStreamMsg)) {
 	if !ok {
 		return
 	}
-	js, err := f.nc.JetStream()
-	f.must(err)
 	for seq := max(i.State.First, 1); seq <= i.State.Last; seq++ {
-		m, err := js.GetMsg(jetstream.StreamName(name), seq, nats.DirectGet())
+		m, err := f.nc.JS.GetMsg(jetstream.StreamName(name), seq, nats.DirectGet())
 		if errors.Is(err, nats.ErrMsgNotFound) {
 			continue
 		}
@@ -265,13 +253,19 @@ func (f *fixture) purge(name, subject string) {
 	f.call("STREAM.PURGE."+jetstream.StreamName(name), map[string]any{"filter": subject}, nil)
 }
 
+// create makes a JetStream stream with the subjects of an outbox's, as another program does.
+func (f *fixture) create(name string, settings map[string]any) {
+	f.Helper()
+	body := map[string]any{
+		"name": jetstream.StreamName(name), "subjects": []string{jetstream.EventsFilter(name)},
+	}
+	maps.Copy(body, settings)
+	f.call("STREAM.CREATE."+jetstream.StreamName(name), body, nil)
+}
+
 func (f *fixture) update(name string, change map[string]any) {
 	f.Helper()
-	i, _ := f.info(name)
-	for k, v := range change {
-		i.Config[k] = v
-	}
-	f.call("STREAM.UPDATE."+jetstream.StreamName(name), i.Config, nil)
+	f.must(f.nc.Set(f.Context(), name, change))
 }
 
 func (f *fixture) target() sinktest.Target {
@@ -325,9 +319,7 @@ func (f *fixture) target() sinktest.Target {
 			}
 		},
 		Read: func(name, group string, n int) {
-			js, err := f.nc.JetStream()
-			f.must(err)
-			sub, err := js.PullSubscribe(jetstream.EventsFilter(name), jetstream.ConsumerName(group),
+			sub, err := f.nc.JS.PullSubscribe(jetstream.EventsFilter(name), jetstream.ConsumerName(group),
 				nats.Bind(jetstream.StreamName(name), jetstream.ConsumerName(group)))
 			f.must(err)
 			for n > 0 {
@@ -339,5 +331,26 @@ func (f *fixture) target() sinktest.Target {
 				n -= len(list)
 			}
 		},
+	}
+}
+
+const order = "outbox.order"
+
+var (
+	source     = uuid.New()
+	makeEvents = sinktest.Events
+	streamLane = sinktest.StreamLane
+	ids        = sinktest.IDs
+)
+
+func (f *fixture) owner(epoch int64) outbox.Owner {
+	return outbox.Owner{Source: source, Epoch: epoch, Nonce: sinktest.Nonce()}
+}
+
+// again publishes events of which some are in doubt, and checks how many.
+func (f *fixture) again(l outbox.LanePublisher, suppressed int, events ...*outbox.Record) {
+	f.Helper()
+	if r := f.publish(l, events...); r.Suppressed != suppressed {
+		f.Errorf("%d suppressed, want %d", r.Suppressed, suppressed)
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -59,20 +62,18 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 	return c, nil
 }
 
-// within bounds ctx by the connection, by callTimeout, and by a denial of subject.
-func (c *conn) within(ctx context.Context, subject string) (context.Context, func()) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+// bounded makes a request on subject. It ends with ctx, with the connection, after callTimeout, and when the server
+// denies it.
+func (c *conn) bounded(ctx context.Context, subject string, request func(ctx context.Context) error) error {
+	bounded, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	stop := context.AfterFunc(c.ended, cancel)
-	ctx, end := c.waits(ctx, subject)
-	return ctx, func() {
-		end()
-		stop()
-		cancel()
-	}
-}
-
-// why returns the reason of an error of a call that was bounded by within.
-func (c *conn) why(ctx, bounded context.Context, err error) error {
+	defer stop()
+	bounded, end := c.waits(bounded, subject)
+	defer end()
+	failpoint.Before(subject)
+	err := request(bounded)
+	failpoint.After(subject)
 	var denied *DeniedError
 	switch {
 	case err == nil:
@@ -84,13 +85,12 @@ func (c *conn) why(ctx, bounded context.Context, err error) error {
 	return err
 }
 
-func (c *conn) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	bounded, end := c.within(ctx, m.Subject)
-	defer end()
-	failpoint.Before(m.Subject)
-	reply, err := c.nc.RequestMsgWithContext(bounded, m)
-	failpoint.After(m.Subject)
-	return reply, c.why(ctx, bounded, err)
+func (c *conn) request(ctx context.Context, m *nats.Msg) (reply *nats.Msg, err error) {
+	err = c.bounded(ctx, m.Subject, func(ctx context.Context) (err error) {
+		reply, err = c.nc.RequestMsgWithContext(ctx, m)
+		return err
+	})
+	return reply, err
 }
 
 // unanswered adds the remedy to the error of a request that had no answer in time, or that no leader could take.
@@ -197,4 +197,38 @@ func (s *Sink) Release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.bound = ""
+}
+
+// ParseURL returns the options in addresses of servers, which are separated by commas. Their parameters name files with
+// credentials, creds=FILE, or with a seed, nkey=FILE, and the domain of JetStream, domain=NAME.
+func ParseURL(addresses string) (o Options, err error) {
+	var list []string
+	for _, address := range strings.Split(addresses, ",") {
+		u, err := url.Parse(strings.TrimSpace(address))
+		if err != nil || !slices.Contains([]string{"nats", "tls"}, u.Scheme) || u.Host == "" {
+			return o, errors.New("an address is nats://host:port or tls://host:port")
+		}
+		for name, values := range u.Query() {
+			switch name {
+			case "creds":
+				o.Connection = append(o.Connection, nats.UserCredentials(values[0]))
+			case "nkey":
+				option, err := nats.NkeyOptionFromSeed(values[0])
+				if err != nil {
+					return o, fmt.Errorf("the seed of nkey: %w", err)
+				}
+				o.Connection = append(o.Connection, option)
+			case "domain":
+				if o.Domain = values[0]; o.Domain == "" || strings.ContainsAny(o.Domain, ".*> \t") {
+					return o, errors.New("a domain is one token of a subject")
+				}
+			default:
+				return o, fmt.Errorf("parameters of an address are creds, nkey and domain, not %s", name)
+			}
+		}
+		u.RawQuery = ""
+		list = append(list, u.String())
+	}
+	o.URL = strings.Join(list, ",")
+	return o, nil
 }

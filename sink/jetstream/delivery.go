@@ -153,7 +153,7 @@ func (d *delivery) attempt(ctx context.Context, c *conn) (progress bool, err err
 			return true, d.complete(ctx, c, l.post, l.seq, "")
 		}
 	}
-	changed, err := l.mem.doubt.load(ctx, c, l.name, l.root, p, at)
+	changed, err := l.mem.doubt.load(ctx, c, l.name, l.root, p.holder, p.spans(at))
 	if err == nil && (changed || b == nil) {
 		b, err = d.stage(ctx, c) // another one that was staged ends on its own
 	}
@@ -233,7 +233,7 @@ func (d *delivery) cut(c *conn) (*batch, error) {
 	bytes := 0
 	for ; b.end < len(d.events) && b.end-b.begin < d.most && !d.skipped[b.end]; b.end++ {
 		e := d.events[b.end]
-		entry, known := l.inherited[e.ID]
+		entry, known := l.inherited.has(e.ID)
 		if !known {
 			entry, known = l.mem.doubt.has(e.ID)
 		}
@@ -274,11 +274,7 @@ func (d *delivery) complete(ctx context.Context, c *conn, p lanePost, seq uint64
 	}
 	l.mem.published(l.holder, l.lane, p.Let, seq, last)
 	l.mem.doubt.use(p.Repeated)
-	for i := 0; i+16 <= len(p.Repeated); i += 16 {
-		id := [16]byte(p.Repeated[i : i+16])
-		l.used[id] = ""
-		delete(l.inherited, id)
-	}
+	l.inherited.use(p.Repeated)
 	_, newest := l.mem.newest()
 	d.last = later(d.last, later(last, newest))
 	n := len(p.Repeated) / 16

@@ -38,7 +38,8 @@ func (c *conn) consumers(ctx context.Context, name string) (list []js.ConsumerIn
 func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (map[string][]string, error) {
 	var mu sync.Mutex
 	all := map[string][]string{}
-	err := s.each(ctx, "list the groups of", streams, func(c *conn, stream string) error {
+	err := s.each(ctx, "list the groups of", streams, func(c *conn, i int) error {
+		stream := streams[i]
 		if err := s.check(ctx, c, o, stream); err != nil {
 			if metrics.Permanent(err) { // Check reports it as well
 				err = nil
@@ -62,11 +63,10 @@ func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (ma
 
 // Regroup implements stream.Sink.
 func (s *Sink) Regroup(ctx context.Context, stream string, groups []string) error {
-	c, err := s.open(ctx)
-	if err != nil || len(groups) == 0 {
-		return err
+	if len(groups) == 0 {
+		return nil
 	}
-	return s.failed(c, "make the groups of", stream, s.regroup(ctx, c, stream, groups))
+	return s.on(ctx, "make the groups of", stream, func(c *conn) error { return s.regroup(ctx, c, stream, groups) })
 }
 
 func (s *Sink) regroup(ctx context.Context, c *conn, stream string, groups []string) error {
@@ -100,18 +100,17 @@ func (s *Sink) regroup(ctx context.Context, c *conn, stream string, groups []str
 
 // Follow implements stream.Sink.
 func (s *Sink) Follow(ctx context.Context, stream string, others []string) error {
-	c, err := s.open(ctx)
-	if err != nil {
-		return err
-	}
 	var groups []string
 	for _, other := range others {
-		list, err := c.consumers(ctx, StreamName(other))
+		err := s.on(ctx, "list the groups of", other, func(c *conn) error {
+			list, err := c.consumers(ctx, StreamName(other))
+			for _, i := range list {
+				groups = append(groups, GroupName(i.Name))
+			}
+			return err
+		})
 		if err != nil {
-			return s.failed(c, "list the groups of", other, err)
-		}
-		for _, i := range list {
-			groups = append(groups, GroupName(i.Name))
+			return err
 		}
 	}
 	return s.Regroup(ctx, stream, groups)
@@ -155,34 +154,36 @@ func (s *Sink) observe(ctx context.Context, step string, streams []string, oldes
 		return nil, err
 	}
 	all := make([]observation, len(streams))
-	at := map[string]*observation{}
-	for i, stream := range streams {
-		at[stream] = &all[i]
-	}
-	err := s.each(ctx, step, streams, func(c *conn, stream string) error {
-		o, name := at[stream], StreamName(stream)
-		info, err := c.info(ctx, name)
-		if hasCode(err, js.JSErrCodeStreamNotFound) {
-			return nil
-		}
-		if o.err = err; err == nil {
-			o.info = info
-			o.groups, o.err = c.consumers(ctx, name)
-		}
-		for _, g := range o.groups {
-			var age time.Duration
-			if oldest && g.NumAckPending > 0 && o.err == nil {
-				var m *message
-				req := getRequest{Seq: g.AckFloor.Stream + 1, NextFor: EventsFilter(stream)}
-				if m, o.err = c.getAny(ctx, name, req); m != nil {
-					age = max(o.info.TimeStamp.Sub(m.Time), 0)
-				}
-			}
-			o.oldest = append(o.oldest, age)
-		}
-		return o.err
+	err := s.each(ctx, step, streams, func(c *conn, i int) error {
+		all[i] = c.observe(ctx, streams[i], oldest)
+		return all[i].err
 	})
 	return all, err
+}
+
+func (c *conn) observe(ctx context.Context, stream string, oldest bool) (o observation) {
+	name := StreamName(stream)
+	info, err := c.info(ctx, name)
+	if hasCode(err, js.JSErrCodeStreamNotFound) {
+		return o
+	}
+	if err != nil {
+		return observation{err: err}
+	}
+	o.info = info
+	o.groups, o.err = c.consumers(ctx, name)
+	for _, g := range o.groups {
+		var age time.Duration
+		if oldest && g.NumAckPending > 0 && o.err == nil {
+			var m *message
+			req := getRequest{Seq: g.AckFloor.Stream + 1, NextFor: EventsFilter(stream)}
+			if m, o.err = c.getAny(ctx, name, req); m != nil {
+				age = max(info.TimeStamp.Sub(m.Time), 0)
+			}
+		}
+		o.oldest = append(o.oldest, age)
+	}
+	return o
 }
 
 // Observe reads the state of streams and their groups into the metrics.

@@ -6,16 +6,14 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/outbox"
 )
 
-// lane implements outbox.LanePublisher. One goroutine uses it, except for Settled.
+// lane implements outbox.LanePublisher.
 type lane struct {
 	sink   *Sink
 	stream string
@@ -28,10 +26,10 @@ type lane struct {
 	// root is the gate's subject, events what the subjects of the events begin with.
 	root, events string
 	// last is the number of the last completed batch.
-	last    int64
-	settled atomic.Int64
-	// earlier is a claim that the session had before, with settled batches up to known.
-	earlier, known int64
+	last int64
+	// settled is the newest settled batch; earlier is a claim that the session had before, with settled batches up to
+	// known.
+	settled, earlier, known int64
 
 	// post is what the gate has of the lane, at seq; seq is 0 if that is unknown.
 	post lanePost
@@ -42,9 +40,8 @@ type lane struct {
 	tailSeq uint64
 	// gates are the messages of the batches that are not settled.
 	gates []numbered
-	// inherited are the events in doubt of the lane's earlier claims, used those that were suppressed.
-	inherited, used map[uuid.UUID]string
-	loaded          []inherited
+	// inherited are the events in doubt of the lane's earlier claims.
+	inherited doubt
 }
 
 // numbered is the message of a batch.
@@ -56,20 +53,13 @@ type numbered struct {
 // Lane implements stream.Sink.
 func (s *Sink) Lane(stream string, o outbox.Owner, l outbox.Lane) outbox.LanePublisher {
 	return &lane{
-		sink: s, stream: stream, name: StreamName(stream), lane: laneName(l.Part), owner: o, holder: holderOf(o), of: l,
-		mem: s.memory(stream), events: subjectOf(stream) + ".", used: map[uuid.UUID]string{},
+		sink: s, stream: stream, name: StreamName(stream), lane: l.Name(), owner: o, holder: holderOf(o), of: l,
+		mem: s.memory(stream), events: subjectOf(stream) + ".",
 	}
 }
 
 // Settled implements outbox.LanePublisher.
-func (l *lane) Settled(number int64) {
-	for {
-		old := l.settled.Load()
-		if number <= old || l.settled.CompareAndSwap(old, number) {
-			return
-		}
-	}
-}
+func (l *lane) Settled(number int64) { l.settled = max(l.settled, number) }
 
 // Follows implements outbox.LanePublisher.
 func (l *lane) Follows(claim, number int64) { l.earlier, l.known = claim, number }
@@ -181,7 +171,8 @@ func (l *lane) resolve(ctx context.Context, c *conn, tries map[string]int) (done
 		p = at.lanePost
 	}
 	l.post, l.seq = p, at.seq
-	return done, l.loadInherited(ctx, c)
+	_, err = l.inherited.load(ctx, c, l.name, l.root, l.holder, spansOf(p.Inherited))
+	return done, err
 }
 
 // inherit returns what a new claim begins with: the unsettled batches of the earlier one are in doubt.
@@ -210,28 +201,6 @@ func (l *lane) inherit(ctx context.Context, c *conn, at laneAt) (laneAt, error) 
 	return at, nil
 }
 
-// loadInherited reads the events that the lane has inherited, unless they are known.
-func (l *lane) loadInherited(ctx context.Context, c *conn) error {
-	if slices.Equal(l.loaded, l.post.Inherited) {
-		return nil
-	}
-	ids := map[uuid.UUID]string{}
-	var spans []span
-	for _, batch := range l.post.Inherited {
-		spans = append(spans, batch.span)
-	}
-	err := c.ids(ctx, l.name, l.root, join(spans), func(id uuid.UUID, entry string) {
-		if _, used := l.used[id]; !used {
-			ids[id] = later(ids[id], entry)
-		}
-	})
-	if err != nil {
-		return err
-	}
-	l.inherited, l.loaded = ids, l.post.Inherited
-	return nil
-}
-
 // next returns the lane's message for a batch.
 func (l *lane) next(b *batch) *nats.Msg {
 	p := l.post
@@ -240,7 +209,7 @@ func (l *lane) next(b *batch) *nats.Msg {
 	p.Let += int64(len(b.messages))
 	_, last := l.mem.newest()
 	p.Last, p.Prev = max(p.Last, seqOf(last)), 0
-	p.Settled = max(p.Settled, min(l.settled.Load(), l.last))
+	p.Settled = max(p.Settled, min(l.settled, l.last))
 	for len(l.gates) > 0 && l.gates[0].number <= p.Settled {
 		p.Since, l.gates = max(p.Since, l.gates[0].seq), l.gates[1:]
 	}

@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -19,9 +18,8 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 	[]outbox.StreamState, error,
 ) {
 	states := make([]outbox.StreamState, len(streams))
-	err := s.each(ctx, "look at", streams, func(c *conn, stream string) error {
-		st, err := s.look(ctx, c, source, stream, noted[stream])
-		states[slices.Index(streams, stream)] = st
+	err := s.each(ctx, "look at", streams, func(c *conn, i int) (err error) {
+		states[i], err = s.look(ctx, c, source, streams[i], noted[streams[i]])
 		return err
 	})
 	if err != nil {

@@ -133,9 +133,7 @@ func TestScanOfNothing(t *testing.T) {
 	if tail, err := s.Tail(t.Context(), order, ""); err != nil || len(tail) > 0 {
 		t.Errorf("a stream that does not exist has %v, %v", tail, err)
 	}
-	f.call("STREAM.CREATE."+jetstream.StreamName(order), map[string]any{
-		"name": jetstream.StreamName(order), "subjects": []string{jetstream.EventsFilter(order)},
-	}, nil)
+	f.create(order, nil)
 	if tail, err := s.Tail(t.Context(), order, ""); err == nil {
 		t.Errorf("a stream without allow_direct has %v", tail)
 	}

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/google/uuid"
@@ -89,12 +90,14 @@ func later(a, b string) string {
 	return a
 }
 
-// doubt has the events that earlier owners left unsettled, as an owner's message lists them, except for those that this
-// process has already suppressed. An event in doubt is in the stream, so suppressing it twice loses nothing.
+// doubt has events that are in the stream, and whose rows may not be settled, as messages of the gate list them: those
+// that earlier owners left, or those that a lane has inherited. Events that this process has already suppressed are not
+// among them. Suppressing an event twice loses nothing.
 type doubt struct {
 	mu     sync.Mutex
 	holder holder
-	at     uint64
+	spans  []span
+	read   bool // ids has what spans list
 	ids    map[uuid.UUID]string
 	used   map[uuid.UUID]bool
 }
@@ -103,28 +106,28 @@ type doubt struct {
 func (d *doubt) known(h holder) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.holder == h && d.at > 0
+	return d.holder == h && d.read
 }
 
-// load reads the doubt of the owner's message p, which is at seq, unless it is known.
-func (d *doubt) load(ctx context.Context, c *conn, name, root string, p *ownerPost, seq uint64) (bool, error) {
+// load reads the events of spans under an owner, unless they are known.
+func (d *doubt) load(ctx context.Context, c *conn, name, root string, h holder, spans []span) (
+	changed bool, err error,
+) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.holder == p.holder && d.at == seq {
+	if d.holder == h && d.read && slices.Equal(d.spans, spans) {
 		return false, nil
 	}
-	if d.holder != p.holder {
+	if d.holder != h {
 		d.used = map[uuid.UUID]bool{}
 	}
-	d.at, d.holder, d.ids = 0, p.holder, map[uuid.UUID]string{}
-	err := c.ids(ctx, name, root, p.spans(seq), func(id uuid.UUID, entry string) {
+	d.read, d.holder, d.spans, d.ids = false, h, spans, map[uuid.UUID]string{}
+	err = c.ids(ctx, name, root, spans, func(id uuid.UUID, entry string) {
 		if !d.used[id] {
 			d.ids[id] = later(d.ids[id], entry)
 		}
 	})
-	if err == nil {
-		d.at = seq
-	}
+	d.read = err == nil
 	return true, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/url"
 	"strings"
 
 	"posthaste/outbox"
@@ -41,17 +42,11 @@ func ConsumerName(group string) string { return escape(group, '=') }
 
 // GroupName returns the group of a durable consumer.
 func GroupName(consumer string) string {
-	var b strings.Builder
-	for i := 0; i < len(consumer); i++ {
-		if c, err := hex.DecodeString(consumer[min(i+1, len(consumer)):min(i+3, len(consumer))]); consumer[i] == '=' &&
-			err == nil && len(c) == 1 {
-			b.Write(c)
-			i += 2
-			continue
-		}
-		b.WriteByte(consumer[i])
+	group, err := url.PathUnescape(strings.ReplaceAll(consumer, "=", "%"))
+	if err != nil || strings.Contains(consumer, "%") { // posthaste has not made it
+		return consumer
 	}
-	return b.String()
+	return group
 }
 
 // EventSubject returns the subject of the events of an aggregate: that of the stream and one token. The token of an
@@ -137,9 +132,9 @@ func newGate(stream string) string {
 
 // lanes are the names of all lanes, and ownerLane is the subject of the owner.
 var lanes = func() []string {
-	list := []string{laneName(outbox.StreamLane), laneName(outbox.RestoreLane)}
+	list := []string{outbox.Lane{Part: outbox.StreamLane}.Name(), outbox.Lane{Part: outbox.RestoreLane}.Name()}
 	for part := range outbox.Partitions {
-		list = append(list, laneName(part))
+		list = append(list, outbox.Lane{Part: part}.Name())
 	}
 	return list
 }()
@@ -148,13 +143,3 @@ const (
 	ownerLane  = "owner"
 	recallLane = "recalled"
 )
-
-func laneName(part int) string {
-	switch part {
-	case outbox.StreamLane:
-		return "s"
-	case outbox.RestoreLane:
-		return "r"
-	}
-	return fmt.Sprint(part)
-}

@@ -12,16 +12,16 @@ import (
 	"github.com/nats-io/nats.go"
 	js "github.com/nats-io/nats.go/jetstream"
 
-	"posthaste/internal/failpoint"
 	"posthaste/internal/pause"
 )
 
-// message is a stored message.
+// message is a stored message, as the API encodes it, and with its headers decoded.
 type message struct {
 	Subject string
 	Seq     uint64
 	Time    time.Time
-	Header  nats.Header
+	Hdrs    []byte
+	Header  nats.Header `json:"-"`
 	Data    []byte
 }
 
@@ -47,15 +47,7 @@ type getRequest struct {
 
 // get reads one message from the leader of the stream; nil if it does not exist. A follower may be behind.
 func (c *conn) get(ctx context.Context, name string, req getRequest) (*message, error) {
-	var reply struct {
-		Message struct {
-			Subject string    `json:"subject"`
-			Seq     uint64    `json:"seq"`
-			Time    time.Time `json:"time"`
-			Header  []byte    `json:"hdrs"`
-			Data    []byte    `json:"data"`
-		} `json:"message"`
-	}
+	var reply struct{ Message message }
 	err := c.call(ctx, "STREAM.MSG.GET."+name, req, &reply)
 	if hasCode(err, js.JSErrCodeMessageNotFound) {
 		return nil, nil //nolint:nilnil // there is none
@@ -63,10 +55,9 @@ func (c *conn) get(ctx context.Context, name string, req getRequest) (*message, 
 	if err != nil {
 		return nil, err
 	}
-	r := reply.Message
-	m := &message{Subject: r.Subject, Seq: r.Seq, Time: r.Time, Data: r.Data}
-	if len(r.Header) > 0 {
-		m.Header, err = nats.DecodeHeadersMsg(r.Header)
+	m := &reply.Message
+	if len(m.Hdrs) > 0 {
+		m.Header, err = nats.DecodeHeadersMsg(m.Hdrs)
 	}
 	return m, err
 }
@@ -143,9 +134,6 @@ func (c *conn) scan(ctx context.Context, name string, req getRequest, visit func
 func (c *conn) page(ctx context.Context, name string, req getRequest, visit func(m *message) error) (
 	last uint64, more bool, err error,
 ) {
-	subject := c.api + "DIRECT.GET." + name
-	bounded, end := c.within(ctx, subject)
-	defer end()
 	data, err := json.Marshal(req)
 	if err != nil {
 		return 0, false, err
@@ -156,29 +144,33 @@ func (c *conn) page(ctx context.Context, name string, req getRequest, visit func
 		return 0, false, err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	failpoint.Before(subject)
-	defer failpoint.After(subject)
-	if err = c.nc.PublishRequest(subject, inbox, data); err != nil {
-		return 0, false, err
+	var visited error
+	subject := c.api + "DIRECT.GET." + name
+	err = c.bounded(ctx, subject, func(ctx context.Context) error {
+		err := c.nc.PublishRequest(subject, inbox, data)
+		for err == nil && visited == nil {
+			var reply *nats.Msg
+			if reply, err = sub.NextMsgWithContext(ctx); err != nil {
+				break
+			}
+			switch status := reply.Header.Get("Status"); status {
+			case "":
+				m := stored(reply)
+				last = m.Seq
+				visited = visit(m)
+			case "204":
+				more = last > 0 && reply.Header.Get("Nats-Num-Pending") != "0" && len(req.MultiLast) == 0
+				return nil
+			case "404":
+				return nil
+			default:
+				err = fmt.Errorf("read stream %s: status %s %s", name, status, reply.Header.Get("Description"))
+			}
+		}
+		return err
+	})
+	if err == nil {
+		err = visited
 	}
-	for {
-		reply, err := sub.NextMsgWithContext(bounded)
-		if err != nil {
-			return 0, false, c.why(ctx, bounded, err)
-		}
-		switch status := reply.Header.Get("Status"); status {
-		case "":
-		case "204":
-			return last, last > 0 && reply.Header.Get("Nats-Num-Pending") != "0" && len(req.MultiLast) == 0, nil
-		case "404":
-			return last, false, nil
-		default:
-			return 0, false, fmt.Errorf("read stream %s: status %s %s", name, status, reply.Header.Get("Description"))
-		}
-		m := stored(reply)
-		last = m.Seq
-		if err := visit(m); err != nil {
-			return 0, false, err
-		}
-	}
+	return last, more, err
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"posthaste/internal/local"
+	"posthaste/internal/local/natslog"
 	"posthaste/internal/testenv"
 )
 
@@ -159,9 +160,9 @@ func (s *server) saveFolder(data string) (restore func()) {
 }
 
 // client is a connection of the test's own, which reconnects.
-func (s *server) client() *nats.Conn {
+func (s *server) client() *natslog.Log {
 	s.tb.Helper()
-	nc, err := nats.Connect(s.url(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond))
+	nc, err := natslog.Open(s.url())
 	testenv.Must(s.tb, err)
 	s.tb.Cleanup(nc.Close)
 	return nc

@@ -131,8 +131,17 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 	return wrapped
 }
 
-// each calls f for streams concurrently and returns the gravest error: one that is permanent, or the first.
-func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c *conn, stream string) error) error {
+// on calls f, a step of one stream, with the connection.
+func (s *Sink) on(ctx context.Context, step, stream string, f func(c *conn) error) error {
+	c, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	return s.failed(c, step, stream, f(c))
+}
+
+// each calls f for streams[i] concurrently and returns the gravest error: one that is permanent, or the first.
+func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c *conn, i int) error) error {
 	c, err := s.open(ctx)
 	if err != nil {
 		return err
@@ -143,7 +152,7 @@ func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c
 	for i, stream := range streams {
 		slots <- struct{}{}
 		all.Go(func() {
-			errs[i] = s.failed(c, step, stream, f(c, stream))
+			errs[i] = s.failed(c, step, stream, f(c, i))
 			<-slots
 		})
 	}

@@ -16,26 +16,24 @@ import (
 
 // Tail implements stream.Sink. An entry whose second half is 0 is a time.
 func (s *Sink) Tail(ctx context.Context, stream, after string) (tail []outbox.Entry, err error) {
-	c, err := s.open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	req := getRequest{Seq: seqOf(after) + 1, NextFor: EventsFilter(stream)}
-	if half, _, _ := strings.Cut(after, "-"); after != "" && req.Seq == 1 {
-		ms, err := strconv.ParseInt(half, 10, 64)
-		if err != nil {
-			return nil, s.failed(c, "list", stream, err)
+	err = s.on(ctx, "list", stream, func(c *conn) error {
+		req := getRequest{Seq: seqOf(after) + 1, NextFor: EventsFilter(stream)}
+		if half, _, _ := strings.Cut(after, "-"); after != "" && req.Seq == 1 {
+			ms, err := strconv.ParseInt(half, 10, 64)
+			if err != nil {
+				return err
+			}
+			at := time.UnixMilli(ms)
+			req.Seq, req.StartTime = 0, &at
 		}
-		at := time.UnixMilli(ms)
-		req.Seq, req.StartTime = 0, &at
-	}
-	err = c.scan(ctx, StreamName(stream), req, func(m *message) error {
-		if id, ok := m.event(); ok {
-			tail = append(tail, outbox.NewEntry(id, m.entry()))
-		}
-		return nil
+		return c.scan(ctx, StreamName(stream), req, func(m *message) error {
+			if id, ok := m.event(); ok {
+				tail = append(tail, outbox.NewEntry(id, m.entry()))
+			}
+			return nil
+		})
 	})
-	return tail, s.failed(c, "list", stream, err)
+	return tail, err
 }
 
 // Trim implements stream.Sink. It removes whole messages from the beginning of the stream, never events that are not
@@ -45,11 +43,7 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 	if s.o.MaxLen <= 0 {
 		return nil
 	}
-	c, err := s.open(ctx)
-	if err != nil {
-		return err
-	}
-	return s.failed(c, "trim", stream, s.trim(ctx, c, stream))
+	return s.on(ctx, "trim", stream, func(c *conn) error { return s.trim(ctx, c, stream) })
 }
 
 func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {

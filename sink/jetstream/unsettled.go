@@ -23,11 +23,17 @@ func (c *conn) unsettled(ctx context.Context, g *gate) ([]span, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, b := range slices.Concat(l.Inherited, own) {
-			spans = append(spans, b.span)
-		}
+		spans = append(spans, spansOf(slices.Concat(l.Inherited, own))...)
 	}
 	return join(spans), nil
+}
+
+// spansOf returns the spans of batches.
+func spansOf(batches []inherited) (spans []span) {
+	for _, b := range batches {
+		spans = append(spans, b.span)
+	}
+	return join(spans)
 }
 
 // join sorts spans and joins those without messages between them.

@@ -16,7 +16,7 @@ import (
 func adoptedTwice(f *fixture) {
 	o := f.adopted(5)
 	l := f.lane(o)
-	events := makeEvents(4)
+	events := Events(4)
 	f.publish(l, events[:2]...)
 	f.must(f.sink.Adopt(f.Context(), order, o, false))
 	f.must(f.open().Adopt(f.Context(), order, o, true))
@@ -29,11 +29,11 @@ func adoptedTwice(f *fixture) {
 func nextNumber(f *fixture) {
 	o := f.adopted(1)
 	ahead, behind := f.lane(o), f.lane(o)
-	events := makeEvents(2)
+	events := Events(2)
 	f.publish(ahead, events[0])
 	f.gap(f.refusedBy(f.lane(o))) // its number is taken by another event
 	f.publish(ahead, events[1])
-	d := behind.Deliver(makeEvents(1))
+	d := behind.Deliver(Events(1))
 	for range 2 {
 		_, err := d.Publish(f.Context())
 		f.gap(err)
@@ -44,7 +44,7 @@ func nextNumber(f *fixture) {
 // zombies are fenced by every gate, and change nothing.
 func zombies(f *fixture) {
 	old := f.adopted(5)
-	events := makeEvents(2)
+	events := Events(2)
 	before := f.lane(old)
 	f.publish(before, events[0])
 	o := f.adopted(6)
@@ -86,7 +86,7 @@ func early(f *fixture) {
 // claims fence the earlier claims of their part, and inherit what these left unsettled.
 func claims(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
-	events := makeEvents(8)
+	events := Events(8)
 	five, mine := f.part(o, 5)
 	f.publish(five, events[:2]...)
 	f.publish(five, events[2:4]...)
@@ -104,7 +104,7 @@ func claims(f *fixture) {
 	f.fenced(1, f.sink.Confirm(ctx, o, mark(mine, 1)))
 	f.must(f.sink.Confirm(ctx, o, mark(its, 1)))
 	f.must(f.sink.ForgetDoubt(ctx, o, order)) // concerns the doubt of adoptions
-	f.publish(f.sink.Lane(order, o, outbox.Lane{Part: 4, Claim: 1, Nonce: nonce()}), events[6])
+	f.publish(f.sink.Lane(order, o, outbox.Lane{Part: 4, Claim: 1, Nonce: Nonce()}), events[6])
 	f.again(six, 1, events[3], events[7])
 	f.want(events[0], events[1], events[2], events[3], events[4], events[5], events[6], events[7])
 	f.must(f.sink.Settled(ctx, o, mark(mine, 3))) // reaches what a later claim has inherited: 4
@@ -114,7 +114,7 @@ func claims(f *fixture) {
 // follows claims a part again in one session, which reports what is settled of the claim before.
 func follows(f *fixture) {
 	o := f.adopted(1)
-	events := makeEvents(5)
+	events := Events(5)
 	first, l := f.part(o, 1)
 	f.publish(first, events[0])
 	f.publish(first, events[1])
@@ -133,14 +133,14 @@ func follows(f *fixture) {
 
 // twoOwners has owners that publish the whole table until the next one fences them. Each event is there once, in order.
 func twoOwners(f *fixture) {
-	events := makeEvents(120)
+	events := Events(120)
 	var owners sync.WaitGroup
 	for epoch := int64(1); epoch <= 6; epoch++ {
 		s := f.open()
 		o := f.owner(epoch)
 		f.must(s.Adopt(f.Context(), order, o, false))
 		owners.Go(func() {
-			l := s.Lane(order, o, streamLane(o))
+			l := s.Lane(order, o, StreamLane(o))
 			for some := range slices.Chunk(events, 4) {
 				if _, err := l.Deliver(some).Publish(f.Context()); err != nil {
 					if !errors.As(err, new(*outbox.FencedError)) {
@@ -158,10 +158,10 @@ func twoOwners(f *fixture) {
 // foreign is another database, which does not share the stream.
 func foreign(f *fixture) {
 	o := f.adopted(50)
-	events := makeEvents(2)
+	events := Events(2)
 	l := f.lane(o)
 	f.publish(l, events[0])
-	other := outbox.Owner{Source: uuid.New(), Epoch: 60, Nonce: nonce()}
+	other := outbox.Owner{Source: uuid.New(), Epoch: 60, Nonce: Nonce()}
 	_, looked := f.sink.Look(f.Context(), other.Source, []string{order}, nil)
 	for _, err := range []error{
 		looked, f.sink.Adopt(f.Context(), order, other, false), f.sink.Adopt(f.Context(), order, other, true),
@@ -185,11 +185,11 @@ func doubt(f *fixture) {
 	o := f.adopted(1)
 	s := f.lane(o)
 	p, _ := f.part(o, 7)
-	events := makeEvents(10)
+	events := Events(10)
 	f.publish(s, events[:3]...)
 	f.publish(p, events[3:6]...)
 	settled := f.publish(s, events[6:8]...)
-	f.must(f.sink.Settled(f.Context(), o, mark(streamLane(o), settled.Number)))
+	f.must(f.sink.Settled(f.Context(), o, mark(StreamLane(o), settled.Number)))
 	last := f.publish(s, events[8])
 
 	s = f.lane(f.adopted(2))
@@ -203,7 +203,7 @@ func doubt(f *fixture) {
 }
 
 func doubtLasts(f *fixture) {
-	events := makeEvents(700)
+	events := Events(700)
 	f.publish(f.lane(f.adopted(1)), events...)
 	var o outbox.Owner
 	for epoch := int64(2); epoch <= 4; epoch++ { // a half is suppressed and unsettled again, the other is not touched
@@ -222,12 +222,12 @@ func doubtLasts(f *fixture) {
 // confirmed is the barrier before a mark.
 func confirmed(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
-	f.gap(f.sink.Confirm(ctx, o, mark(streamLane(o), 1)))
-	f.publish(f.lane(o), makeEvents(1)...)
+	f.gap(f.sink.Confirm(ctx, o, mark(StreamLane(o), 1)))
+	f.publish(f.lane(o), Events(1)...)
 	l, five := f.part(o, 5)
-	f.publish(l, makeEvents(1)...)
-	both := func(l outbox.Lane, n int64) []outbox.Mark { return append(mark(streamLane(o), 1), mark(l, n)...) }
-	lane := func(part int, claim int64) outbox.Lane { return outbox.Lane{Part: part, Claim: claim, Nonce: nonce()} }
+	f.publish(l, Events(1)...)
+	both := func(l outbox.Lane, n int64) []outbox.Mark { return append(mark(StreamLane(o), 1), mark(l, n)...) }
+	lane := func(part int, claim int64) outbox.Lane { return outbox.Lane{Part: part, Claim: claim, Nonce: Nonce()} }
 	f.must(f.sink.Confirm(ctx, o, nil))
 	f.must(f.sink.Confirm(ctx, o, both(five, 1)))
 	for what, marks := range map[string][]outbox.Mark{

@@ -13,9 +13,9 @@ import (
 func lostGate(f *fixture, drop func(stream string), dropGate func(stream string, source uuid.UUID)) {
 	o := f.adopted(1)
 	l := f.lane(o)
-	events := makeEvents(3)
+	events := Events(3)
 	r := f.publish(l, events[:2]...)
-	f.must(f.sink.Confirm(f.Context(), o, mark(streamLane(o), r.Number)))
+	f.must(f.sink.Confirm(f.Context(), o, mark(StreamLane(o), r.Number)))
 	if drop != nil {
 		drop(order)
 	}
@@ -38,7 +38,7 @@ func lostGate(f *fixture, drop func(stream string), dropGate func(stream string,
 		f.again(f.lane(f.adopted(2)), 0, events...)
 	} else {
 		o = f.adopted(2)
-		f.must(f.sink.Recall(f.Context(), o, order, ids(events[:2]), r.Last))
+		f.must(f.sink.Recall(f.Context(), o, order, IDs(events[:2]), r.Last))
 		f.again(f.lane(o), 2, events...)
 	}
 	f.want(events...)
@@ -49,26 +49,26 @@ func lostGate(f *fixture, drop func(stream string), dropGate func(stream string,
 func olderGate(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
 	l := f.lane(o)
-	events := makeEvents(3)
+	events := Events(3)
 	first := f.publish(l, events[0])
 	restore := f.SaveGate(order, f.source)
 	r := f.publish(l, events[1:]...)
-	f.must(f.sink.Confirm(ctx, o, mark(streamLane(o), r.Number)))
+	f.must(f.sink.Confirm(ctx, o, mark(StreamLane(o), r.Number)))
 	publisher := f.sink
 	f.sink = f.open() // from now on, what has only looked
 	if st := f.look(""); !st.Intact() || st.Missing != 0 {
 		f.Fatalf("looked at %+v, want it intact", st)
 	}
 	restore()
-	f.gap(publisher.Confirm(ctx, o, mark(streamLane(o), r.Number)))
+	f.gap(publisher.Confirm(ctx, o, mark(StreamLane(o), r.Number)))
 	f.gap(f.refusedBy(l))
-	f.gap(f.refusedBy(publisher.Lane(order, o, outbox.Lane{Part: 3, Claim: 1, Nonce: nonce()})))
+	f.gap(f.refusedBy(publisher.Lane(order, o, outbox.Lane{Part: 3, Claim: 1, Nonce: Nonce()})))
 	f.gap(f.sink.Adopt(ctx, order, f.owner(2), true))
 	if st := f.look(""); !st.Behind || st.Missing != 2 || st.Last != first.Last {
 		f.Errorf("looked at %+v, want it behind, with 2 missing", st)
 	}
 	o = f.adopted(3) // of one that knows, and compares
-	f.must(f.sink.Recall(ctx, o, order, ids(events[1:]), r.Last))
+	f.must(f.sink.Recall(ctx, o, order, IDs(events[1:]), r.Last))
 	f.again(f.lane(o), 3, events...)
 	f.want(events...)
 	f.must(f.sink.Adopt(ctx, order, f.owner(4), true))
@@ -78,7 +78,7 @@ func olderGate(f *fixture) {
 func lostStream(f *fixture, remake func()) {
 	ctx, o := f.Context(), f.adopted(1)
 	l := f.lane(o)
-	events := makeEvents(4)
+	events := Events(4)
 	f.publish(l, events[:3]...)
 	f.must(f.sink.Check(ctx, o, []string{order}))
 	f.Drop(order)
@@ -103,14 +103,14 @@ func lostStream(f *fixture, remake func()) {
 func wentBack(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
 	l := f.lane(o)
-	events := makeEvents(6)
+	events := Events(6)
 	early := f.publish(l, events[:3]...)
 	restore := f.Save()
 	last := f.publish(l, events[3:5]...)
-	f.must(f.sink.Confirm(ctx, o, mark(streamLane(o), last.Number)))
+	f.must(f.sink.Confirm(ctx, o, mark(StreamLane(o), last.Number)))
 	l.Settled(last.Number)
 	restore()
-	f.gap(f.sink.Confirm(ctx, o, mark(streamLane(o), last.Number)))
+	f.gap(f.sink.Confirm(ctx, o, mark(StreamLane(o), last.Number)))
 	f.gap(f.refusedBy(l))
 	f.want(events[:3]...)
 	f.sink = f.open()
@@ -127,8 +127,8 @@ func wentBack(f *fixture) {
 	for _, e := range tail {
 		there = append(there, e.ID)
 	}
-	if !slices.Equal(there, ids(events[:3])) {
-		f.Errorf("the tail is %v, want %v", there, ids(events[:3]))
+	if !slices.Equal(there, IDs(events[:3])) {
+		f.Errorf("the tail is %v, want %v", there, IDs(events[:3]))
 	}
 	f.must(f.sink.Recall(ctx, o, order, there, early.Last))
 	restored := outbox.Lane{Part: outbox.RestoreLane, Nonce: o.Nonce}
@@ -143,7 +143,7 @@ func wentBack(f *fixture) {
 // tableBack has a table that lacks an entry which is settled. If it lacks an unsettled one, the relay was killed.
 func tableBack(f *fixture) {
 	l := f.lane(f.adopted(1))
-	noted := f.publish(l, makeEvents(2)...).Last
+	noted := f.publish(l, Events(2)...).Last
 	unknown := func(want bool) {
 		f.Helper()
 		if st := f.look(noted); st.Unknown != want {
@@ -151,10 +151,10 @@ func tableBack(f *fixture) {
 		}
 	}
 	unknown(false)
-	settled := f.publish(l, makeEvents(2)...)
+	settled := f.publish(l, Events(2)...)
 	unknown(false)
 	l.Settled(settled.Number)
-	f.publish(l, makeEvents(2)...) // reports it
+	f.publish(l, Events(2)...) // reports it
 	unknown(true)
 	noted = settled.Last
 	unknown(false)
@@ -164,11 +164,11 @@ func tableBack(f *fixture) {
 
 // recalledGone recalls an event that has gone since it was seen.
 func recalledGone(f *fixture) {
-	events := makeEvents(1)
+	events := Events(1)
 	r := f.publish(f.lane(f.adopted(1)), events...)
 	f.Drop(order)
 	o := f.adopted(2)
-	f.must(f.sink.Recall(f.Context(), o, order, ids(events), r.Last))
+	f.must(f.sink.Recall(f.Context(), o, order, IDs(events), r.Last))
 	for range 2 {
 		_, err := f.lane(o).Deliver(events).Publish(f.Context())
 		f.gap(err)
@@ -181,7 +181,7 @@ func recalledGone(f *fixture) {
 func restarted(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
 	l := f.lane(o)
-	events := makeEvents(3)
+	events := Events(3)
 	f.publish(l, events[:2]...)
 	server, err := f.sink.Bind(ctx)
 	f.must(err)

@@ -12,7 +12,7 @@ import (
 
 func inOrder(f *fixture) {
 	l := f.lane(f.adopted(1))
-	events := makeEvents(1500)
+	events := Events(1500)
 	first := f.publish(l, events[:2]...)
 	second := f.publish(l, events[2:]...)
 	if second.Number <= first.Number || outbox.CompareIDs(second.Last, first.Last) <= 0 {
@@ -28,7 +28,7 @@ func inOrder(f *fixture) {
 	for _, e := range tail {
 		got = append(got, &outbox.Record{ID: e.ID})
 	}
-	if !slices.Equal(ids(got), ids(events[2:])) || tail[len(tail)-1].String() != second.Last {
+	if !slices.Equal(IDs(got), IDs(events[2:])) || tail[len(tail)-1].String() != second.Last {
 		f.Errorf("%d events after %s, the last at %v; want 1498 and %s", len(tail), first.Last, tail[len(tail)-1],
 			second.Last)
 	}
@@ -42,7 +42,7 @@ func lost(f *fixture) {
 	var all []*outbox.Record
 	for n := 1; n <= 4; n++ {
 		for _, arrive := range []bool{true, false} {
-			events := makeEvents(20)
+			events := Events(20)
 			all = append(all, events...)
 			f.Lose(n, arrive)
 			if r, last := f.retry(l.Deliver(events)); last == nil || r.Suppressed > 0 || r.Number < int64(len(all)/20) {
@@ -51,7 +51,7 @@ func lost(f *fixture) {
 			f.want(all...)
 		}
 	}
-	events := makeEvents(2)
+	events := Events(2)
 	f.Lose(1, true)
 	if _, err := l.Deliver(events).Publish(f.Context()); err == nil {
 		f.Error("a lost reply is no error")
@@ -65,7 +65,7 @@ func lost(f *fixture) {
 // when stream and gate are gone.
 func late(f *fixture) {
 	l := f.lane(f.adopted(1))
-	events := makeEvents(4)
+	events := Events(4)
 	arrive := f.Late()
 	d := l.Deliver(events[:2])
 	if _, err := d.Publish(f.Context()); err == nil {
@@ -98,7 +98,7 @@ func late(f *fixture) {
 func half(f *fixture) {
 	for _, adopt := range []bool{false, true} {
 		l := f.lane(f.adopted(map[bool]int64{false: 1, true: 2}[adopt]))
-		events := makeEvents(7)
+		events := Events(7)
 		lift := f.Half(order, 3)
 		before := len(f.Stored(order))
 		d := l.Deliver(events)
@@ -106,8 +106,8 @@ func half(f *fixture) {
 			if _, err := d.Publish(f.Context()); !outbox.Alone(err) {
 				f.Fatalf("got %v, want the stream to refuse", err)
 			}
-			if got := f.Stored(order)[before:]; !slices.Equal(got, ids(events[:3])) {
-				f.Fatalf("stored %v, want three of %v", got, ids(events))
+			if got := f.Stored(order)[before:]; !slices.Equal(got, IDs(events[:3])) {
+				f.Fatalf("stored %v, want three of %v", got, IDs(events))
 			}
 		}
 		if adopt {
@@ -120,8 +120,8 @@ func half(f *fixture) {
 				f.Errorf("receipt %+v, %v", r, err)
 			}
 		}
-		if got := f.Stored(order); !slices.Equal(got[len(got)-4:], ids(events[3:])) {
-			f.Fatalf("stored %v, want the rest of %v", got, ids(events))
+		if got := f.Stored(order); !slices.Equal(got[len(got)-4:], IDs(events[3:])) {
+			f.Fatalf("stored %v, want the rest of %v", got, IDs(events))
 		}
 	}
 }
@@ -129,7 +129,7 @@ func half(f *fixture) {
 // poison has events that the sink refuses. They are skipped, and so are those for which a filter returns true.
 func poison(f *fixture) {
 	l := f.lane(f.adopted(1))
-	events := makeEvents(9)
+	events := Events(9)
 	f.Poison(events[2])
 	f.Poison(events[7])
 	d := l.Deliver(events)
@@ -160,7 +160,7 @@ func poison(f *fixture) {
 	}
 	rest := []*outbox.Record{events[0], events[1], events[3], events[5], events[6], events[8]}
 	f.want(rest...)
-	next := makeEvents(2)
+	next := Events(2)
 	f.publish(l, next...)
 	f.want(append(rest, next...)...)
 }
@@ -170,8 +170,8 @@ func refused(f *fixture) {
 	const other = "outbox.user"
 	o := f.adopted(1)
 	f.must(f.sink.Adopt(f.Context(), other, o, false))
-	l, second := f.lane(o), f.sink.Lane(other, o, streamLane(o))
-	events, others := makeEvents(4), makeEvents(6)
+	l, second := f.lane(o), f.sink.Lane(other, o, StreamLane(o))
+	events, others := Events(4), Events(6)
 	f.publish(l, events[:2]...)
 	lift := f.Refuse(order)
 	d := l.Deliver(events[2:])
@@ -183,7 +183,7 @@ func refused(f *fixture) {
 		}
 		f.publish(second, others[2*i:2*i+2]...)
 		f.must(f.sink.Check(f.Context(), o, []string{other}))
-		marks := []outbox.Mark{{Stream: other, Lane: streamLane(o), Number: int64(i + 1)}}
+		marks := []outbox.Mark{{Stream: other, Lane: StreamLane(o), Number: int64(i + 1)}}
 		f.must(f.sink.Confirm(f.Context(), o, marks))
 	}
 	lift()
@@ -197,22 +197,22 @@ func refused(f *fixture) {
 func trimmed(f *fixture) {
 	o := f.adopted(1)
 	l := f.lane(o)
-	events := makeEvents(300)
+	events := Events(300)
 	f.must(f.sink.Regroup(f.Context(), order, []string{"g"}))
 	r := f.publish(l, events...)
-	f.must(f.sink.Settled(f.Context(), o, mark(streamLane(o), r.Number)))
+	f.must(f.sink.Settled(f.Context(), o, mark(StreamLane(o), r.Number)))
 	for _, c := range []struct{ read, least, most int }{{0, 300, 300}, {100, 200, 299}, {200, 1, 100}} {
 		if c.read > 0 {
 			f.Read(order, "g", c.read)
 		}
 		f.must(f.sink.Trim(f.Context(), order))
 		got := f.Stored(order)
-		if len(got) < c.least || len(got) > c.most || !slices.Equal(got, ids(events[300-len(got):])) {
+		if len(got) < c.least || len(got) > c.most || !slices.Equal(got, IDs(events[300-len(got):])) {
 			f.Errorf("%d more are read: %d left, want %d to %d, the youngest", c.read, len(got), c.least, c.most)
 		}
 		f.must(f.sink.Check(f.Context(), o, []string{order}))
 	}
-	f.publish(l, makeEvents(1)...)
+	f.publish(l, Events(1)...)
 	if st := f.look(""); !st.Intact() {
 		f.Errorf("trimmed: %+v", st)
 	}
@@ -223,7 +223,7 @@ func undurable(f *fixture) {
 	s, lift := f.Undurable()
 	f.sink = s
 	o := f.adopted(1)
-	f.publish(f.lane(o), makeEvents(1)...)
+	f.publish(f.lane(o), Events(1)...)
 	err := confirmWithin(f, s, o)
 	if err == nil || errors.Is(err, outbox.ErrGap) || errors.As(err, new(*outbox.FencedError)) {
 		f.Errorf("got %v, want that the durability was not reached", err)
@@ -241,7 +241,7 @@ func undurable(f *fixture) {
 // groups lists the groups of a stream, for its owner, while it has lost nothing.
 func groups(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
-	f.publish(f.lane(o), makeEvents(1)...)
+	f.publish(f.lane(o), Events(1)...)
 	want := func(what string, o outbox.Owner, want ...string) {
 		f.Helper()
 		list, err := f.sink.Groups(ctx, o, []string{order})
@@ -276,5 +276,5 @@ func groups(f *fixture) {
 func confirmWithin(f *fixture, s stream.Publisher, o outbox.Owner) error {
 	ctx, cancel := context.WithTimeout(f.Context(), time.Second)
 	defer cancel()
-	return s.Confirm(ctx, o, mark(streamLane(o), 1))
+	return s.Confirm(ctx, o, mark(StreamLane(o), 1))
 }

@@ -1,6 +1,6 @@
 -- Makes a row dead, for the owner in relay_state, however late this arrives: a later owner may have published the row.
 -- An adoption waits for this statement, which therefore must not wait for a synchronous standby; a failover that loses
--- it brings the row back. Returns the snapshot, whether the caller is the owner, and whether the row exists.
+-- it brings the row back. Returns whether the caller is the owner, the snapshot, and whether the row exists.
 WITH owner AS MATERIALIZED (
     SELECT FROM relay_state r, pg_catalog.set_config('synchronous_commit', 'local', true)
     WHERE r.name = $1 AND outbox_owned(r, $2, $3) FOR SHARE OF r
@@ -18,4 +18,4 @@ WITH owner AS MATERIALIZED (
         row_seq = excluded.row_seq
     WHERE d.row_seq IS DISTINCT FROM excluded.row_seq
 )
-SELECT pg_current_snapshot()::text, EXISTS (SELECT FROM owner), EXISTS (SELECT FROM row)
+SELECT EXISTS (SELECT FROM owner), pg_current_snapshot()::text, EXISTS (SELECT FROM row)

@@ -182,7 +182,7 @@ func (l *Log) Len(ctx context.Context, stream string, enough int64) (n int64, er
 // Make makes a stream of events that has no gate.
 func (l *Log) Make(ctx context.Context, stream string) error {
 	name := jetstream.StreamName(stream)
-	return l.ask(ctx, "STREAM.CREATE."+name, map[string]any{
+	return l.Ask(ctx, "STREAM.CREATE."+name, map[string]any{
 		"name": name, "subjects": []string{jetstream.EventsFilter(stream)}, "storage": "file", "allow_atomic": true,
 		"allow_direct": true,
 	}, nil)
@@ -193,15 +193,15 @@ func (l *Log) Make(ctx context.Context, stream string) error {
 func (l *Log) Set(ctx context.Context, stream string, settings map[string]any) error {
 	name := jetstream.StreamName(stream)
 	var info struct{ Config map[string]any }
-	if err := l.ask(ctx, "STREAM.INFO."+name, map[string]any{}, &info); err != nil {
+	if err := l.Ask(ctx, "STREAM.INFO."+name, map[string]any{}, &info); err != nil {
 		return err
 	}
 	maps.Copy(info.Config, settings)
-	return l.ask(ctx, "STREAM.UPDATE."+name, info.Config, nil)
+	return l.Ask(ctx, "STREAM.UPDATE."+name, info.Config, nil)
 }
 
-// ask sends a request to the API, and decodes the answer into out if that is not nil.
-func (l *Log) ask(ctx context.Context, subject string, body map[string]any, out any) error {
+// Ask sends a request to the API, and decodes the answer into out if that is not nil.
+func (l *Log) Ask(ctx context.Context, subject string, body map[string]any, out any) error {
 	data, err := json.Marshal(body)
 	if err != nil {
 		return err
