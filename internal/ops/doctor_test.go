@@ -183,7 +183,7 @@ func TestDoctorLooksAtTheLog(t *testing.T) {
 	}
 }
 
-// remediesOf returns the remedies of a check's problems; of all problems if check is "". A lock that only delays is one.
+// remediesOf returns the remedies of a check's problems, of all if check is "". A lock that only delays is one.
 func remediesOf(v ops.Diagnosis, check string) (list []string) {
 	for _, f := range v.Findings {
 		if (f.Severity == ops.SeverityFail || f.Check == "locks") && (check == "" || f.Check == check) {
@@ -207,18 +207,18 @@ func TestDoctorNamesBlockingTransactions(t *testing.T) {
 		must(t, err)
 		return conn
 	}
-	const row = "SELECT FROM relay_state FOR UPDATE"
+	const row, end = "SELECT FROM relay_state FOR UPDATE", "end its transaction: "
 	for _, c := range []struct {
 		holds  []string
 		awaits string // what a relay executes
 		remedy string
 	}{
-		{[]string{"LOCK outbox_mark"}, "", "end its transaction: SELECT pg_terminate_backend("},
-		{[]string{"LOCK relay_state"}, "", "end its transaction: SELECT pg_terminate_backend("},
-		{[]string{"LOCK outbox"}, row, "end its transaction: SELECT pg_terminate_backend("},
-		{[]string{row}, row, "end its transaction: SELECT pg_terminate_backend("},
-		{[]string{"LOCK outbox", "PREPARE TRANSACTION 'a''b'"}, "", "end its transaction: COMMIT PREPARED 'a''b', or ROLLBACK"},
-		{[]string{row, "PREPARE TRANSACTION 'a''b'"}, row, "end its transaction: COMMIT PREPARED 'a''b', or ROLLBACK"},
+		{[]string{"LOCK outbox_mark"}, "", end + "SELECT pg_terminate_backend("},
+		{[]string{"LOCK relay_state"}, "", end + "SELECT pg_terminate_backend("},
+		{[]string{"LOCK outbox"}, row, end + "SELECT pg_terminate_backend("},
+		{[]string{row}, row, end + "SELECT pg_terminate_backend("},
+		{[]string{"LOCK outbox", "PREPARE TRANSACTION 'a''b'"}, "", end + "COMMIT PREPARED 'a''b', or ROLLBACK"},
+		{[]string{row, "PREPARE TRANSACTION 'a''b'"}, row, end + "COMMIT PREPARED 'a''b', or ROLLBACK"},
 		{[]string{"SELECT pg_current_xact_id()"},
 			"SELECT pg_catalog.pg_create_logical_replication_slot('waits', 'pgoutput', true)",
 			"wait for the end of its transaction, or: SELECT pg_terminate_backend("},

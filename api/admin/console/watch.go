@@ -400,7 +400,7 @@ func first(err error) error {
 	return err
 }
 
-// recent returns the kept events, oldest first, and when a stream was last found truncated or missing, or the zero time.
+// recent returns the kept events, oldest first, and when a stream was last found truncated or missing, zero if never.
 func (w *watch) recent() (events []Event, lost time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
