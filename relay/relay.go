@@ -148,8 +148,7 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 		tracker: tr, chunks: chunks, workers: map[string]*worker{},
 	}
 	s := &streaming{
-		source: r.o.Source, keeper: r.keeper, window: r.window, drain: r.o.DrainTimeout, begin: begin, guard: guard,
-		chunks: chunks, router: ro, owner: make(callLock, 1),
+		Relay: r, begin: begin, guard: guard, chunks: chunks, router: ro, owner: make(callLock, 1),
 		settler: &settler{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, source: r.o.Source, gates: g, window: r.window,
 			router: ro, tracker: tr, begun: make(chan struct{}), ended: make(chan struct{}), stuck: map[string]error{},
