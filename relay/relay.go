@@ -127,14 +127,7 @@ func New(o Options) *Relay {
 
 // newLeadership joins the parts that live as long as one holding of the leader lock.
 func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
-	return &leadership{
-		Relay: r, locks: locks,
-		reconciler: &reconciler{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},
-		housekeeper: &housekeeper{
-			reporter: r.reporter, store: r.o.Store, known: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps,
-			window: r.window, observe: r.o.Observe,
-		},
-	}
+	return &leadership{Relay: r, locks: locks, reconciler: &reconciler{Relay: r}, housekeeper: &housekeeper{Relay: r}}
 }
 
 // newStream joins the parts that live as long as one run of the slot reader, under the owner of g.
