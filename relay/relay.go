@@ -117,12 +117,9 @@ func New(o Options) *Relay {
 	rep.health.fail(conditionPostgres, "not connected yet")
 	act := &activity{reporter: rep, store: o.Store, phase: phaseStandby, since: time.Now()}
 	sw := &sweeps{reporter: rep, store: o.Store, sweeper: o.Sweeper}
-	return &Relay{
-		reporter: rep, o: o, window: w, activity: act, sweeps: sw, id: newNonce().String(),
-		keeper: &slotKeeper{
-			reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, activity: act, mu: make(callLock, 1),
-		},
-	}
+	r := &Relay{reporter: rep, o: o, window: w, activity: act, sweeps: sw, id: newNonce().String()}
+	r.keeper = &slotKeeper{Relay: r, mu: make(callLock, 1)}
+	return r
 }
 
 // newLeadership joins the parts that live as long as one holding of the leader lock.
