@@ -25,8 +25,8 @@ type blocks struct {
 	reading callLock
 
 	mu sync.Mutex
-	// dead are the parked events by aggregate, and byID the same ones. Seq is the place in its aggregate's order that an
-	// event had first; a retry gives its row a new number.
+	// dead are the parked events by aggregate, and byID the same ones. Their Seq is the place in the aggregate's order
+	// that an event had first; a retry gives its row a new number.
 	dead map[[2]string][]*outbox.Dead
 	byID map[uuid.UUID]*outbox.Dead
 	// recent are the events parked since the last refresh began: the list it reads may not have them yet.

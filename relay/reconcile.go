@@ -326,7 +326,8 @@ func (c *comparison) finish(ctx context.Context) error {
 	if c.number > 0 {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		defer cancel()
-		if err := c.o.Sink.Settled(actx, c.owner, marks); err != nil { // its events stay in doubt until the next adoption
+		// If it fails, its events stay in doubt until the next adoption.
+		if err := c.o.Sink.Settled(actx, c.owner, marks); err != nil {
 			c.log.Debug("report to the gate what is settled", "err", err)
 		}
 	}
