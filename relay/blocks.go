@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/google/uuid"
@@ -23,15 +24,24 @@ type blocks struct {
 	// reading serializes refreshes: each one resets recent, which collects the events that are parked while it reads.
 	reading callLock
 
-	mu   sync.Mutex
-	dead map[[2]string][]outbox.Dead
-	// orig is the place in its aggregate's order that a parked event had first; a retry gives it a new seq.
-	orig map[uuid.UUID]int64
+	mu sync.Mutex
+	// dead are the parked events by aggregate, and byID the same ones. Their Seq is the place in the aggregate's order
+	// that an event had first; a retry gives its row a new number.
+	dead map[[2]string][]*outbox.Dead
+	byID map[uuid.UUID]*outbox.Dead
 	// recent are the events parked since the last refresh began: the list it reads may not have them yet.
 	recent []outbox.Dead
 }
 
-func newBlocks() *blocks { return &blocks{reading: make(callLock, 1)} }
+func newBlocks() *blocks {
+	b := &blocks{reading: make(callLock, 1)}
+	b.clear()
+	return b
+}
+
+func (b *blocks) clear() {
+	b.dead, b.byID = map[[2]string][]*outbox.Dead{}, map[uuid.UUID]*outbox.Dead{}
+}
 
 // callLock is a mutex that may be held during calls of a port, which can be slow: a goroutine that waits for a
 // sync.Mutex would stop the clock of a synctest bubble. It has room for one.
@@ -53,11 +63,8 @@ func (b *blocks) refresh(list func() ([]outbox.Dead, error)) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.dead, b.orig = map[[2]string][]outbox.Dead{}, map[uuid.UUID]int64{}
-	for _, d := range dead {
-		b.put(d)
-	}
-	for _, d := range b.recent {
+	b.clear()
+	for _, d := range slices.Concat(dead, b.recent) {
 		b.put(d)
 	}
 	return nil
@@ -65,22 +72,13 @@ func (b *blocks) refresh(list func() ([]outbox.Dead, error)) error {
 
 // put adds an event. One that was known is parked again after a retry: its first place stays. The caller holds mu.
 func (b *blocks) put(d outbox.Dead) {
-	k := [2]string{d.AggregateType, d.AggregateID}
-	if _, known := b.orig[d.ID]; known {
-		b.retried(k, d.ID, 0)
+	if known := b.byID[d.ID]; known != nil {
+		known.RetrySeq = 0
 		return
 	}
-	b.dead[k] = append(b.dead[k], d)
-	b.orig[d.ID] = d.Seq
-}
-
-// retried notes the number of the row by which a parked event is back in the outbox, 0 for none. The caller holds mu.
-func (b *blocks) retried(k [2]string, id uuid.UUID, seq int64) {
-	for i := range b.dead[k] {
-		if b.dead[k][i].ID == id {
-			b.dead[k][i].RetrySeq = seq
-		}
-	}
+	k := [2]string{d.AggregateType, d.AggregateID}
+	b.dead[k] = append(b.dead[k], &d)
+	b.byID[d.ID] = &d
 }
 
 // add notes an event that was just parked.
@@ -90,9 +88,6 @@ func (b *blocks) add(e *outbox.Record) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.dead == nil {
-		b.dead, b.orig = map[[2]string][]outbox.Dead{}, map[uuid.UUID]int64{}
-	}
 	d := outbox.Dead{ID: e.ID, Seq: e.Seq, AggregateType: e.AggregateType, AggregateID: e.AggregateID}
 	b.put(d)
 	b.recent = append(b.recent, d)
@@ -109,14 +104,14 @@ func (b *blocks) blocker(e *outbox.Record) string {
 	if len(b.dead) == 0 {
 		return ""
 	}
-	k, place := [2]string{e.AggregateType, e.AggregateID}, e.Seq
-	if seq, parked := b.orig[e.ID]; parked {
-		place = seq
-		if e.Seq != seq {
-			b.retried(k, e.ID, e.Seq) // the table said so, or will
+	place := e.Seq
+	if d := b.byID[e.ID]; d != nil {
+		place = d.Seq
+		if e.Seq != d.Seq {
+			d.RetrySeq = e.Seq // the table said so, or will
 		}
 	}
-	for _, d := range b.dead[k] {
+	for _, d := range b.dead[[2]string{e.AggregateType, e.AggregateID}] {
 		passed := d.RetrySeq != 0 && d.RetrySeq < e.Seq
 		if d.ID != e.ID && d.Seq < place && !passed {
 			return d.ID.String()

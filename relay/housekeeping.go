@@ -10,7 +10,6 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
-	"posthaste/relay/stream"
 )
 
 const (
@@ -22,14 +21,7 @@ const (
 
 // housekeeper updates gauges, trims streams, removes retried dead events and keeps history. One goroutine owns it.
 type housekeeper struct {
-	*reporter
-	store  Upkeep
-	known  KnownStreams
-	sink   stream.Readers
-	sweeps *sweeps
-	window *window
-	// observe is Options.Observe.
-	observe func(ctx context.Context, streams []string) error
+	*Relay
 	// next is the index of the stream to trim first. It follows a stream that could not be trimmed.
 	next int
 	// whole is the owner under which all repairs are complete.
@@ -45,8 +37,8 @@ func (h *housekeeper) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if time.Now().After(history) {
 			history = time.Now().Add(historyInterval)
-			h.done(ctx, conditionTable, h.store.Sound(ctx))
-			h.done(ctx, conditionHistory, h.store.KeepHistory(ctx))
+			h.done(ctx, conditionTable, h.o.Store.Sound(ctx))
+			h.done(ctx, conditionHistory, h.o.Store.KeepHistory(ctx))
 		}
 		if began := time.Now(); began.After(backlog) {
 			h.countBacklog(ctx)
@@ -73,7 +65,7 @@ func (h *housekeeper) done(ctx context.Context, condition string, err error) {
 }
 
 func (h *housekeeper) countBacklog(ctx context.Context) {
-	rows, oldest, err := h.store.Backlog(ctx)
+	rows, oldest, err := h.o.Store.Backlog(ctx)
 	if err != nil {
 		h.metrics.scrapeErrors.WithLabelValues("backlog").Inc()
 		return
@@ -83,7 +75,7 @@ func (h *housekeeper) countBacklog(ctx context.Context) {
 	}
 	h.metrics.backlogRows.Set(float64(rows))
 	h.metrics.backlogOldest.Set(oldest.Seconds())
-	lost, phantoms, err := h.store.Missing(ctx)
+	lost, phantoms, err := h.o.Store.Missing(ctx)
 	if err != nil {
 		h.metrics.scrapeErrors.WithLabelValues("losses").Inc()
 		return
@@ -93,7 +85,7 @@ func (h *housekeeper) countBacklog(ctx context.Context) {
 }
 
 func (h *housekeeper) countDead(ctx context.Context) {
-	dead, err := h.store.Housekeep(ctx)
+	dead, err := h.o.Store.Housekeep(ctx)
 	if err != nil {
 		h.metrics.scrapeErrors.WithLabelValues("dead").Inc()
 		return
@@ -106,7 +98,7 @@ func (h *housekeeper) countDead(ctx context.Context) {
 
 // keepStreams trims every known stream and refreshes the sink's gauges.
 func (h *housekeeper) keepStreams(ctx context.Context) {
-	list, err := h.known.Streams(ctx)
+	list, err := h.o.Store.Streams(ctx)
 	if err == nil {
 		streams := outbox.StreamNames(list)
 		for _, s := range list[:min(len(list), maxStreamLabels)] {
@@ -116,7 +108,7 @@ func (h *housekeeper) keepStreams(ctx context.Context) {
 		for i := range streams {
 			at := (first + i) % len(streams)
 			actx, cancel := context.WithTimeout(ctx, publishTimeout)
-			failed = h.sink.Trim(actx, streams[at])
+			failed = h.o.Sink.Trim(actx, streams[at])
 			cancel()
 			if failed != nil {
 				h.next = at + 1
@@ -125,9 +117,9 @@ func (h *housekeeper) keepStreams(ctx context.Context) {
 			h.next = 0
 		}
 		h.done(ctx, conditionTrim, failed)
-		if h.observe != nil {
+		if h.o.Observe != nil {
 			actx, cancel := context.WithTimeout(ctx, publishTimeout)
-			err = h.observe(actx, streams[:min(len(streams), maxStreamLabels)])
+			err = h.o.Observe(actx, streams[:min(len(streams), maxStreamLabels)])
 			cancel()
 		}
 		err = errors.Join(err, h.noteGroups(ctx, streams))
@@ -146,12 +138,12 @@ func (h *housekeeper) noteGroups(ctx context.Context, streams []string) error {
 		return nil
 	}
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
-	groups, err := h.sink.Groups(actx, *o, streams)
+	groups, err := h.o.Sink.Groups(actx, *o, streams)
 	cancel()
 	if len(groups) == 0 || h.notedBy == *o && maps.EqualFunc(groups, h.noted, slices.Equal) {
 		return err
 	}
-	if nerr := h.store.NoteGroups(ctx, o.Epoch, groups); nerr != nil {
+	if nerr := h.o.Store.NoteGroups(ctx, o.Epoch, groups); nerr != nil {
 		return nerr
 	}
 	h.noted, h.notedBy = groups, *o

@@ -129,16 +129,16 @@ func TestHistoryThatCannotBeDeleted(t *testing.T) {
 	var log strings.Builder
 	o := Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	inLeadership(t, o, func(w *world, l *leadership) {
-		working := l.housekeeper.store
-		h := &noHistory{Upkeep: working}
-		l.housekeeper.store = h
+		working := l.o.Store
+		h := &noHistory{Store: working}
+		l.o.Store = h
 		l.keeps(3 * historyInterval)
 		if h.asked < 2 || h.asked > 4 || strings.Count(log.String(), "what=history") != 1 {
 			t.Errorf("asked %d times in %v, and said:\n%s", h.asked, 3*historyInterval, log.String())
 		}
 		l.keeps(steady)
 		l.health.says(t, "degraded: history: ")
-		l.housekeeper.store = working
+		l.o.Store = working
 		l.keeps(historyInterval)
 		l.health.says(t)
 	})
@@ -196,7 +196,7 @@ func TestGroupsAreNoted(t *testing.T) {
 }
 
 type noHistory struct {
-	Upkeep
+	Store
 	asked int
 }
 

@@ -14,7 +14,6 @@ import (
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
-	"posthaste/relay/stream"
 )
 
 // reconciler restores streams before anything newer is published to them, where the sink or Postgres has lost data that
@@ -28,11 +27,7 @@ import (
 //   - An event that is in the stream but not in a table that has gone back in time is reported as a phantom.
 //   - Events that were settled too long ago to be restored are counted afterwards, because the history may be long.
 type reconciler struct {
-	*reporter
-	store Restores
-	sink  stream.Sink
-	// within bounds the age of the events that it restores.
-	within time.Duration
+	*Relay
 	// uncounted is set while missing events may not be counted. Any goroutine may set it.
 	uncounted atomic.Bool
 }
@@ -42,7 +37,7 @@ const RestoreAll = time.Duration(math.MaxInt64)
 
 // run makes all pending repairs. It calls owned about once a second.
 func (r *reconciler) run(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
-	list, err := r.store.Repairs(ctx, r.within)
+	list, err := r.o.Store.Repairs(ctx, r.o.Restore)
 	if err != nil {
 		return err
 	}
@@ -50,7 +45,7 @@ func (r *reconciler) run(ctx context.Context, o outbox.Owner, owned func(ctx con
 		lane := outbox.Lane{Part: outbox.RestoreLane, Nonce: o.Nonce}
 		c := &comparison{
 			reconciler: r, owner: o, owned: owned, job: job, lane: lane, checked: time.Now(),
-			publisher: r.sink.Lane(job.Stream, o, lane),
+			publisher: r.o.Sink.Lane(job.Stream, o, lane),
 		}
 		if err := c.run(ctx); err != nil {
 			return err
@@ -70,7 +65,7 @@ func (r *reconciler) watch(ctx context.Context) {
 }
 
 func (r *reconciler) count(ctx context.Context) {
-	reports, err := r.store.CountMissing(ctx, r.sink.Tail)
+	reports, err := r.o.Store.CountMissing(ctx, r.o.Sink.Tail)
 	if err != nil {
 		r.uncounted.Store(true)
 		r.metrics.scrapeErrors.WithLabelValues("losses").Inc()
@@ -118,7 +113,7 @@ func (c *comparison) run(ctx context.Context) error {
 	if len(job.Groups) > 0 {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		defer cancel()
-		if err := c.sink.Regroup(actx, job.Stream, job.Groups); err != nil {
+		if err := c.o.Sink.Regroup(actx, job.Stream, job.Groups); err != nil {
 			return err
 		}
 	}
@@ -127,7 +122,7 @@ func (c *comparison) run(ctx context.Context) error {
 	}
 	c.tell(true)
 	var err error
-	if c.tail, err = c.sink.Tail(ctx, job.Stream, job.After); err != nil {
+	if c.tail, err = c.o.Sink.Tail(ctx, job.Stream, job.After); err != nil {
 		return err
 	}
 	if n := len(c.tail); n > 0 {
@@ -136,7 +131,7 @@ func (c *comparison) run(ctx context.Context) error {
 	c.done.Last = c.last
 	outbox.SortEntries(c.tail)
 	c.isKnown = make([]bool, len(c.tail))
-	if err := c.store.Log(ctx, job, func(page []outbox.Logged) error { return c.compare(ctx, page) }); err != nil {
+	if err := c.o.Store.Log(ctx, job, func(page []outbox.Logged) error { return c.compare(ctx, page) }); err != nil {
 		return err
 	}
 	if err := c.unsettled(ctx); err != nil {
@@ -173,13 +168,13 @@ func (c *comparison) compare(ctx context.Context, page []outbox.Logged) error {
 		}
 	}
 	if len(missing) > 0 && c.noted.IsZero() { // a relay that is killed from here on may have restored something
-		if err := c.store.Restoring(ctx, c.job, c.done.Restored); err != nil {
+		if err := c.o.Store.Restoring(ctx, c.job, c.done.Restored); err != nil {
 			return err
 		}
 		c.noted = time.Now()
 	}
 	for len(missing) > 0 && c.row < refusals {
-		events, used, err := c.store.Events(ctx, missing)
+		events, used, err := c.o.Store.Events(ctx, missing)
 		if err != nil {
 			return err
 		}
@@ -282,7 +277,7 @@ func (c *comparison) progress(ctx context.Context) {
 		return
 	}
 	c.noted = time.Now()
-	if err := c.store.Restoring(ctx, c.job, c.done.Restored); err != nil {
+	if err := c.o.Store.Restoring(ctx, c.job, c.done.Restored); err != nil {
 		c.log.Debug("note what is restored", "err", err)
 	}
 }
@@ -296,14 +291,14 @@ func (c *comparison) unsettled(ctx context.Context) error {
 	for _, e := range c.unknown() {
 		ids = append(ids, e.ID)
 	}
-	if err := c.sink.Recall(ctx, c.owner, c.job.Stream, ids, c.last); err != nil {
+	if err := c.o.Sink.Recall(ctx, c.owner, c.job.Stream, ids, c.last); err != nil {
 		return err
 	}
 	c.done.Recalled = int64(len(ids))
 	if !c.job.Back {
 		return nil
 	}
-	if err := c.store.Owed(ctx, c.job.Stream, func(id uuid.UUID) { c.known(id) }); err != nil {
+	if err := c.o.Store.Owed(ctx, c.job.Stream, func(id uuid.UUID) { c.known(id) }); err != nil {
 		return err
 	}
 	c.done.Phantoms = c.unknown()
@@ -318,20 +313,21 @@ func (c *comparison) finish(ctx context.Context) error {
 	marks := []outbox.Mark{{Stream: c.job.Stream, Lane: c.lane, Number: c.number}}
 	if c.number > 0 {
 		err := c.retry(ctx, 2*publishTimeout, func(ctx context.Context) error {
-			return c.sink.Confirm(ctx, c.owner, marks)
+			return c.o.Sink.Confirm(ctx, c.owner, marks)
 		})
 		if err != nil {
 			return err
 		}
 	}
 	c.done.Whole = c.row < refusals
-	if err := c.store.Repaired(ctx, c.owner, c.job, c.done); err != nil {
+	if err := c.o.Store.Repaired(ctx, c.owner, c.job, c.done); err != nil {
 		return err
 	}
 	if c.number > 0 {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		defer cancel()
-		if err := c.sink.Settled(actx, c.owner, marks); err != nil { // its events stay in doubt until the next adoption
+		// If it fails, its events stay in doubt until the next adoption.
+		if err := c.o.Sink.Settled(actx, c.owner, marks); err != nil {
 			c.log.Debug("report to the gate what is settled", "err", err)
 		}
 	}

@@ -119,24 +119,14 @@ func New(o Options) *Relay {
 	rep.health.fail(conditionPostgres, "not connected yet")
 	act := &activity{reporter: rep, store: o.Store, phase: phaseStandby, since: time.Now()}
 	sw := &sweeps{reporter: rep, store: o.Store, sweeper: o.Sweeper}
-	return &Relay{
-		reporter: rep, o: o, window: w, activity: act, sweeps: sw, id: newNonce().String(),
-		keeper: &slotKeeper{
-			reporter: rep, store: o.Store, slots: o.Slots, budget: o.WALBudget, activity: act, mu: make(callLock, 1),
-		},
-	}
+	r := &Relay{reporter: rep, o: o, window: w, activity: act, sweeps: sw, id: newNonce().String()}
+	r.keeper = &slotKeeper{Relay: r, mu: make(callLock, 1)}
+	return r
 }
 
 // newLeadership joins the parts that live as long as one holding of the leader lock.
 func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
-	return &leadership{
-		Relay: r, locks: locks,
-		reconciler: &reconciler{reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, within: r.o.Restore},
-		housekeeper: &housekeeper{
-			reporter: r.reporter, store: r.o.Store, known: r.o.Store, sink: r.o.Sink, sweeps: r.sweeps,
-			window: r.window, observe: r.o.Observe,
-		},
-	}
+	return &leadership{Relay: r, locks: locks, reconciler: &reconciler{Relay: r}, housekeeper: &housekeeper{Relay: r}}
 }
 
 // newStream joins the parts that live as long as one run of the slot reader, under the owner of g.
@@ -150,8 +140,7 @@ func (r *Relay) newStream(g *gates, begin func(context.Context) (outbox.Pass, er
 		tracker: tr, chunks: chunks, workers: map[string]*worker{},
 	}
 	s := &streaming{
-		source: r.o.Source, keeper: r.keeper, window: r.window, drain: r.o.DrainTimeout, begin: begin, guard: guard,
-		chunks: chunks, router: ro, owner: make(callLock, 1),
+		Relay: r, begin: begin, guard: guard, chunks: chunks, router: ro, owner: make(callLock, 1),
 		settler: &settler{
 			reporter: r.reporter, store: r.o.Store, sink: r.o.Sink, source: r.o.Source, gates: g, window: r.window,
 			router: ro, tracker: tr, begun: make(chan struct{}), ended: make(chan struct{}), stuck: map[string]error{},

@@ -27,11 +27,7 @@ const (
 // slotKeeper bounds the WAL that the slot holds back, in every phase: the database's disk takes precedence. No event is
 // lost, because the rows that a slot was moved past, or dropped with, are still in the table.
 type slotKeeper struct {
-	*reporter
-	store    Store
-	slots    outbox.Slots
-	budget   int64
-	activity *activity
+	*Relay
 
 	// mu is held while the slot is moved, so that a hand-over and the budget do not move it at the same time.
 	mu   callLock
@@ -60,8 +56,8 @@ type slotTarget struct {
 
 // soft and hard are the retained bytes at which the keeper helps the slot advance, and at which it enforces the budget.
 // hard is below the budget to leave room for WAL that is written while the keeper acts.
-func (k *slotKeeper) soft() int64 { return min(softBytes, k.budget/4) }
-func (k *slotKeeper) hard() int64 { return k.budget / 4 * 3 }
+func (k *slotKeeper) soft() int64 { return min(softBytes, k.o.WALBudget/4) }
+func (k *slotKeeper) hard() int64 { return k.o.WALBudget / 4 * 3 }
 
 // run checks the slot until ctx ends.
 func (k *slotKeeper) run(ctx context.Context) {
@@ -111,7 +107,7 @@ func (k *slotKeeper) act(ctx context.Context, st outbox.SlotStatus) error {
 	case phase == phaseStream:
 		if st.RetainedBytes > k.soft() && k.idle() > nudgeInterval {
 			k.with(func() { k.last = time.Now() })
-			return k.slots.Nudge(ctx)
+			return k.o.Slots.Nudge(ctx)
 		}
 		return nil
 	case over:
@@ -159,7 +155,7 @@ func (k *slotKeeper) look(ctx context.Context) (outbox.SlotStatus, error) {
 	defer k.mu.Unlock()
 	m := k.metrics
 	before := k.activity.current()
-	st, err := k.slots.Status(ctx)
+	st, err := k.o.Slots.Status(ctx)
 	if err != nil {
 		m.scrapeErrors.WithLabelValues("slot").Inc()
 		return st, err
@@ -204,7 +200,7 @@ func (k *slotKeeper) watch(ctx context.Context, st outbox.SlotStatus, before pha
 
 // moved records that the slot has passed, or that the stream has left out, commits that may not be visible.
 func (k *slotKeeper) moved(ctx context.Context) error {
-	return k.store.RaiseBarrier(ctx, k.activity.epoch(), outbox.BarrierUnknown, false)
+	return k.o.Store.RaiseBarrier(ctx, k.activity.epoch(), outbox.BarrierUnknown, false)
 }
 
 // follow moves the idle slot, and only to a position up to which everything is visible. All of that is swept before the
@@ -218,8 +214,8 @@ func (k *slotKeeper) follow(ctx context.Context) error {
 		return nil
 	}
 	if k.next.xid == 0 {
-		nudgeErr := k.slots.Nudge(ctx) // as in advance
-		lsn, xid, err := k.store.Horizon(ctx)
+		nudgeErr := k.o.Slots.Nudge(ctx) // as in advance
+		lsn, xid, err := k.o.Store.Horizon(ctx)
 		if err != nil {
 			return err
 		}
@@ -227,13 +223,13 @@ func (k *slotKeeper) follow(ctx context.Context) error {
 		k.log.Debug("the slot follows when older transactions have ended", "lsn", lsn.String())
 		return nudgeErr
 	}
-	visible, err := k.store.VisibleBelow(ctx, k.next.xid)
+	visible, err := k.o.Store.VisibleBelow(ctx, k.next.xid)
 	if err != nil || !visible {
 		return err
 	}
 	lsn := k.next.lsn
 	k.next, k.last, k.still = slotTarget{}, time.Now(), false
-	return k.slots.Advance(ctx, lsn)
+	return k.o.Slots.Advance(ctx, lsn)
 }
 
 // advance moves the idle slot to the current end of the WAL, regardless of visibility. The rows it passes are in the
@@ -247,17 +243,17 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 	k.last, k.still = time.Now(), false
 	// With a running-transactions record below the target, restart_lsn follows in this advance and not only in the next
 	// one.
-	nudgeErr := k.slots.Nudge(ctx)
-	lsn, xid, err := k.store.Horizon(ctx)
+	nudgeErr := k.o.Slots.Nudge(ctx)
+	lsn, xid, err := k.o.Store.Horizon(ctx)
 	if err != nil {
 		return err
 	}
 	// The barrier is raised before the slot moves, so that the next leader finds it. A failure in between only makes a
 	// hand-over wait unnecessarily.
-	if err := k.store.RaiseBarrier(ctx, k.activity.epoch(), xid, false); err != nil {
+	if err := k.o.Store.RaiseBarrier(ctx, k.activity.epoch(), xid, false); err != nil {
 		return err
 	}
-	if err := k.slots.Advance(ctx, lsn); err != nil {
+	if err := k.o.Slots.Advance(ctx, lsn); err != nil {
 		return err
 	}
 	return nudgeErr
@@ -273,7 +269,7 @@ func (k *slotKeeper) enforce(ctx context.Context) error {
 	if err != nil {
 		// Usually a walsender that is just ending still holds the slot. Ending it is better than dropping the slot,
 		// which is slow to create again.
-		if err = k.slots.Evict(ctx); err == nil {
+		if err = k.o.Slots.Evict(ctx); err == nil {
 			err = k.advance(ctx)
 		}
 	}
@@ -288,9 +284,9 @@ func (k *slotKeeper) enforce(ctx context.Context) error {
 	defer k.mu.Unlock()
 	k.log.Warn("the WAL budget is exhausted and the slot cannot be advanced; dropping it", "retained_bytes",
 		st.RetainedBytes,
-		"budget_bytes", k.budget, "advance_err", err)
+		"budget_bytes", k.o.WALBudget, "advance_err", err)
 	k.known = false
-	return k.slots.Drop(ctx)
+	return k.o.Slots.Drop(ctx)
 }
 
 // streams records whether a stream moves the slot. While it does, the position from before cannot be compared; the end
@@ -306,7 +302,7 @@ func (k *slotKeeper) streams(on bool) {
 
 // ensure makes sure that there is a slot that can be streamed.
 func (k *slotKeeper) ensure(ctx context.Context) error {
-	st, err := k.slots.Status(ctx)
+	st, err := k.o.Slots.Status(ctx)
 	if err != nil {
 		return err
 	}
@@ -322,7 +318,7 @@ func (k *slotKeeper) ensure(ctx context.Context) error {
 		}
 	})
 	defer k.with(func() { k.beingMade = false })
-	created, err := k.slots.Ensure(ctx, func(ctx context.Context) (err error) {
+	created, err := k.o.Slots.Ensure(ctx, func(ctx context.Context) (err error) {
 		// Before the slot can be seen, in case the answer to its creation is lost.
 		k.with(func() { k.still, k.beingMade = false, true; err = k.moved(ctx) })
 		return err
@@ -341,10 +337,10 @@ func (k *slotKeeper) ensure(ctx context.Context) error {
 func (k *slotKeeper) ensured(ctx context.Context) (xid uint64, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, xid, err = k.store.Horizon(ctx); err != nil {
+	if _, xid, err = k.o.Store.Horizon(ctx); err != nil {
 		return 0, err
 	}
-	return xid, k.store.RaiseBarrier(ctx, k.activity.epoch(), xid, true)
+	return xid, k.o.Store.RaiseBarrier(ctx, k.activity.epoch(), xid, true)
 }
 
 // shortcut moves the slot to lsn, everything below which has been swept and was visible, as was every transaction older
@@ -352,17 +348,17 @@ func (k *slotKeeper) ensured(ctx context.Context) (xid uint64, err error) {
 func (k *slotKeeper) shortcut(ctx context.Context, lsn outbox.LSN, xid uint64) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.slots.Advance(ctx, lsn); err != nil {
+	if err := k.o.Slots.Advance(ctx, lsn); err != nil {
 		return err
 	}
 	k.last, k.still = time.Now(), false
 	// A younger one stays: the budget moved the slot in between, and that still has to be waited for.
-	return k.store.LowerBarrier(ctx, k.activity.epoch(), xid)
+	return k.o.Store.LowerBarrier(ctx, k.activity.epoch(), xid)
 }
 
 // hidden reports whether a transaction may have committed before the slot's position without being visible yet.
 func (k *slotKeeper) hidden(ctx context.Context) (bool, error) {
-	st, err := k.store.State(ctx)
+	st, err := k.o.Store.State(ctx)
 	if err != nil || st.Barrier == 0 {
 		return false, err
 	}
@@ -373,6 +369,6 @@ func (k *slotKeeper) hidden(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
-	visible, err := k.store.VisibleBelow(ctx, barrier)
+	visible, err := k.o.Store.VisibleBelow(ctx, barrier)
 	return !visible, err
 }

@@ -88,7 +88,7 @@ func TestHowOftenTheKeeperLooks(t *testing.T) {
 		"a sweep":                 {phaseSweep, true, 1 << 30, 0, keepInterval},
 	} {
 		keeping(t, c.phase, func(w *world, k *slotKeeper) {
-			k.budget = c.budget
+			k.o.WALBudget = c.budget
 			if c.streamed {
 				w.pg.slot.active = &walsender{of: w.instance("two"), slot: w.pg.slot, gone: make(chan struct{})}
 			}
@@ -130,12 +130,12 @@ func TestTheBudgetIsEnforced(t *testing.T) {
 		if w.pg.slot.active != nil || w.count("Slots.Evict") != 1 || w.pg.slot.restart < 80_000 {
 			t.Errorf("the slot holds back %d bytes", w.pg.wal-w.pg.slot.restart)
 		}
-		stuck := &stuckSlots{Slots: k.slots}
-		k.slots = stuck
+		stuck := &stuckSlots{Slots: k.o.Slots}
+		k.o.Slots = stuck
 		w.do(func() { w.grow(80_000) })
 		w.tick(t, k)
 		k.health.says(t, "degraded: wal: ")
-		k.slots = stuck.Slots
+		k.o.Slots = stuck.Slots
 		w.tick(t, k)
 		w.tick(t, k)
 		k.health.says(t)

@@ -25,13 +25,10 @@ type span struct{ intake, work context.Context }
 // streaming is one run of the slot reader: reader, router, settler and auditor, each a goroutine, are joined here
 // and nowhere else.
 type streaming struct {
-	source  outbox.Source
+	*Relay
 	router  *router
 	settler *settler
 	auditor *auditor
-	keeper  *slotKeeper
-	window  *window
-	drain   time.Duration
 	// begin is the end of the hand-over: it runs when nobody else can move the slot any more, and returns what is
 	// settled, and H as its end.
 	begin func(ctx context.Context) (outbox.Pass, error)
@@ -71,7 +68,7 @@ func (s *streaming) run(ctx context.Context) error {
 	var reading, working sync.WaitGroup
 	reading.Go(func() {
 		defer close(s.chunks)
-		err := s.source.Run(source, func(ctx context.Context) error { return s.started(ctx, intake) }, s.chunks)
+		err := s.o.Source.Run(source, func(ctx context.Context) error { return s.started(ctx, intake) }, s.chunks)
 		if err == nil {
 			err = errSourceEnded
 		}
@@ -99,7 +96,8 @@ func (s *streaming) run(ctx context.Context) error {
 			return
 		}
 		// The rest of the timeout is for what follows: confirming, standing down, closing.
-		if pause.For(work, max(s.drain-2*time.Second, s.drain/2)) == nil {
+		drain := s.o.DrainTimeout
+		if pause.For(work, max(drain-2*time.Second, drain/2)) == nil {
 			stopWork(errors.New("drain timeout"))
 		}
 	}()

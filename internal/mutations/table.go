@@ -370,15 +370,15 @@ var mutations = []mutation{
 	{
 		safeguard: "the budget notes what it passes", about: "it does not",
 		file: "relay/slotkeeper.go",
-		old: `	if err := k.store.RaiseBarrier(ctx, k.activity.epoch(), xid, false); err != nil {
+		old: `	if err := k.o.Store.RaiseBarrier(ctx, k.activity.epoch(), xid, false); err != nil {
 		return err
 	}
-	if err := k.slots.Advance(ctx, lsn); err != nil {
+	if err := k.o.Slots.Advance(ctx, lsn); err != nil {
 		return err
 	}
 	return nudgeErr`,
 		replacement: `	_ = xid
-	if err := k.slots.Advance(ctx, lsn); err != nil {
+	if err := k.o.Slots.Advance(ctx, lsn); err != nil {
 		return err
 	}
 	return nudgeErr`,
