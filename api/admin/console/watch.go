@@ -51,11 +51,12 @@ const (
 
 // source is data that requests read, at most once in every.
 type source[T any] struct {
-	// reading is held during a read, so that reads do not overlap. It guards before and due.
+	// reading is held during a read, so that reads do not overlap. It guards began, before and due.
 	reading sync.Mutex
 	every   time.Duration
 	read    func(ctx context.Context) (T, error)
-	before  time.Duration // that the last read took
+	began   time.Time     // of the last read
+	before  time.Duration // that it took
 	due     time.Time     // of the next read
 
 	mu      sync.Mutex
@@ -121,11 +122,14 @@ func (s *source[T]) refresh(ctx context.Context) {
 	}
 }
 
-// fresh reads the source after any read that is running.
+// fresh returns after a read that began after the call. Concurrent callers share it.
 func (s *source[T]) fresh(ctx context.Context) {
+	called := time.Now()
 	s.reading.Lock()
 	defer s.reading.Unlock()
-	s.once(ctx)
+	if !s.began.After(called) {
+		s.once(ctx)
+	}
 }
 
 // once reads the source. The caller holds reading.
@@ -143,6 +147,7 @@ func (s *source[T]) take(ctx context.Context, began time.Time) time.Duration {
 	if ctx.Err() != nil || errors.Is(err, errNotYet) {
 		return 0
 	}
+	s.began = began
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
