@@ -188,10 +188,12 @@ func TestMetrics(t *testing.T) {
 	if got := series(t, reg, "outbox_events_written_total", "type", "order.created"); got != 1 {
 		t.Errorf("events written: %v", got)
 	}
-	if series(t, reg, "idem_script_seconds", "script", "acq") < 1 || series(t, reg, "idem_script_seconds", "script", "pub") != 1 {
+	if series(t, reg, "idem_script_seconds", "script", "acq") < 1 ||
+		series(t, reg, "idem_script_seconds", "script", "pub") != 1 {
 		t.Error("script durations are not counted")
 	}
-	if got := series(t, reg, "http_request_duration_seconds", "route", "/orders", "method", "POST", "status", "422"); got != 1 {
+	if got := series(t, reg, "http_request_duration_seconds", "route", "/orders", "method", "POST", "status",
+		"422"); got != 1 {
 		t.Errorf("422: %v", got)
 	}
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")

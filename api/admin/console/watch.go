@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -405,7 +406,8 @@ func first(err error) error {
 	return err
 }
 
-// recent returns the kept events, oldest first, and when a stream was last found truncated or missing, or the zero time.
+// recent returns the kept events, oldest first, and when a stream was last found truncated or missing, or the zero
+// time.
 func (w *watch) recent() (events []Event, lost time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -452,4 +454,18 @@ func (w *watch) readDead(ctx context.Context) (deadList, error) {
 		err = partial{fmt.Errorf("those of consumer groups: %w", first(err))}
 	}
 	return l, err
+}
+
+// notAStream reports whether err means that a key has another type. Events for that key are dead, and shown as such.
+func notAStream(err error) bool { return sink.Class(err) == "wrongtype" }
+
+func integer(v any) int64 {
+	n, _ := v.(int64)
+	return n
+}
+
+// str returns a text from Redis as valid UTF-8.
+func str(v any) string {
+	s, _ := v.(string)
+	return strings.ToValidUTF8(s, "?")
 }
