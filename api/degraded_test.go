@@ -162,45 +162,43 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewPedanticRegistry()
 	w := newWorld(t, func(o *Options) { o.Registerer = reg })
-	get := func(name string, labels ...string) float64 {
-		t.Helper()
-		return series(t, reg, name, labels...)
-	}
 	for _, o := range []string{
 		"acquired", "takeover", "replay_redis", "replay_pg", "busy", "waited", "mismatch",
 		"degraded", "unknown", "rejected",
 	} {
-		if v := get("idem_requests_total", "route", "/orders", "outcome", o); v != 0 {
+		if v := series(t, reg, "idem_requests_total", "route", "/orders", "outcome", o); v != 0 {
 			t.Errorf("%s starts at %v", o, v)
 		}
 	}
-	get("outbox_events_written_total", "type", "order.created")
-	get("http_request_duration_seconds", "route", "/orders", "method", "POST", "status", "503")
+	series(t, reg, "outbox_events_written_total", "type", "order.created")
+	series(t, reg, "http_request_duration_seconds", "route", "/orders", "method", "POST", "status", "503")
 	key := newKey()
 	w.post(key, orderJSON(1))
 	w.published()
 	w.post(key, orderJSON(1))
 	w.post(key, orderJSON(2))
-	for series, v := range map[[2]string]float64{
+	for label, v := range map[[2]string]float64{
 		{"outcome", "acquired"}: 1, {"outcome", "replay_redis"}: 1,
 		{"outcome", "mismatch"}: 1,
 	} {
-		if got := get("idem_requests_total", series[0], series[1]); got != v {
-			t.Errorf("%v: %v, want %v", series, got, v)
+		if got := series(t, reg, "idem_requests_total", label[0], label[1]); got != v {
+			t.Errorf("%v: %v, want %v", label, got, v)
 		}
 	}
-	if got := get("outbox_events_written_total", "type", "order.created"); got != 1 {
+	if got := series(t, reg, "outbox_events_written_total", "type", "order.created"); got != 1 {
 		t.Errorf("events written: %v", got)
 	}
-	if get("idem_script_seconds", "script", "acq") < 1 || get("idem_script_seconds", "script", "pub") != 1 {
+	if series(t, reg, "idem_script_seconds", "script", "acq") < 1 ||
+		series(t, reg, "idem_script_seconds", "script", "pub") != 1 {
 		t.Error("script durations are not counted")
 	}
-	if got := get("http_request_duration_seconds", "route", "/orders", "method", "POST", "status", "422"); got != 1 {
+	if got := series(t, reg, "http_request_duration_seconds", "route", "/orders", "method", "POST", "status",
+		"422"); got != 1 {
 		t.Errorf("422: %v", got)
 	}
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
 	w.s.Ready(t.Context())
-	if got := get("redis_eviction_unsafe"); got != 1 {
+	if got := series(t, reg, "redis_eviction_unsafe"); got != 1 {
 		t.Errorf("redis_eviction_unsafe %v", got)
 	}
 }

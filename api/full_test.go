@@ -9,7 +9,6 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -105,28 +104,4 @@ func TestFullGuardCost(t *testing.T) {
 	if lowest > 500*time.Microsecond {
 		t.Errorf("the guard costs %v at low load, want 0.5 ms at most", lowest)
 	}
-}
-
-// The throughput of orders while Redis is down, and while it hangs: Postgres alone guards.
-func TestFullDegradedThroughput(t *testing.T) {
-	w := newWorld(t, impatient(t), func(o *Options) { o.Logger = nil })
-	measure := func(name string) {
-		c := &cost{world: w}
-		c.round(t, 32, 4*time.Second)
-		slowest := c.each[0]
-		for _, d := range c.each {
-			slowest = max(slowest, d)
-		}
-		fmt.Printf("POST /orders, 32 clients, Redis %s: %.0f/s, p50 %v, slowest %v\n", name, c.rate(), c.p50(), slowest)
-		if slowest > 8*time.Second { // the bounds of one request add up to less
-			t.Errorf("Redis %s: a request took %v", name, slowest)
-		}
-	}
-	measure("up")
-	must(t, w.redis.Signal(syscall.SIGSTOP))
-	measure("hanging")
-	must(t, w.redis.Signal(syscall.SIGCONT))
-	must(t, w.redis.Kill())
-	measure("gone")
-	w.checkInvariants(w.rows())
 }

@@ -13,7 +13,6 @@ import (
 
 	"posthaste/credits"
 	"posthaste/internal/testenv"
-	"posthaste/sql"
 )
 
 // relay runs the sync and the payments of a relay until the test ends. The two stop functions end them earlier.
@@ -301,9 +300,4 @@ func TestNotesOfNothingAreDropped(t *testing.T) {
 	if n := notes(); n != 0 {
 		t.Errorf("%d notes after two days, want none", n)
 	}
-	if !errors.Is(paymentErrorOf(sql.ErrOrderNotFound), sql.ErrOrderNotFound) {
-		t.Error("a payment's error hides its cause")
-	}
 }
-
-func paymentErrorOf(err error) error { return &paymentError{err} }

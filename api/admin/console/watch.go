@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -51,11 +52,12 @@ const (
 
 // source is data that requests read, at most once in every.
 type source[T any] struct {
-	// reading is held during a read, so that reads do not overlap. It guards before and due.
+	// reading is held during a read, so that reads do not overlap. It guards began, before and due.
 	reading sync.Mutex
 	every   time.Duration
 	read    func(ctx context.Context) (T, error)
-	before  time.Duration // that the last read took
+	began   time.Time     // of the last read
+	before  time.Duration // that it took
 	due     time.Time     // of the next read
 
 	mu      sync.Mutex
@@ -121,11 +123,14 @@ func (s *source[T]) refresh(ctx context.Context) {
 	}
 }
 
-// fresh reads the source after any read that is running.
+// fresh returns after a read that began after the call. Concurrent callers share it.
 func (s *source[T]) fresh(ctx context.Context) {
+	called := time.Now()
 	s.reading.Lock()
 	defer s.reading.Unlock()
-	s.once(ctx)
+	if !s.began.After(called) {
+		s.once(ctx)
+	}
 }
 
 // once reads the source. The caller holds reading.
@@ -143,6 +148,7 @@ func (s *source[T]) take(ctx context.Context, began time.Time) time.Duration {
 	if ctx.Err() != nil || errors.Is(err, errNotYet) {
 		return 0
 	}
+	s.began = began
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -400,7 +406,8 @@ func first(err error) error {
 	return err
 }
 
-// recent returns the kept events, oldest first, and when a stream was last found truncated or missing, zero if never.
+// recent returns the kept events, oldest first, and when a stream was last found truncated or missing, or the zero
+// time.
 func (w *watch) recent() (events []Event, lost time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -447,4 +454,18 @@ func (w *watch) readDead(ctx context.Context) (deadList, error) {
 		err = partial{fmt.Errorf("those of consumer groups: %w", first(err))}
 	}
 	return l, err
+}
+
+// notAStream reports whether err means that a key has another type. Events for that key are dead, and shown as such.
+func notAStream(err error) bool { return sink.Class(err) == "wrongtype" }
+
+func integer(v any) int64 {
+	n, _ := v.(int64)
+	return n
+}
+
+// str returns a text from Redis as valid UTF-8.
+func str(v any) string {
+	s, _ := v.(string)
+	return strings.ToValidUTF8(s, "?")
 }

@@ -44,3 +44,16 @@ func TestAnOldLookIsNone(t *testing.T) {
 		t.Errorf("a part of it: %+v", l)
 	}
 }
+
+// Pages share reads: between two, every passes, unless a caller needs one that began after its call.
+func TestReadsAreShared(t *testing.T) {
+	t.Parallel()
+	reads := 0
+	s := source[int]{every: time.Hour, read: func(context.Context) (int, error) { reads++; return reads, nil }}
+	for i, read := range []func(context.Context){s.refresh, s.refresh, s.fresh, s.refresh} {
+		read(t.Context())
+		if want := 1 + i/2; reads != want {
+			t.Errorf("%d reads after call %d, want %d", reads, i, want)
+		}
+	}
+}
