@@ -57,7 +57,7 @@ func New(opt Options) (*Consumer, error) {
 		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster,
 		self:    fmt.Sprintf("%016x", rand.Uint64()), //nolint:gosec // a name, not a secret
 		queues:  newQueues(opt.Window, opt.ClaimIdle*3/4),
-		acks:    make(chan *entry, 2*opt.Window), // more than are held without an acknowledgement
+		acks:    make(chan *entry, 2*opt.Window+opt.Workers*refill), // more than wait while Redis is down
 		streams: newStreams(opt.Streams), leases: newLeases(), dog: newWatchdog(),
 	}
 	c.outages = outages{log: c.log, metrics: m}
@@ -81,7 +81,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	upkeepCtx, stopUpkeep := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopUpkeep()
 
-	var intake, upkeep sync.WaitGroup
+	var intake, upkeep, acking sync.WaitGroup
 	if c.opt.Prefix != "" {
 		intake.Go(func() { c.discover(ctx, c.scan) })
 	} else {
@@ -92,21 +92,13 @@ func (c *Consumer) Run(ctx context.Context) error {
 	intake.Go(func() { every(ctx, min(5*time.Second, c.opt.ClaimIdle), c.inspectAll) })
 	intake.Go(func() { c.watch(ctx) })
 	upkeep.Go(func() { every(upkeepCtx, c.opt.ClaimIdle/3, c.holdAll) })
-	last, acking := make(chan struct{}), make(chan struct{})
-	go func() { defer close(acking); c.acknowledge(upkeepCtx, last) }()
+	last := make(chan struct{}) // closed after the last acknowledgement
+	acking.Go(func() { c.acknowledge(upkeepCtx, last) })
 	for range c.opt.Workers {
 		c.workers.Go(func() { c.work(handlerCtx) })
 	}
 
 	<-ctx.Done()
-	return c.shutdown(&intake, &upkeep, last, acking, cancelHandlers, stopUpkeep)
-}
-
-// shutdown ends Run in order, within the drain timeout and a little more. It closes last after the last
-// acknowledgement; acking is closed when all have reached Redis.
-func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, last chan<- struct{}, acking <-chan struct{},
-	cancelHandlers, stopUpkeep func(),
-) error {
 	deadline := time.Now().Add(c.opt.DrainTimeout)
 	c.queues.stop()
 	c.log.Info("consumer stopping", "held", c.queues.counts().held)
@@ -121,16 +113,14 @@ func (c *Consumer) shutdown(intake, upkeep *sync.WaitGroup, last chan<- struct{}
 		err = fmt.Errorf("consumer group %q: %w", c.opt.Group, ErrDrain)
 	}
 	// A reader ends within its block time unless Redis hangs; what it read last is given back with the rest.
-	quiet := waitUntil(intake, later(deadline, time.Second))
+	quiet := waitUntil(&intake, later(deadline, time.Second))
 	close(last)
-	select {
-	case <-acking:
-	case <-time.After(time.Until(later(deadline, time.Second))):
+	if !waitUntil(&acking, later(deadline, time.Second)) {
 		c.log.Warn("acknowledgements lost: the events will be delivered again", "entries", c.queues.counts().unacked)
 		quiet = false
 	}
 	stopUpkeep()
-	<-acking
+	acking.Wait()
 	upkeep.Wait()
 	if quiet && err == nil {
 		c.giveBack()

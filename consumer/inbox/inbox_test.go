@@ -85,15 +85,10 @@ func TestTheFunctionDoesTheSame(t *testing.T) {
 		t.Helper()
 		err := pgx.BeginFunc(t.Context(), c, func(tx pgx.Tx) error {
 			var limit string
-			if _, err := tx.Exec(t.Context(), "SET LOCAL search_path = pg_catalog"); err != nil {
-				return err
-			}
-			if err := tx.QueryRow(t.Context(), "SELECT public.inbox_once($1, $2)", group, id).Scan(&first); err != nil {
-				return err
-			}
-			if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit); err != nil {
-				return err
-			}
+			_, err := tx.Exec(t.Context(), "SET LOCAL search_path = pg_catalog")
+			must(t, err)
+			must(t, tx.QueryRow(t.Context(), "SELECT public.inbox_once($1, $2)", group, id).Scan(&first))
+			must(t, tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit))
 			if limit != "1min" {
 				t.Errorf("the transaction may be idle for %s", limit)
 			}
@@ -179,17 +174,12 @@ func TestIdleTransactionIsBounded(t *testing.T) {
 	d := testenv.Postgres(t)
 	for own, want := range map[string]string{"0": "1min", "7s": "7s"} {
 		err := pgx.BeginFunc(t.Context(), d.Pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(t.Context(), "SELECT set_config('idle_in_transaction_session_timeout', $1, true)",
-				own); err != nil {
-				return err
-			}
-			if first, err := inbox.Once(t.Context(), tx, "g", v7(t)); err != nil || !first {
-				return fmt.Errorf("Once = %v, %w", first, err)
-			}
+			_, err := tx.Exec(t.Context(), "SELECT set_config('idle_in_transaction_session_timeout', $1, true)", own)
+			must(t, err)
+			_, err = inbox.Once(t.Context(), tx, "g", v7(t))
+			must(t, err)
 			var got string
-			if err := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&got); err != nil {
-				return err
-			}
+			must(t, tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&got))
 			if got != want {
 				t.Errorf("own limit %s: got %s, want %s", own, got, want)
 			}

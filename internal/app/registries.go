@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"time"
@@ -43,29 +44,22 @@ func EachRegistry(ctx context.Context, c Config, do func(process string, reg *pr
 	if err != nil {
 		return err
 	}
-	printing := member{newRegistry(c.Version), consumer.LineWriter(io.Discard), tlsfile.Collector{}}
-	posting := member{delivering, sender.Handle, tlsfile.Collector{"receiver": nil}}
-	for _, m := range []member{printing, posting} {
-		c.useTLS(log, m.registry, m.files)
-		newRefusals(m.registry)
+	err = errors.Join(do("serve", api.registry), do("relay", relay.registry))
+	for _, p := range []struct {
+		name string
+		member
+	}{
+		{"consume", member{newRegistry(c.Version), consumer.LineWriter(io.Discard), tlsfile.Collector{}}},
+		{"deliver", member{delivering, sender.Handle, tlsfile.Collector{"receiver": nil}}},
+	} {
+		c.useTLS(log, p.registry, p.files)
+		newRefusals(p.registry)
 		if _, err := consumer.New(consumer.Options{
-			Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: m.handler, Registerer: m.registry,
+			Client: client, Group: "group", Prefix: c.StreamPrefix, Handler: p.handler, Registerer: p.registry,
 		}); err != nil {
 			return err
 		}
+		err = errors.Join(err, do(p.name, p.registry))
 	}
-	for _, p := range []struct {
-		name     string
-		registry *prometheus.Registry
-	}{
-		{"serve", api.registry},
-		{"relay", relay.registry},
-		{"consume", printing.registry},
-		{"deliver", posting.registry},
-	} {
-		if err := do(p.name, p.registry); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }

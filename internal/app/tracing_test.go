@@ -6,13 +6,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"posthaste/internal/testenv"
-	"posthaste/outbox"
 )
 
 var must = testenv.Must
@@ -87,26 +85,5 @@ func TestSpansOfStatementsQuoteNoValues(t *testing.T) {
 	}
 	if !seen["SELECT"] || !seen["acquire connection"] {
 		t.Errorf("spans %v", seen)
-	}
-}
-
-// BenchmarkPublishSpans measures what tracing adds to a published event.
-func BenchmarkPublishSpans(b *testing.B) {
-	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(tracetest.NewNoopExporter()))
-	b.Cleanup(func() { _ = tp.Shutdown(context.Background()) })
-	published := (&tracing{provider: tp, tracer: tp.Tracer("bench")}).onPublished()
-	for name, headers := range map[string]string{"sampled": "01", "unsampled": "00"} {
-		b.Run(name, func(b *testing.B) {
-			e := &outbox.Record{
-				ID: uuid.New(), Type: "order.created",
-				Headers: fmt.Appendf(nil, `{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-%s"}`,
-					headers),
-			}
-			events := []*outbox.Record{e}
-			b.ReportAllocs()
-			for b.Loop() {
-				published(outbox.ModeCDC, "outbox.order", events)
-			}
-		})
 	}
 }

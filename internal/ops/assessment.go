@@ -195,7 +195,10 @@ func (a *assessment) slot() {
 		})
 	}
 	if p.Slot.Lost && wanted { // otherwise the slot is unused, and it holds nothing back
-		reason := because(p.Slot.Reason)
+		reason := ""
+		if p.Slot.Reason != "" {
+			reason = " (" + p.Slot.Reason + ")"
+		}
 		a.add(Problem{
 			Level: Degraded, Part: partPath, Title: "The replication slot is lost", Action: actionDoctor,
 			Why:     "Postgres has invalidated it" + reason + "; until there is another one, events flow in mode poll.",

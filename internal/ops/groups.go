@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,18 +95,12 @@ func (g *GroupList) Find(stream, name string) (sink.Group, error) {
 	slices.Sort(known)
 	known = slices.Compact(known)
 	if !slices.Contains(known, stream) {
-		return sink.Group{}, fmt.Errorf("%q is no stream of posthaste; there are: %s", stream, orNo(known))
+		return sink.Group{}, fmt.Errorf("%q is no stream of posthaste; there are: %s", stream,
+			cmp.Or(strings.Join(known, ", "), "none"))
 	}
 	slices.Sort(names)
 	return sink.Group{}, fmt.Errorf("stream %q has no consumer group %q; it has: %s", stream, name,
-		orNo(slices.Compact(names)))
-}
-
-func orNo(names []string) string {
-	if len(names) == 0 {
-		return "none"
-	}
-	return strings.Join(names, ", ")
+		cmp.Or(strings.Join(slices.Compact(names), ", "), "none"))
 }
 
 // onEach returns the group on each of its streams.

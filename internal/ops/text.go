@@ -79,14 +79,6 @@ func sentence(s string) string {
 	return s
 }
 
-// because returns a reason in parentheses, if there is one, to append to a text.
-func because(reason string) string {
-	if reason == "" {
-		return ""
-	}
-	return " (" + reason + ")"
-}
-
 // Printable makes external text (an aggregate id, the name of a group, the error of a handler) safe for a line of
 // output: the result can neither break the line nor control the terminal.
 func Printable(s string) string {

@@ -9,39 +9,32 @@ import (
 
 // replayResult is the printed result of a replay.
 type replayResult struct {
-	sink.ReplayNote
-	// Finished reports that all events are published, Resumed that an earlier run began. Replayed is the number of
-	// this run.
-	Finished, Resumed bool
-	Replayed          int64
-	Took              time.Duration
+	// Finished reports that all events are published, Resumed that an earlier run began. Replayed and Seconds are of
+	// this run, the others of the whole replay.
+	Finished bool      `json:"finished"`
+	Resumed  bool      `json:"resumed"`
+	Replayed int64     `json:"replayed"`
+	Count    int64     `json:"replayed_in_all"`
+	Total    *int64    `json:"total"`
+	Since    time.Time `json:"since"`
+	Until    time.Time `json:"until"`
+	To       string    `json:"to,omitempty"`
+	Seconds  float64   `json:"seconds"`
 }
 
-func (r *replaying) result(res replayResult, words string) error {
+// result prints res, which it completes from the note, or words.
+func (r *replaying) result(res replayResult, note sink.ReplayNote, words string) error {
 	if !r.options.JSON {
 		if words != "" {
 			fmt.Fprintln(r.io.Stdout, words)
 		}
 		return nil
 	}
-	var total *int64
-	if res.Total >= 0 {
-		total = &res.Total
+	res.Count, res.Since, res.Until, res.To = note.Count, note.Since, note.Until, r.options.To
+	if note.Total >= 0 {
+		res.Total = &note.Total
 	}
-	return r.io.JSON(struct {
-		Finished bool      `json:"finished"`
-		Resumed  bool      `json:"resumed"`
-		Replayed int64     `json:"replayed"`
-		Count    int64     `json:"replayed_in_all"`
-		Total    *int64    `json:"total"`
-		Since    time.Time `json:"since"`
-		Until    time.Time `json:"until"`
-		To       string    `json:"to,omitempty"`
-		Seconds  float64   `json:"seconds"`
-	}{
-		res.Finished, res.Resumed, res.Replayed, res.Count, total, res.Since, res.Until, r.options.To,
-		res.Took.Seconds(),
-	})
+	return r.io.JSON(res)
 }
 
 // nothing reports an empty selection. If it was selected by event id, that is a failure.
@@ -51,7 +44,7 @@ func (r *replaying) nothing() error {
 			"none of this database (posthaste trace %s)", r.sel.ID, r.sel.ID)
 	}
 	note := sink.ReplayNote{Since: r.sel.Since, Until: r.sel.Until}
-	return r.result(replayResult{ReplayNote: note, Finished: true}, "nothing in history matches")
+	return r.result(replayResult{Finished: true}, note, "nothing in history matches")
 }
 
 // stamp formats a time.

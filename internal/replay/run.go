@@ -31,7 +31,7 @@ func (r *replaying) run(ctx context.Context) error {
 	}
 	resumed := note != nil
 	if resumed && !note.Done.IsZero() {
-		return r.result(replayResult{ReplayNote: *note, Finished: true, Resumed: true}, fmt.Sprintf(
+		return r.result(replayResult{Finished: true, Resumed: true}, *note, fmt.Sprintf(
 			"this replay finished at %s (%s events, published until %s); with --restart it runs again, up to now",
 			stamp(note.Done), humanize.Comma(note.Count), stamp(note.Until)))
 	}
@@ -84,9 +84,9 @@ func (r *replaying) rest(
 	before := note.Count
 	note, cause = r.untilDone(ctx, note)
 	r.progress.End()
+	took := time.Since(began)
 	res := replayResult{
-		ReplayNote: *note, Finished: cause == nil, Resumed: resumed, Replayed: note.Count - before,
-		Took: time.Since(began),
+		Finished: cause == nil, Resumed: resumed, Replayed: note.Count - before, Seconds: took.Seconds(),
 	}
 	if cause != nil {
 		why := cause
@@ -98,17 +98,17 @@ func (r *replaying) rest(
 		if errors.Is(why, sink.ErrReplayGone) {
 			how = "the same command continues from what Redis still knows of it, or starts over if that is nothing"
 		}
-		_ = r.result(res, fmt.Sprintf("stopped: %s are published; %s", r.progress.Done(), how))
+		_ = r.result(res, *note, fmt.Sprintf("stopped: %s are published; %s", r.progress.Done(), how))
 		return note, cause, cli.ErrSaid
 	}
 	if note.Total > note.Count {
-		_ = r.result(res, "")
+		_ = r.result(res, *note, "")
 		err = fmt.Errorf("%s of %s events left history before they were replayed: POSTHASTE_HISTORY is too short "+
 			"for this rate", humanize.Comma(note.Total-note.Count), humanize.Comma(note.Total))
 		return note, err, err
 	}
-	said := fmt.Sprintf("replayed %s in %s", ops.CountOf(res.Replayed, "event"), ops.Rough(res.Took))
-	return note, nil, r.result(res, said)
+	said := fmt.Sprintf("replayed %s in %s", ops.CountOf(res.Replayed, "event"), ops.Rough(took))
+	return note, nil, r.result(res, *note, said)
 }
 
 // find reads the state of the replay that the same command has begun. It is the first call to Redis.
