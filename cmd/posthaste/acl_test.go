@@ -208,12 +208,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 		}
 	}
 	for _, c := range []*child{relay, api} {
-		testenv.Eventually(t, 20*time.Second, func() error {
-			var h readiness
-			status, err := c.get("/readyz", &h)
-			return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
-				"readyz: %d %+v, %w", status, h, err)
-		})
+		c.waitHealthy()
 	}
 	w.once("groups", "drop", "--stream=outbox.order", "--group=g", "--yes", "--force").says(t, 0)
 	for _, n := range nodes {

@@ -114,10 +114,7 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	must(t, w.redis.Kill())
 	load := w.wrote(testenv.LoadOptions{Total: 24})
 	for _, r := range relays {
-		testenv.Eventually(t, 20*time.Second, func() error {
-			status, err := r.get("/readyz", nil)
-			return testenv.FailIf(err != nil || status != 503, "readyz is %d without Redis, %w", status, err)
-		})
+		r.waitReady(t, 503, "", 20*time.Second)
 	}
 	must(t, w.redis.Start(t.Context()))
 	w.oracle.Check(t, load, 20*time.Second)

@@ -269,10 +269,7 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 	})
 	// Events are published without the slot.
 	want := load.Committed() + 200
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
-		return testenv.FailIf(err != nil || int(n) < want, "%d of %d events, %w", n, want, err)
-	})
+	w.waitLen("outbox.order", int64(want), 20*time.Second)
 	held := peak()
 	t.Logf("retained at most %.1f MiB beside an open transaction and %.1f MiB of other WAL", float64(held)/(1<<20),
 		float64(written.Load())/(1<<20))

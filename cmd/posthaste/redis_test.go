@@ -99,12 +99,7 @@ func (w *world) worksWith(settings ...string) {
 		}
 	}
 	for _, c := range []*child{relay, api} {
-		testenv.Eventually(t, 20*time.Second, func() error {
-			var h readiness
-			status, err := c.get("/readyz", &h)
-			return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
-				"readyz: %d %+v, %w", status, h, err)
-		})
+		c.waitHealthy()
 	}
 }
 

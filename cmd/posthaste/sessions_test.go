@@ -299,12 +299,7 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	r.waitReady(t, http.StatusOK, "wal: ", 30*time.Second)
 	w.delivers()
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" REPLICATION")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		var h readiness
-		status, err := r.get("/readyz", &h)
-		return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
-			"readyz: %d %+v, %w", status, h, err)
-	})
+	r.waitHealthy()
 }
 
 // The budget is also kept while a relay that has just started cannot reach Redis and has not adopted yet. The relay
