@@ -193,9 +193,7 @@ func TestSlotDropped(t *testing.T) {
 	w, r, load := underLoad(t, "cdc", 500)
 	// While the relay runs.
 	w.dropSlot()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(!r.logged("the stream ended"), "the loss of the slot was not noticed")
-	})
+	r.waitLogged("the stream ended")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		// pg_replication_slots does not show this: a slot that is still being created is also active, and disappears
 		// with its session.

@@ -268,20 +268,23 @@ func TestARowOfAChildTable(t *testing.T) {
 	r.waitLogged("perhaps behind later ones of its aggregate")
 }
 
-// wide gives a database's pool more connections than the number of commits that are blocked.
-func wide(t *testing.T, d *testenv.Database) *testenv.Database {
+// pooled returns a database with a pool of other parameters of the URL.
+func pooled(t *testing.T, d *testenv.Database, parameters string) *testenv.Database {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), d.URL+"&pool_max_conns=24")
+	pool, err := pgxpool.New(t.Context(), d.URL+parameters)
 	must(t, err)
 	t.Cleanup(pool.Close)
 	return &testenv.Database{URL: d.URL, Name: d.Name, Relay: d.Relay, Pool: pool}
 }
 
+// wide has more connections than the number of commits that are blocked.
+const wide = "&pool_max_conns=24"
+
 func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
 	for _, during := range []string{"streaming", "toggle", "hand-over"} {
-		w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
+		w := worldOf(t, pooled(t, server.Database(t), wide), testenv.Redis(t))
 		if during != "streaming" {
 			// Otherwise the relay's own commits would also be blocked, and so would every change of mode.
 			w.pgURL += "&synchronous_commit=local"

@@ -132,6 +132,17 @@ func (c *child) waitHealthy() {
 	})
 }
 
+// answers checks the pages for operators that show what is in Redis.
+func (c *child) answers() {
+	c.t.Helper()
+	for _, path := range []string{"/relay", "/relay/dead", "/console/api/state", "/console/api/dead"} {
+		var page any
+		if status, err := c.get(path, &page); err != nil || status != http.StatusOK {
+			c.t.Errorf("%s: %d, %v", path, status, err)
+		}
+	}
+}
+
 // metrics reads /metrics from the admin listener.
 func (c *child) metrics() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

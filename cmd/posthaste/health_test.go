@@ -128,10 +128,7 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	r := w.relayIn("cdc")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(!r.logged("the table is audited"),
-			"not audited yet: a first audit without an answer would end the stream")
-	})
+	r.waitLogged("the table is audited") // a first audit without an answer would end the stream
 	w.fix(`ALTER VIEW outbox_settled RENAME TO elsewhere`)
 	r.waitReady(t, 503, `relation "outbox_settled" does not exist`, 30*time.Second)
 	w.fix(`ALTER VIEW elsewhere RENAME TO outbox_settled`)
@@ -172,9 +169,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	r.waitReady(t, 200, "", 20*time.Second)
 
 	lost()
-	testenv.Eventually(t, 30*time.Second, func() error {
-		return testenv.FailIf(!r.logged("the lock session is gone"), "the session is still there")
-	})
+	r.waitLogged("the lock session is gone")
 	unready(r)
 	proxy.Set(testenv.Trouble{})
 	r.waitReady(t, 200, "", 30*time.Second)

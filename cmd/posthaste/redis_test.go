@@ -90,14 +90,8 @@ func (w *world) worksWith(settings ...string) {
 		t.Errorf("the relay has adopted more than once:\n%s", relay.output())
 	}
 	each("streams drop --stream=outbox.f --yes", "dead retry --all", "adopt --yes")
-	for _, c := range []*child{relay, api} {
-		for _, path := range []string{"/relay", "/relay/dead", "/console/api/state", "/console/api/dead"} {
-			var page any
-			if status, err := c.get(path, &page); err != nil || status != http.StatusOK {
-				t.Errorf("%s: %d, %v", path, status, err)
-			}
-		}
-	}
+	relay.answers()
+	api.answers()
 	for _, c := range []*child{relay, api} {
 		c.waitHealthy()
 	}
