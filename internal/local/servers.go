@@ -137,8 +137,8 @@ func (s *Servers) Close() {
 	_ = os.RemoveAll(s.Dir)
 }
 
-// Versions returns the versions of posthaste, which is given, of Go, and of a Postgres and a Redis; that of Valkey begins
-// with "valkey ".
+// Versions returns the versions of posthaste, which is given, of Go, and of a Postgres and a Redis; that of Valkey
+// begins with "valkey ".
 func Versions(
 	ctx context.Context, posthaste string, pg interface {
 		QueryRow(ctx context.Context, query string, args ...any) pgx.Row
