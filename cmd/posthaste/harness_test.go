@@ -127,8 +127,8 @@ func (c *child) waitHealthy() {
 	testenv.Eventually(c.t, 20*time.Second, func() error {
 		var h readiness
 		status, err := c.get("/readyz", &h)
-		return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0, "readyz: %d %+v, %w", status,
-			h, err)
+		return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
+			"readyz: %d %+v, %w", status, h, err)
 	})
 }
 
