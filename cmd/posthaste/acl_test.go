@@ -194,26 +194,15 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	late.waitLogged("events lost")
 	as("posthaste_operator")
 	// These pages show data from Redis.
-	for _, c := range []*child{relay, api} {
-		for _, path := range []string{"/relay", "/relay/dead", "/console/api/state", "/console/api/dead"} {
-			var page any
-			if status, err := c.get(path, &page); err != nil || status != http.StatusOK {
-				t.Errorf("%s: %d, %v", path, status, err)
-			}
-		}
-	}
+	relay.answers()
+	api.answers()
 	for _, c := range []*child{relay, api, consumer, ordered, late} {
 		if strings.Contains(strings.ReplaceAll(c.output(), refusedLoad, ""), "NOPERM") {
 			t.Errorf("a right is missing:\n%s", c.output())
 		}
 	}
 	for _, c := range []*child{relay, api} {
-		testenv.Eventually(t, 20*time.Second, func() error {
-			var h readiness
-			status, err := c.get("/readyz", &h)
-			return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
-				"readyz: %d %+v, %w", status, h, err)
-		})
+		c.waitHealthy()
 	}
 	w.once("groups", "drop", "--stream=outbox.order", "--group=g", "--yes", "--force").says(t, 0)
 	for _, n := range nodes {

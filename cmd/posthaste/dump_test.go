@@ -195,7 +195,7 @@ func TestACopyNamesWhatTheOriginalLeftUnsettled(t *testing.T) {
 		_, err = tx.Exec(t.Context(), "LOCK TABLE outbox_mark IN SHARE MODE") // nothing is settled
 		must(t, err)
 		gone := w.wrote(testenv.LoadOptions{Total: 20, Tag: "gone-"})
-		w.entriesAtLeast(settled.Committed() + gone.Committed())
+		w.waitLen("outbox.order", int64(settled.Committed()+gone.Committed()), 20*time.Second)
 		r.kill()
 		must(t, tx.Rollback(t.Context()))
 

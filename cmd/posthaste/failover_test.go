@@ -23,10 +23,7 @@ func TestRelayKilledUnderLoad(t *testing.T) {
 	for i := range kills {
 		r := w.spawn("relay")
 		want := load.Committed() + 300
-		testenv.Eventually(t, 20*time.Second, func() error {
-			n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
-			return testenv.FailIf(err != nil || int(n) < want, "%d of %d events, %w", n, want, err)
-		})
+		w.waitLen("outbox.order", int64(want), 20*time.Second)
 		if i%2 == 0 {
 			w.waitMode("cdc", 20*time.Second)
 		}
@@ -147,10 +144,7 @@ func TestRedisDownForAWhile(t *testing.T) {
 	w.waitCommitted(load, 500)
 	must(t, w.redis.Kill())
 	down := scale(10*time.Second, 3*time.Second)
-	testenv.Eventually(t, 20*time.Second, func() error {
-		status, err := r.get("/readyz", nil)
-		return testenv.FailIf(err != nil || status != 503, "readyz is %d without Redis, %w", status, err)
-	})
+	r.waitReady(t, 503, "", 20*time.Second)
 	wait(t, down)
 	must(t, w.redis.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
@@ -165,10 +159,7 @@ func TestPostgresStoppedImmediate(t *testing.T) {
 	for range 2 {
 		w.waitCommitted(load, load.Committed()+500)
 		must(t, server.Stop("immediate"))
-		testenv.Eventually(t, 20*time.Second, func() error {
-			status, err := r.get("/readyz", nil)
-			return testenv.FailIf(err != nil || status != 503, "readyz is %d without Postgres, %w", status, err)
-		})
+		r.waitReady(t, 503, "", 20*time.Second)
 		must(t, server.Start(t.Context()))
 		testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 	}
@@ -221,9 +212,7 @@ func TestSlotDropped(t *testing.T) {
 	w, r, load := underLoad(t, "cdc", 500)
 	// While the relay runs.
 	w.dropSlot()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(!r.logged("the stream ended"), "the loss of the slot was not noticed")
-	})
+	r.waitLogged("the stream ended")
 	testenv.Eventually(t, 20*time.Second, func() error {
 		// pg_replication_slots does not show this: a slot that is still being created is also active, and disappears
 		// with its session.

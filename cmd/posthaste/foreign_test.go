@@ -76,7 +76,7 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	first, second := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)
 	r1 := first.relayIn("cdc")
 	load1 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Rate: 300, Tag: "first-"})
-	first.entriesAtLeast(1)
+	first.waitLen("outbox.order", 1, 20*time.Second)
 	load2 := second.wrote(testenv.LoadOptions{Total: 300, Tag: "second-"})
 	r2 := second.spawn("relay")
 	second.refused(r2, load2)
@@ -157,10 +157,7 @@ func TestACopyOnTheSameServer(t *testing.T) {
 	r.stop()
 	c.adopt()
 	c.waitMode("poll", 30*time.Second)
-	testenv.Eventually(t, 30*time.Second, func() error {
-		n := testenv.Value[int](t, &d, "SELECT count(*) FROM outbox_backlog")
-		return testenv.FailIf(n > 0, "%d rows are owed", n)
-	})
+	c.oracle.WaitEmpty(t, 30*time.Second)
 	// The original has published them since it was copied.
 	since := w.oracle.Others[len(w.oracle.Others)-1].Committed()
 	if n := testenv.Value[int](t, &d, "SELECT count(*) FROM outbox_phantom"); n != since {
@@ -238,12 +235,12 @@ func TestAPublicationThatIsWholeAgain(t *testing.T) {
 		}
 		streams := strings.Count(r.output(), `"to":"cdc"`)
 		insert("streamed")
-		w.entriesAtLeast(len(want))
+		w.waitLen("outbox.order", int64(len(want)), 20*time.Second)
 		w.db.Exec(t, "ALTER PUBLICATION posthaste "+way[0])
 		insert("left out")
 		w.db.Exec(t, "ALTER PUBLICATION posthaste "+way[1])
 		insert("behind it")
-		w.entriesAtLeast(len(want))
+		w.waitLen("outbox.order", int64(len(want)), 20*time.Second)
 		var got []string
 		for _, e := range w.oracle.Entries(t, "order") {
 			got = append(got, e.Type)
@@ -268,24 +265,27 @@ func TestARowOfAChildTable(t *testing.T) {
 	w.db.Exec(t, "CREATE TABLE child () INHERITS (outbox)")
 	w.db.Exec(t, `INSERT INTO child (seq, id, aggregate_type, aggregate_id, event_type, payload) VALUES
 		(nextval(pg_get_serial_sequence('outbox', 'seq')), gen_random_uuid(), 'order', 'one', 'order.created', '{}')`)
-	w.entriesAtLeast(1)
+	w.waitLen("outbox.order", 1, 20*time.Second)
 	r.waitLogged("perhaps behind later ones of its aggregate")
 }
 
-// wide gives a database's pool more connections than the number of commits that are blocked.
-func wide(t *testing.T, d *testenv.Database) *testenv.Database {
+// pooled returns a database with a pool of other parameters of the URL.
+func pooled(t *testing.T, d *testenv.Database, parameters string) *testenv.Database {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), d.URL+"&pool_max_conns=24")
+	pool, err := pgxpool.New(t.Context(), d.URL+parameters)
 	must(t, err)
 	t.Cleanup(pool.Close)
 	return &testenv.Database{URL: d.URL, Name: d.Name, Relay: d.Relay, Pool: pool}
 }
 
+// wide has more connections than the number of commits that are blocked.
+const wide = "&pool_max_conns=24"
+
 func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
 	for _, during := range []string{"streaming", "toggle", "hand-over"} {
-		w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
+		w := worldOf(t, pooled(t, server.Database(t), wide), testenv.Redis(t))
 		if during != "streaming" {
 			// Otherwise the relay's own commits would also be blocked, and so would every change of mode.
 			w.pgURL += "&synchronous_commit=local"
@@ -299,7 +299,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 		switch during {
 		case "toggle":
 			// Events that were streamed but could not be settled must not be swept again when they become visible.
-			w.entriesAtLeast(len(w.oracle.Others)*120 + 6)
+			w.waitLen("outbox.order", int64(len(w.oracle.Others)*120+6), 20*time.Second)
 			w.switches(r, "poll")
 			r.setMode("auto")
 			testenv.Eventually(t, 20*time.Second, func() error {
@@ -312,7 +312,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 			r.waitLogged("streaming without the short cut")
 			w.waitMode("cdc", 20*time.Second)
 		default:
-			w.entriesAtLeast(120 + 6)
+			w.waitLen("outbox.order", 120+6, 20*time.Second)
 		}
 		w.db.Standby(t, "")
 		load.Wait()
@@ -320,15 +320,6 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 		w.waitMode("cdc", 30*time.Second)
 		r.kill()
 	}
-}
-
-// entriesAtLeast waits for entries of outbox.order.
-func (w *world) entriesAtLeast(n int) {
-	w.t.Helper()
-	testenv.Eventually(w.t, 20*time.Second, func() error {
-		have, err := w.redis.Client.XLen(w.t.Context(), "outbox.order").Result()
-		return testenv.FailIf(err != nil || int(have) < n, "%d entries, want %d, %w", have, n, err)
-	})
 }
 
 // A walsender sends nothing although the WAL grows. On Postgres 17 and later, a standby named in
@@ -351,7 +342,7 @@ func TestStreamThatStandsStillIsNoticed(t *testing.T) {
 	})
 	t.Logf("noticed after %v", time.Since(at).Round(100*time.Millisecond))
 	w.waitMode("poll", 20*time.Second)
-	w.entriesAtLeast(120 + load.Committed())
+	w.waitLen("outbox.order", int64(120+load.Committed()), 20*time.Second)
 	release()
 	w.waitMode("cdc", 60*time.Second)
 	w.ended(load)

@@ -121,6 +121,28 @@ func (c *child) waitReady(t *testing.T, status int, text string, within time.Dur
 	})
 }
 
+// waitHealthy waits until the process is ready, and nothing is degraded.
+func (c *child) waitHealthy() {
+	c.t.Helper()
+	testenv.Eventually(c.t, 20*time.Second, func() error {
+		var h readiness
+		status, err := c.get("/readyz", &h)
+		return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
+			"readyz: %d %+v, %w", status, h, err)
+	})
+}
+
+// answers checks the pages for operators that show what is in Redis.
+func (c *child) answers() {
+	c.t.Helper()
+	for _, path := range []string{"/relay", "/relay/dead", "/console/api/state", "/console/api/dead"} {
+		var page any
+		if status, err := c.get(path, &page); err != nil || status != http.StatusOK {
+			c.t.Errorf("%s: %d, %v", path, status, err)
+		}
+	}
+}
+
 // metrics reads /metrics from the admin listener.
 func (c *child) metrics() (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

@@ -114,10 +114,7 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	must(t, w.redis.Kill())
 	load := w.wrote(testenv.LoadOptions{Total: 24})
 	for _, r := range relays {
-		testenv.Eventually(t, 20*time.Second, func() error {
-			status, err := r.get("/readyz", nil)
-			return testenv.FailIf(err != nil || status != 503, "readyz is %d without Redis, %w", status, err)
-		})
+		r.waitReady(t, 503, "", 20*time.Second)
 	}
 	must(t, w.redis.Start(t.Context()))
 	w.oracle.Check(t, load, 20*time.Second)
@@ -131,10 +128,7 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	r := w.relayIn("cdc")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(!r.logged("the table is audited"),
-			"not audited yet: a first audit without an answer would end the stream")
-	})
+	r.waitLogged("the table is audited") // a first audit without an answer would end the stream
 	w.fix(`ALTER VIEW outbox_settled RENAME TO elsewhere`)
 	r.waitReady(t, 503, `relation "outbox_settled" does not exist`, 30*time.Second)
 	w.fix(`ALTER VIEW elsewhere RENAME TO outbox_settled`)
@@ -175,9 +169,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	r.waitReady(t, 200, "", 20*time.Second)
 
 	lost()
-	testenv.Eventually(t, 30*time.Second, func() error {
-		return testenv.FailIf(!r.logged("the lock session is gone"), "the session is still there")
-	})
+	r.waitLogged("the lock session is gone")
 	unready(r)
 	proxy.Set(testenv.Trouble{})
 	r.waitReady(t, 200, "", 30*time.Second)

@@ -264,15 +264,10 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 	peak := w.retained()
 	written := churn(t, other.URL, 4<<20)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
-	testenv.Eventually(t, time.Minute, func() error {
-		return testenv.FailIf(!r.logged("dropping it"), "the slot was not dropped")
-	})
+	r.waitLogged("dropping it")
 	// Events are published without the slot.
 	want := load.Committed() + 200
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
-		return testenv.FailIf(err != nil || int(n) < want, "%d of %d events, %w", n, want, err)
-	})
+	w.waitLen("outbox.order", int64(want), 20*time.Second)
 	held := peak()
 	t.Logf("retained at most %.1f MiB beside an open transaction and %.1f MiB of other WAL", float64(held)/(1<<20),
 		float64(written.Load())/(1<<20))

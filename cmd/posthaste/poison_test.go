@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -175,15 +174,7 @@ func TestAStreamThatTakesNothingHoldsUpItself(t *testing.T) {
 			FROM generate_series(1, 120) n, (VALUES ('full'), ('order')) t(type)`)
 		ids := testenv.Value[[]string](t, w.db,
 			"SELECT array_agg(id::text ORDER BY seq) FROM outbox WHERE aggregate_type = 'full'")
-		testenv.Eventually(t, 20*time.Second, func() error {
-			var h struct{ Reasons []string }
-			status, err := r.get("/readyz", &h)
-			if text := strings.Join(h.Reasons, " "); status != http.StatusServiceUnavailable ||
-				!strings.Contains(text, "streams: publishing to outbox.full is blocked") {
-				return fmt.Errorf("readyz is %d %q, %w", status, text, err)
-			}
-			return nil
-		})
+		r.waitReady(t, http.StatusServiceUnavailable, "streams: publishing to outbox.full is blocked", 20*time.Second)
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 1200})
 		load.Wait()
 		total := 120 + int64(load.Committed()) // also later events

@@ -90,21 +90,10 @@ func (w *world) worksWith(settings ...string) {
 		t.Errorf("the relay has adopted more than once:\n%s", relay.output())
 	}
 	each("streams drop --stream=outbox.f --yes", "dead retry --all", "adopt --yes")
+	relay.answers()
+	api.answers()
 	for _, c := range []*child{relay, api} {
-		for _, path := range []string{"/relay", "/relay/dead", "/console/api/state", "/console/api/dead"} {
-			var page any
-			if status, err := c.get(path, &page); err != nil || status != http.StatusOK {
-				t.Errorf("%s: %d, %v", path, status, err)
-			}
-		}
-	}
-	for _, c := range []*child{relay, api} {
-		testenv.Eventually(t, 20*time.Second, func() error {
-			var h readiness
-			status, err := c.get("/readyz", &h)
-			return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
-				"readyz: %d %+v, %w", status, h, err)
-		})
+		c.waitHealthy()
 	}
 }
 

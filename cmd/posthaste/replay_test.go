@@ -218,6 +218,7 @@ func TestReplaySelects(t *testing.T) {
 	w.once("replay", "--id=00000000-0000-4000-8000-000000000000").oneLine(t, 1, "is not in history")
 }
 
+// Package replay tests options that contradict each other.
 func TestReplayRefuses(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -236,16 +237,7 @@ func TestReplayRefuses(t *testing.T) {
 		text string
 		args []string
 	}{
-		{2, "--all for everything", nil},
-		{2, "--all selects everything", []string{"--all", "--since=1h"}},
-		{2, "--since", []string{"--since=yesterday"}},
-		{2, "--since", []string{"--since=-1h"}},
-		{2, "--id", []string{"--id=7"}},
-		{2, "--rate", []string{"--all", "--rate=quick"}},
 		{2, "is before --since", []string{"--since=1h", "--until=2h"}},
-		{2, "letters, digits", []string{"--all", "--to={outbox.order}:gate"}},
-		{2, "posthaste's own", []string{"--all", "--to=dead.outbox.order"}},
-		{2, "posthaste's own", []string{"--all", "--to=outbox.order:gate"}},
 		{1, "the relay publishes to it", []string{"--all", "--to=outbox.order"}},
 		{1, "the relay publishes to it", []string{"--all", "--to=outbox.user"}}, // the type's stream outbox.user.1
 		{1, "holds a string", []string{"--all", "--to=text"}},

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/testenv"
 )
@@ -65,7 +64,7 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
-	w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
+	w := worldOf(t, pooled(t, server.Database(t), wide), testenv.Redis(t))
 	w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
 	r := w.relayIn("cdc", "--wal-budget=64MiB")
 	w.switches(r, "poll")
@@ -95,7 +94,7 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 			t.Parallel()
 			const budget = "--wal-budget=16MiB"
 			server := testenv.NewServer(t)
-			w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
+			w := worldOf(t, pooled(t, server.Database(t), wide), testenv.Redis(t))
 			w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
 			w.relayIn("cdc", budget).stop()
 			w.fillWAL()
@@ -139,7 +138,7 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
-	w := worldOf(t, wide(t, server.Database(t)), testenv.Redis(t))
+	w := worldOf(t, pooled(t, server.Database(t), wide), testenv.Redis(t))
 	w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
 	r := w.relayIn("cdc")
 	w.switches(r, "poll")
@@ -189,7 +188,7 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 		t.Run(c.mode+" "+c.when, func(t *testing.T) {
 			t.Parallel()
 			server := testenv.NewServer(t, "wal_writer_delay=10s", "wal_writer_flush_after=1GB")
-			w := worldOf(t, committing(t, server.Database(t)), testenv.Redis(t))
+			w := worldOf(t, pooled(t, server.Database(t), "&synchronous_commit=on"), testenv.Redis(t))
 			if c.when == "before" {
 				w.pgURL += "&synchronous_commit=off"
 			}
@@ -227,15 +226,6 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 			w.oracle.Check(t, load, 30*time.Second)
 		})
 	}
-}
-
-// committing returns the database with a pool whose commits wait for the disk, whatever the server's setting.
-func committing(t *testing.T, d *testenv.Database) *testenv.Database {
-	t.Helper()
-	pool, err := pgxpool.New(t.Context(), d.URL+"&synchronous_commit=on")
-	must(t, err)
-	t.Cleanup(pool.Close)
-	return &testenv.Database{URL: d.URL, Name: d.Name, Relay: d.Relay, Pool: pool}
 }
 
 // The database accepts no writes for a while, as after a failover to a server that is not promoted yet. Relay and API
@@ -299,12 +289,7 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	r.waitReady(t, http.StatusOK, "wal: ", 30*time.Second)
 	w.delivers()
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" REPLICATION")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		var h readiness
-		status, err := r.get("/readyz", &h)
-		return testenv.FailIf(err != nil || status != http.StatusOK || len(h.Degraded) > 0,
-			"readyz: %d %+v, %w", status, h, err)
-	})
+	r.waitHealthy()
 }
 
 // The budget is also kept while a relay that has just started cannot reach Redis and has not adopted yet. The relay

@@ -251,17 +251,11 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	if now, _ := settled(); now != still {
 		t.Errorf("%d events of the stream that stands still are settled, and were %d", now, still)
 	}
-	testenv.Eventually(t, 20*time.Second, func() error {
-		var h struct{ Reasons []string }
-		status, err := r.get("/readyz", &h)
-		text := strings.Join(h.Reasons, " ")
-		if err != nil || status != 503 || !strings.Contains(text, "streams: ") ||
-			!strings.Contains(text, "outbox."+w.types[0]) || !strings.Contains(text, "outbox."+fresh) ||
-			!strings.Contains(text, " is blocked") || !strings.Contains(text, w.cluster.Nodes[0].Addr()) {
-			return fmt.Errorf("readyz: %d %v %w", status, h.Reasons, err)
-		}
-		return nil
-	})
+	for _, text := range []string{
+		"streams: ", "outbox." + w.types[0], "outbox." + fresh, " is blocked", w.cluster.Nodes[0].Addr(),
+	} {
+		r.waitReady(t, 503, text, 20*time.Second)
+	}
 	w.listsTheOthers()
 	must(t, w.cluster.Nodes[0].Start(t.Context()))
 	w.flows(load, 200)
@@ -291,14 +285,8 @@ func TestOthersFlowInASweepWhileANodeIsDown(t *testing.T) {
 		now := others()
 		return testenv.FailIf(now < before+1000, "%d events of others are published, and were %d", now, before)
 	})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		var h struct{ Reasons []string }
-		status, err := r.get("/readyz", &h)
-		text := strings.Join(h.Reasons, " ")
-		return testenv.FailIf(err != nil || status != 503 ||
-			!strings.Contains(text, "outbox."+w.types[0]+" is blocked") ||
-			!strings.Contains(text, w.cluster.Nodes[0].Addr()), "readyz: %d %v %w", status, h.Reasons, err)
-	})
+	r.waitReady(t, 503, "outbox."+w.types[0]+" is blocked", 20*time.Second)
+	r.waitReady(t, 503, w.cluster.Nodes[0].Addr(), 20*time.Second)
 	must(t, w.cluster.Nodes[0].Start(t.Context()))
 	w.flows(load, 200)
 	w.ended(load)
@@ -347,13 +335,7 @@ func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 	load := w.load(300)
 	w.flows(load, 200)
 	must(t, w.cluster.Kill())
-	testenv.Eventually(t, 30*time.Second, func() error {
-		var h struct{ Reasons []string }
-		status, err := r.get("/readyz", &h)
-		return testenv.FailIf(
-			err != nil || status != 503 || !strings.Contains(strings.Join(h.Reasons, " "), "node 127.0.0.1:"),
-			"readyz: %d %v %w", status, h.Reasons, err)
-	})
+	r.waitReady(t, 503, "node 127.0.0.1:", 30*time.Second)
 	if full() {
 		wait(t, 20*time.Second)
 	}

@@ -158,11 +158,11 @@ func TestVersionsDeadStandby(t *testing.T) {
 	needFailoverSlots(t, w.db)
 	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 100})
-	w.entriesAtLeast(100)
+	w.waitLen("outbox.order", 100, 20*time.Second)
 	_, release := w.freezeStream()
 	r.waitLogged(`"reason":"stalled"`)
 	w.waitMode("poll", 20*time.Second)
-	w.entriesAtLeast(load.Committed()) // events that waited for the stream
+	w.waitLen("outbox.order", int64(load.Committed()), 20*time.Second) // events that waited for the stream
 	// Each attempt to advance the slot takes half a minute. Events are published during each attempt.
 	type attempt struct {
 		began, seen time.Time

@@ -270,31 +270,19 @@ func (d *drain) redisLimit(ctx context.Context) error {
 	defer d.redis.Unlink(context.WithoutCancel(ctx), key)
 	payload := payloadOf(d.c.Size)
 	return d.limit(ctx, "xadd", "the same entries by XADD in pipelines of 1,000, over 2 connections", func() error {
-		const chunk = 1000
-		var next atomic.Int64
-		g, ctx := errgroup.WithContext(ctx)
-		for range 2 {
-			g.Go(func() error {
-				for {
-					from := int(next.Add(chunk)) - chunk
-					if from >= d.c.Events {
-						return nil
-					}
-					to := min(from+chunk, d.c.Events)
-					_, err := d.redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-						for n := from; n < to; n++ {
-							p.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: bareEntry(n, payload)})
-						}
-						return nil
-					})
-					if err != nil {
-						return fmt.Errorf("write entries: %w", err)
-					}
-					d.progress.add(to - from)
+		return inChunks(ctx, 2, d.c.Events, 1000, func(ctx context.Context, _, from, to int) error {
+			_, err := d.redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+				for n := from; n < to; n++ {
+					p.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: bareEntry(n, payload)})
 				}
+				return nil
 			})
-		}
-		return g.Wait()
+			if err != nil {
+				return fmt.Errorf("write entries: %w", err)
+			}
+			d.progress.add(to - from)
+			return nil
+		})
 	})
 }
 

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/sync/errgroup"
 
 	"posthaste/internal/cli"
 	"posthaste/internal/local/natslog"
@@ -115,32 +113,25 @@ func (d *drain) natsLimit(ctx context.Context) error {
 	const chunk = 500 // a relay sweeps so many at once
 	what := fmt.Sprintf("the same events in atomic batches of %d without a gate, over 2 connections", chunk)
 	return d.limit(ctx, d.sink.bareBatches(), what, func() error {
-		var next atomic.Int64
-		g, ctx := errgroup.WithContext(ctx)
-		for range 2 {
-			g.Go(func() error {
-				log, err := natslog.Open(d.sinkURL)
-				if err != nil {
-					return err
-				}
-				defer log.Close()
-				for {
-					from := int(next.Add(chunk)) - chunk
-					if from >= d.c.Events {
-						return nil
-					}
-					var list []*nats.Msg
-					for n := from; n < min(from+chunk, d.c.Events); n++ {
-						list = append(list, bareMessage(stream, n, payload))
-					}
-					if err := log.Batch(ctx, list); err != nil {
-						return fmt.Errorf("publish a batch: %w", err)
-					}
-					d.progress.add(len(list))
-				}
-			})
+		logs := make([]*natslog.Log, 2)
+		for i := range logs {
+			var err error
+			if logs[i], err = natslog.Open(d.sinkURL); err != nil {
+				return err
+			}
+			defer logs[i].Close()
 		}
-		return g.Wait()
+		return inChunks(ctx, len(logs), d.c.Events, chunk, func(ctx context.Context, w, from, to int) error {
+			var list []*nats.Msg
+			for n := from; n < to; n++ {
+				list = append(list, bareMessage(stream, n, payload))
+			}
+			if err := logs[w].Batch(ctx, list); err != nil {
+				return fmt.Errorf("publish a batch: %w", err)
+			}
+			d.progress.add(len(list))
+			return nil
+		})
 	})
 }
 

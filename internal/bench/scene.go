@@ -316,19 +316,30 @@ func (s *scene) write(ctx context.Context, n, size, transaction int) error {
 	if s.streams > 1 {
 		aggregate = fmt.Sprintf("'%s' || n %% %d", aggregateType, s.streams)
 	}
+	return inChunks(ctx, writers, n, chunk, func(ctx context.Context, _, from, to int) error {
+		_, err := s.pool.Exec(ctx, fmt.Sprintf(insertMany, from, to-1, payload, transaction, aggregate))
+		if err != nil {
+			return fmt.Errorf("write events: %w", err)
+		}
+		return nil
+	})
+}
+
+// inChunks calls do with ranges of the numbers below n, from so many goroutines, which have numbers.
+func inChunks(
+	ctx context.Context, workers, n, chunk int, do func(ctx context.Context, worker, from, to int) error,
+) error {
 	var next atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
-	for range writers {
+	for w := range workers {
 		g.Go(func() error {
 			for {
 				from := int(next.Add(int64(chunk))) - chunk
 				if from >= n {
 					return nil
 				}
-				to := min(from+chunk, n)
-				_, err := s.pool.Exec(ctx, fmt.Sprintf(insertMany, from, to-1, payload, transaction, aggregate))
-				if err != nil {
-					return fmt.Errorf("write events: %w", err)
+				if err := do(ctx, w, from, min(from+chunk, n)); err != nil {
+					return err
 				}
 			}
 		})

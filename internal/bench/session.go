@@ -8,8 +8,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -138,7 +136,6 @@ func (b *session) close() {
 func (b *session) facts(ctx context.Context) (machine, error) {
 	m := machine{
 		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Servers: "its own, on this machine",
-		Versions:   map[string]string{"posthaste": b.config.Version, "go": strings.TrimPrefix(runtime.Version(), "go")},
 		Durability: map[string]string{"redis_durability": b.config.Durability.String()},
 	}
 	if b.options.External {
@@ -171,7 +168,7 @@ func (b *session) facts(ctx context.Context) (machine, error) {
 		}
 		m.Servers += fmt.Sprintf(", Redis Cluster of %d masters and %d replicas", n-replicas, replicas)
 	}
-	if m.Versions["postgres"], m.Versions["redis"], err = local.Versions(ctx, b.admin, nodes[0]); err != nil {
+	if m.Versions, err = local.Versions(ctx, b.config.Version, b.admin, nodes[0]); err != nil {
 		return m, err
 	}
 	if b.nats != nil {
@@ -205,14 +202,7 @@ func (b *session) usage(ctx context.Context) usage {
 	var u usage
 	if nodes, err := redisurl.Nodes(ctx, b.redis); err == nil {
 		for _, n := range nodes {
-			info, err := n.InfoMap(ctx, "cpu").Result()
-			if err != nil {
-				continue
-			}
-			for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
-				v, _ := strconv.ParseFloat(info["CPU"][name], 64)
-				u.redis += v
-			}
+			u.redis += local.RedisCPU(ctx, n)
 		}
 	}
 	// The WAL of the whole server: Postgres does not count it by session.

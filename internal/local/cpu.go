@@ -1,12 +1,14 @@
 package local
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/prometheus/procfs"
+	"github.com/redis/go-redis/v9"
 )
 
 // CPU is the processor time of the server in seconds: of the postmaster, its children, and those that have ended. It
@@ -43,4 +45,14 @@ func processorTime(p procfs.Proc, s procfs.ProcStat) float64 {
 		return float64(exact.RunningNanoseconds) / 1e9
 	}
 	return s.CPUTime()
+}
+
+// RedisCPU is the processor time that a Redis reports, in seconds; 0 if it reports none.
+func RedisCPU(ctx context.Context, client redis.Cmdable) (seconds float64) {
+	info, _ := client.InfoMap(ctx, "cpu").Result()
+	for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
+		v, _ := strconv.ParseFloat(info["CPU"][name], 64)
+		seconds += v
+	}
+	return seconds
 }

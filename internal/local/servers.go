@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
@@ -135,21 +137,25 @@ func (s *Servers) Close() {
 	_ = os.RemoveAll(s.Dir)
 }
 
-// Versions returns the versions of a Postgres and of a Redis; that of Valkey begins with "valkey ".
+// Versions returns the versions of posthaste, which is given, of Go, and of a Postgres and a Redis; that of Valkey
+// begins with "valkey ".
 func Versions(
-	ctx context.Context, pg interface {
+	ctx context.Context, posthaste string, pg interface {
 		QueryRow(ctx context.Context, query string, args ...any) pgx.Row
 	}, rd redis.Cmdable,
-) (postgres, redisVersion string, err error) {
+) (map[string]string, error) {
+	v := map[string]string{"posthaste": posthaste, "go": strings.TrimPrefix(runtime.Version(), "go")}
+	var postgres string
 	if err := pg.QueryRow(ctx, "SHOW server_version").Scan(&postgres); err != nil {
-		return "", "", fmt.Errorf("ask postgres: %w", err)
+		return nil, fmt.Errorf("ask postgres: %w", err)
 	}
 	info, err := rd.InfoMap(ctx, "server").Result()
 	if err != nil {
-		return "", "", fmt.Errorf("ask redis: %w", err)
+		return nil, fmt.Errorf("ask redis: %w", err)
 	}
-	if v := info["Server"]["valkey_version"]; v != "" {
-		return postgres, "valkey " + v, nil
+	v["postgres"], v["redis"] = postgres, info["Server"]["redis_version"]
+	if valkey := info["Server"]["valkey_version"]; valkey != "" {
+		v["redis"] = "valkey " + valkey
 	}
-	return postgres, info["Server"]["redis_version"], nil
+	return v, nil
 }

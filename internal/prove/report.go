@@ -12,7 +12,6 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -158,18 +157,11 @@ func flags(c *campaign) (text string) {
 
 // machine records the machine and the servers.
 func (r *Report) machine(ctx context.Context, c *campaign) error {
-	r.Machine = Machine{
-		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
-		Versions: map[string]string{
-			"posthaste": c.config.Version, "go": strings.TrimPrefix(runtime.Version(), "go"),
-		},
+	versions, err := local.Versions(ctx, c.config.Version, c.stage.pool, c.stage.client)
+	r.Machine = Machine{runtime.NumCPU(), runtime.GOOS + "/" + runtime.GOARCH, versions}
+	if l, is := c.stage.streams.(*natslog.Log); is && err == nil {
+		versions["nats"] = l.ConnectedServerVersion()
 	}
-	var err error
-	v := r.Machine.Versions
-	if l, is := c.stage.streams.(*natslog.Log); is {
-		v["nats"] = l.ConnectedServerVersion()
-	}
-	v["postgres"], v["redis"], err = local.Versions(ctx, c.stage.pool, c.stage.client)
 	return err
 }
 

@@ -28,8 +28,12 @@ const streams = 2
 
 func load(tb testing.TB, profiles ...string) *types.Project {
 	tb.Helper()
-	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithoutEnvironmentResolution,
-		cli.WithProfiles(profiles))
+	return loadWith(tb, cli.WithoutEnvironmentResolution, profiles...)
+}
+
+func loadWith(tb testing.TB, environment cli.ProjectOptionsFn, profiles ...string) *types.Project {
+	tb.Helper()
+	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, environment, cli.WithProfiles(profiles))
 	must(tb, err)
 	p, err := opts.LoadProject(tb.Context())
 	if err != nil {
@@ -63,12 +67,7 @@ func TestComposeServices(t *testing.T) {
 func TestComposeRelayAlone(t *testing.T) {
 	t.Setenv("RELAY_POSTGRES_URL", "postgres://mine")
 	t.Setenv("RELAY_REDIS_URL", "redis://mine")
-	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv,
-		cli.WithProfiles([]string{"relay"}))
-	must(t, err)
-	p, err := opts.LoadProject(t.Context())
-	must(t, err)
-	relay := service(t, p, "relay")
+	relay := service(t, loadWith(t, cli.WithOsEnv, "relay"), "relay")
 	if !slices.Equal(relay.Command, []string{"relay", "--migrate"}) {
 		t.Errorf("it runs %v", relay.Command)
 	}
@@ -398,11 +397,7 @@ func TestComposePasswordsAreNoArguments(t *testing.T) {
 	const secret = `pass "word" #1 $HOME`
 	t.Setenv("REDIS_PASSWORD", secret)
 	t.Setenv("POSTGRES_PASSWORD", secret)
-	opts, err := cli.NewProjectOptions([]string{"docker-compose.yml"}, cli.WithOsEnv,
-		cli.WithProfiles([]string{"*"}))
-	must(t, err)
-	p, err := opts.LoadProject(t.Context())
-	must(t, err)
+	p := loadWith(t, cli.WithOsEnv, "*")
 	for name, s := range p.Services {
 		if strings.Contains(strings.Join(slices.Concat(s.Entrypoint, s.Command), " "), secret) {
 			t.Errorf("the command line of %s has the password", name)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -220,15 +219,9 @@ SELECT gen_random_uuid()::text, ('{"destination_topic": "` + stream + `", "uuid"
 type usage struct{ relay, postgres, redis float64 }
 
 func (s *scene) usage(ctx context.Context, p *local.Process) usage {
-	u := usage{postgres: s.servers.Postgres.CPU()}
+	u := usage{postgres: s.servers.Postgres.CPU(), redis: local.RedisCPU(ctx, s.redis)}
 	if p != nil {
 		u.relay = p.CPU()
-	}
-	if info, err := s.redis.InfoMap(ctx, "cpu").Result(); err == nil {
-		for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
-			v, _ := strconv.ParseFloat(info["CPU"][name], 64)
-			u.redis += v
-		}
 	}
 	return u
 }

@@ -41,17 +41,13 @@ func (b *bench) describe(ctx context.Context) (*report, error) {
 		At: time.Now().UTC().Truncate(time.Second), Cores: runtime.NumCPU(), Rounds: b.rounds,
 		Seconds: b.lasts.Seconds(), Size: b.size,
 	}
-	version, redisVersion, err := local.Versions(ctx, b.admin, b.redis)
-	if err != nil {
-		return nil, err
-	}
 	own, err := exec.CommandContext(ctx, b.posthaste, "version").Output()
 	if err != nil {
 		return nil, fmt.Errorf("%s version: %w", b.posthaste, err)
 	}
-	r.Versions = map[string]string{
-		"Postgres": version, "Redis": redisVersion,
-		"posthaste": strings.TrimPrefix(strings.TrimSpace(string(own)), "posthaste "),
+	version := strings.TrimPrefix(strings.TrimSpace(string(own)), "posthaste ")
+	if r.Versions, err = local.Versions(ctx, version, b.admin, b.redis); err != nil {
+		return nil, err
 	}
 	if build, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range build.Deps {
