@@ -88,7 +88,7 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 			s.log.Warn("postgres refuses the user or the password", "err", err)
 		}
 		return []string{"postgres"}, []string{"postgres: " + err.Error()}, nil
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), sql.SQLState(err) == "55P03": // lock_timeout, which is as long
 		remedies = []string{"postgres: no answer in time; posthaste doctor names what holds a lock"}
 		return []string{"postgres"}, remedies, nil
 	default:
