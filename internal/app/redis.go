@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
+	"posthaste/idem"
 	"posthaste/internal/cli"
 	"posthaste/internal/redisurl"
 	"posthaste/sink"
@@ -103,4 +104,9 @@ func (c Config) streams(ctx context.Context, configure func(o *redis.UniversalOp
 		return nil, errNotRedis
 	}
 	return c.client(ctx, c.RedisURL, configure)
+}
+
+// GuardClient returns a client for the idempotency guard; see idem.Configure. The caller closes it.
+func (c Config) GuardClient(ctx context.Context, rawURL string) (redis.UniversalClient, error) {
+	return c.client(ctx, rawURL, idem.Configure)
 }

@@ -53,14 +53,14 @@ func (p *Serve) build(ctx context.Context) error {
 	if err := p.connect(ctx, poolConfig); err != nil {
 		return err
 	}
-	client, err := c.client(ctx, c.RedisURL, idem.Configure)
+	client, err := c.GuardClient(ctx, c.RedisURL)
 	if err != nil {
 		return err
 	}
 	p.closes(client)
 	var guard idem.Redis // nil if it has no Redis of its own
 	if c.GuardRedisURL != "" {
-		own, err := c.client(ctx, c.GuardRedisURL, idem.Configure)
+		own, err := c.GuardClient(ctx, c.GuardRedisURL)
 		if err != nil {
 			return err
 		}

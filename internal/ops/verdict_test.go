@@ -164,7 +164,8 @@ func TestTheGravestComesFirst(t *testing.T) {
 		s := well()
 		s.Asked.Redis.Error = "refused"
 		change(s)
-		if v := Assess(s).Page(); v.Title != "Redis does not take events" || len(v.Also) != 1 || v.Also[0].Title != also {
+		v := Assess(s).Page()
+		if v.Title != "Redis does not take events" || len(v.Also) != 1 || v.Also[0].Title != also {
 			t.Errorf("%+v", v)
 		}
 	}
