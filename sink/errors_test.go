@@ -45,8 +45,9 @@ func TestEveryClassPasses(t *testing.T) {
 			begin: (*fixture).failSnapshot, end: (*fixture).repairSnapshot,
 		},
 		{
-			class: "loading", config: []string{"enable-debug-command yes", "loading-process-events-interval-bytes 1024"},
-			begin: (*fixture).reload, end: set("key-load-delay", "0"),
+			class:  "loading",
+			config: []string{"enable-debug-command yes", "loading-process-events-interval-bytes 1024"},
+			begin:  (*fixture).reload, end: set("key-load-delay", "0"),
 		},
 		{
 			class: "busy", config: []string{"busy-reply-threshold 1"},
