@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -170,9 +168,7 @@ func TestEveryQueryPrepares(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no query files: %v", err)
 	}
-	conn, err := pgx.Connect(t.Context(), d.URL)
-	must(t, err)
-	defer conn.Close(t.Context())
+	conn := connect(t, d.URL)
 	for _, f := range files {
 		name := strings.TrimSuffix(filepath.Base(f), ".sql")
 		if _, err := conn.Prepare(t.Context(), name, queryText(t, name)); err != nil && name != "version_create" {
