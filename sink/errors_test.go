@@ -23,65 +23,39 @@ import (
 // poison, and everything must be published once when the state ends.
 func TestEveryClassPasses(t *testing.T) {
 	t.Parallel()
+	do := func(args ...any) func(f *fixture) { return func(f *fixture) { f.do(args...) } }
+	set := func(name, value string) func(f *fixture) { return do("CONFIG", "SET", name, value) }
+	user := func(rules ...any) func(f *fixture) {
+		return do(append([]any{"ACL", "SETUSER", "default"}, rules...)...)
+	}
 	for _, c := range []struct {
 		class      string
 		config     []string
 		begin, end func(f *fixture)
 	}{
+		{class: "oom", begin: set("maxmemory", "1"), end: set("maxmemory", "0")},
+		{class: "readonly", begin: do("REPLICAOF", "127.0.0.1", "1"), end: do("REPLICAOF", "NO", "ONE")},
 		{
-			class: "oom",
-			begin: func(f *fixture) { f.do("CONFIG", "SET", "maxmemory", "1") },
-			end:   func(f *fixture) { f.do("CONFIG", "SET", "maxmemory", "0") },
+			class: "masterdown", config: []string{"replica-serve-stale-data no"},
+			begin: do("REPLICAOF", "127.0.0.1", "1"), end: do("REPLICAOF", "NO", "ONE"),
 		},
+		{class: "noreplicas", begin: set("min-replicas-to-write", "1"), end: set("min-replicas-to-write", "0")},
 		{
-			class: "readonly",
-			begin: func(f *fixture) { f.do("REPLICAOF", "127.0.0.1", "1") },
-			end:   func(f *fixture) { f.do("REPLICAOF", "NO", "ONE") },
-		},
-		{
-			class:  "masterdown",
-			config: []string{"replica-serve-stale-data no"},
-			begin:  func(f *fixture) { f.do("REPLICAOF", "127.0.0.1", "1") },
-			end:    func(f *fixture) { f.do("REPLICAOF", "NO", "ONE") },
-		},
-		{
-			class: "noreplicas",
-			begin: func(f *fixture) { f.do("CONFIG", "SET", "min-replicas-to-write", "1") },
-			end:   func(f *fixture) { f.do("CONFIG", "SET", "min-replicas-to-write", "0") },
-		},
-		{
-			class:  "misconf",
-			config: []string{"save 3600 1000000"},
-			begin:  func(f *fixture) { f.failSnapshot() },
-			end:    func(f *fixture) { f.repairSnapshot() },
+			class: "misconf", config: []string{"save 3600 1000000"},
+			begin: (*fixture).failSnapshot, end: (*fixture).repairSnapshot,
 		},
 		{
 			class:  "loading",
 			config: []string{"enable-debug-command yes", "loading-process-events-interval-bytes 1024"},
-			begin:  func(f *fixture) { f.reload() },
-			end:    func(f *fixture) { f.do("CONFIG", "SET", "key-load-delay", "0") },
+			begin:  (*fixture).reload, end: set("key-load-delay", "0"),
 		},
 		{
-			class:  "busy",
-			config: []string{"busy-reply-threshold 1"},
-			begin:  func(f *fixture) { f.busy() },
-			end:    func(f *fixture) { f.do("SCRIPT", "KILL") },
+			class: "busy", config: []string{"busy-reply-threshold 1"},
+			begin: (*fixture).busy, end: do("SCRIPT", "KILL"),
 		},
-		{
-			class: "noperm",
-			begin: func(f *fixture) { f.do("ACL", "SETUSER", "default", "-evalsha", "-eval") },
-			end:   func(f *fixture) { f.do("ACL", "SETUSER", "default", "+@all") },
-		},
-		{
-			class: "noperm",
-			begin: func(f *fixture) { f.do("ACL", "SETUSER", "default", "-xadd") },
-			end:   func(f *fixture) { f.do("ACL", "SETUSER", "default", "+@all") },
-		},
-		{
-			class: "noperm",
-			begin: func(f *fixture) { f.do("ACL", "SETUSER", "default", "resetkeys", "~elsewhere") },
-			end:   func(f *fixture) { f.do("ACL", "SETUSER", "default", "allkeys") },
-		},
+		{class: "noperm", begin: user("-evalsha", "-eval"), end: user("+@all")},
+		{class: "noperm", begin: user("-xadd"), end: user("+@all")},
+		{class: "noperm", begin: user("resetkeys", "~elsewhere"), end: user("allkeys")},
 		{
 			class: "gatetype",
 			begin: func(f *fixture) { f.do("RENAME", f.gate(), "{outbox.order}:aside"); f.do("SET", f.gate(), "x") },

@@ -120,7 +120,11 @@ func sumUp(base string, on []Group) Group {
 		sum.Length += g.Length
 		sum.Consumers = max(sum.Consumers, g.Consumers) // each consumer reads all of the streams
 		sum.Pending += g.Pending
-		sum.Lag = plus(sum.Lag, g.Lag)
+		if sum.Lag >= 0 && g.Lag >= 0 {
+			sum.Lag += g.Lag
+		} else {
+			sum.Lag = -1
+		}
 		sum.OldestPending = max(sum.OldestPending, g.OldestPending)
 		if g.Seen >= 0 && (sum.Seen < 0 || g.Seen < sum.Seen) {
 			sum.Seen = g.Seen
@@ -135,14 +139,6 @@ func sumUp(base string, on []Group) Group {
 		sum.Lost = -1
 	}
 	return sum
-}
-
-// plus adds counts; -1 means unknown.
-func plus(a, b int64) int64 {
-	if a < 0 || b < 0 {
-		return -1
-	}
-	return a + b
 }
 
 // Groups lists the consumer groups of streams, in the order of streams and then as Redis lists them (by name). A
@@ -179,7 +175,7 @@ func parseGroups(stream string, reply []any) []Group {
 	groups := make([]Group, 0, len(reply)-groupsAt)
 	for _, item := range reply[groupsAt:] {
 		v, _ := item.([]any)
-		oldest, unread, last := text(v, 5), text(v, 9), text(v, 4)
+		oldest, unread, last := text(v, 5), text(v, 8), text(v, 4)
 		g := Group{
 			Stream: stream, Name: text(v, 0), Length: length, Pending: number(v, 1), Lag: number(v, 2),
 			Consumers:     number(v, 6),

@@ -122,8 +122,7 @@ func (w *world) adopt(t *rapid.T) {
 		}
 	}
 	w.polling = rapid.Bool().Draw(t, "polling")
-	l := streamLane(w.owner)
-	w.stream, w.parts = &open{lane: l, l: w.f.sink.Lane(stream, w.owner, l)}, map[int]*open{}
+	w.stream, w.parts = w.open(streamLane(w.owner)), map[int]*open{}
 	for _, r := range w.table {
 		r.taken = false
 	}
@@ -147,24 +146,30 @@ func (w *world) write(t *rapid.T) {
 	}
 }
 
-// target returns the lane to publish on. In poll mode it claims a part again if its lane is stuck, or at random; the
-// rows of the earlier claim are then unsettled again.
+// target returns the lane to publish on. In poll mode it claims a part again if its lane is stuck, or at random.
 func (w *world) target(t *rapid.T) (*open, func(*row) bool) {
 	if !w.polling {
 		return w.stream, func(*row) bool { return true }
 	}
 	part := rapid.IntRange(0, 2).Draw(t, "part")
-	o := w.parts[part]
-	if o == nil || o.stuck || rapid.IntRange(0, 3).Draw(t, "claim") == 0 {
-		w.claim++
-		for _, r := range w.table {
-			r.taken = r.taken && r.part != part
-		}
-		l := outbox.Lane{Part: part, Claim: w.claim, Nonce: nonce()}
-		o = &open{lane: l, l: w.f.sink.Lane(stream, w.owner, l)}
-		w.parts[part] = o
+	return w.part(part, rapid.IntRange(0, 3).Draw(t, "claim") == 0), func(r *row) bool { return r.part == part }
+}
+
+// part returns the lane of a part. If it is claimed again, the rows of the earlier claim are unsettled again.
+func (w *world) part(part int, again bool) *open {
+	if o := w.parts[part]; o != nil && !o.stuck && !again {
+		return o
 	}
-	return o, func(r *row) bool { return r.part == part }
+	w.claim++
+	for _, r := range w.table {
+		r.taken = r.taken && r.part != part
+	}
+	w.parts[part] = w.open(outbox.Lane{Part: part, Claim: w.claim, Nonce: nonce()})
+	return w.parts[part]
+}
+
+func (w *world) open(l outbox.Lane) *open {
+	return &open{lane: l, l: w.f.sink.Lane(stream, w.owner, l)}
 }
 
 // publish passes the oldest unsettled rows to a lane, with faults.
@@ -332,7 +337,7 @@ func (w *world) drain(t *rapid.T) {
 	}
 	for part := range 3 {
 		if w.polling {
-			w.drainPart(t, part)
+			w.deliver(t, w.part(part, false), func(r *row) bool { return r.part == part }, 1<<20, 1)
 		}
 	}
 	for _, r := range w.table {
@@ -343,20 +348,6 @@ func (w *world) drain(t *rapid.T) {
 	if err := w.f.sink.ForgetDoubt(w.ctx(), w.owner, stream); err != nil {
 		t.Fatalf("forget: %v", err)
 	}
-}
-
-func (w *world) drainPart(t *rapid.T, part int) {
-	o := w.parts[part]
-	if o == nil || o.stuck {
-		w.claim++
-		l := outbox.Lane{Part: part, Claim: w.claim, Nonce: nonce()}
-		o = &open{lane: l, l: w.f.sink.Lane(stream, w.owner, l)}
-		w.parts[part] = o
-		for _, r := range w.table {
-			r.taken = r.taken && r.part != part
-		}
-	}
-	w.deliver(t, o, func(r *row) bool { return r.part == part }, 1<<20, 1)
 }
 
 // check is the oracle: no event is in the stream twice, and every event known to be published is there.

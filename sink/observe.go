@@ -71,7 +71,7 @@ func (s *Sink) observeMemory(infos map[string]map[string]string) {
 		if limit > 0 {
 			ratio = max(ratio, used/limit)
 		}
-		if unsafeEviction(info["maxmemory_policy"]) {
+		if policy := info["maxmemory_policy"]; policy != "" && policy != "noeviction" {
 			unsafe = 1
 		}
 	}
@@ -110,7 +110,7 @@ func (s *Sink) observeStream(stream string, reply []any, before map[string]loss,
 	return lost
 }
 
-// neverRead is the position of a group that begins at the first entry and has read nothing.
+// neverRead is before every entry: the position of a group that begins at the first one and has read nothing.
 const neverRead = "0-0"
 
 // Unobserve deletes the series of Observe, because another instance exports them from now on.

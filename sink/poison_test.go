@@ -14,7 +14,8 @@ import (
 func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	l := f.lane(f.adopted(1))
+	o := f.adopted(1)
+	l := f.lane(o)
 	f.do("SET", stream, "not a stream")
 	events := makeEvents(3)
 	d := l.Deliver(events)
@@ -42,6 +43,13 @@ func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
 	next := makeEvent()
 	f.publish(l, next)
 	f.wantStored(events[2], next)
+	// The gate has lost nothing, so no adoption is needed, and the groups do not count as destroyed.
+	f.do("DEL", stream)
+	f.do("SET", stream, "not a stream")
+	f.must(f.sink.Check(t.Context(), o, []string{stream}))
+	if groups, err := f.sink.Groups(t.Context(), o, []string{stream}); err != nil || len(groups) != 0 {
+		t.Errorf("groups %v, %v", groups, err)
+	}
 }
 
 // A claim fences earlier claims from its first call on, even if the stream refuses that call. The event is then parked,
@@ -162,20 +170,4 @@ func TestAFittingEventIsNeverPoison(t *testing.T) {
 	p.Set(testenv.Trouble{})
 	retry(t, d, "connection")
 	f.wantStored(e)
-}
-
-// The stream's key has another type. Publishing to it is refused, but the gate has lost nothing, so no adoption is
-// needed, and the groups do not count as destroyed.
-func TestAnotherKindOfKeyIsNoGap(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	o := f.adopted(1)
-	f.publish(f.lane(o), makeEvents(2)...)
-	f.do("DEL", stream)
-	f.do("SET", stream, "not a stream")
-	f.must(f.sink.Check(t.Context(), o, []string{stream}))
-	groups, err := f.sink.Groups(t.Context(), o, []string{stream})
-	if err != nil || len(groups) != 0 {
-		t.Errorf("groups %v, %v", groups, err)
-	}
 }

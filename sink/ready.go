@@ -230,8 +230,6 @@ func (s *Sink) infos(ctx context.Context, sections ...string) (map[string]map[st
 	return all, unreachable(err)
 }
 
-func unsafeEviction(policy string) bool { return policy != "" && policy != "noeviction" }
-
 // Unknown returns what the servers, or proxies in front of them, keep posthaste from knowing, a text for each cause;
 // nil if it knows everything. Publishing does not need it.
 func (s *Sink) Unknown(ctx context.Context) ([]string, error) {

@@ -3,7 +3,6 @@ package sink
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -63,13 +62,7 @@ type Replay struct {
 
 // NewReplay returns a replay. It does no I/O.
 func NewReplay(o ReplayOptions) *Replay {
-	return &Replay{o: o, owner: token(), cursors: map[string]string{}}
-}
-
-func token() string {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
+	return &Replay{o: o, owner: rand.Text(), cursors: map[string]string{}}
 }
 
 func (r *Replay) noteKey() string { return "{posthaste}:replay:" + r.o.Name }
@@ -100,7 +93,7 @@ func (r *Replay) Begin(ctx context.Context, n ReplayNote, restart bool, streams 
 		again = "1"
 	}
 	v, err := run(ctx, r.o.Client, replayBeginScript, []any{
-		1, r.noteKey(), again, ReplayKept.Milliseconds(), "run", token(), "since", n.Since.UnixMicro(), "until",
+		1, r.noteKey(), again, ReplayKept.Milliseconds(), "run", rand.Text(), "since", n.Since.UnixMicro(), "until",
 		n.Until.UnixMicro(), "total", n.Total, "begun", n.Begun.UnixMicro(),
 	})
 	if err != nil {

@@ -2,9 +2,7 @@ package sink
 
 import (
 	"context"
-	"crypto/sha1" //nolint:gosec // it is how Redis names scripts
 	"embed"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -60,8 +58,7 @@ func newScript(files ...string) *script {
 		}
 		text += string(lua)
 	}
-	sum := sha1.Sum([]byte(text)) //nolint:gosec // it is how Redis names scripts
-	return &script{text: text, sha: hex.EncodeToString(sum[:]), eval: "eval", evalsha: "evalsha"}
+	return &script{text: text, sha: redis.NewScript(text).Hash(), eval: "eval", evalsha: "evalsha"}
 }
 
 // newReader returns a script that only reads, so that its caller needs no right to write.

@@ -221,15 +221,6 @@ func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) erro
 	return s.verdicts("check", calls, runAll(ctx, s.o.Client, checkScript, calls))
 }
 
-// graver returns the first of two errors, or a permanent one: in a cluster, a node that does not answer must not hide
-// the errors of others.
-func graver(first, second error) error {
-	if first == nil || !metrics.Permanent(first) && metrics.Permanent(second) {
-		return second
-	}
-	return first
-}
-
 // Settled implements stream.Sink. It tries every stream and returns the first error.
 func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	calls := callsByStream(marks, func(stream string) []any { return gateArgs(stream, o) })
@@ -356,7 +347,8 @@ func callsByStream(marks []outbox.Mark, head func(stream string) []any) []stream
 	return calls
 }
 
-// verdicts returns the gravest error of several calls.
+// verdicts returns the gravest error of several calls: one that is permanent, or the first. In a cluster, a node that
+// does not answer must not hide the errors of others.
 func (s *Sink) verdicts(step string, calls []streamCall, cmds []*redis.Cmd) error {
 	var first error
 	for i, c := range calls {
@@ -364,7 +356,9 @@ func (s *Sink) verdicts(step string, calls []streamCall, cmds []*redis.Cmd) erro
 		if err == nil {
 			err = verdict(c.stream, reply)
 		}
-		first = graver(first, s.failed(step, c.stream, err))
+		if err = s.failed(step, c.stream, err); first == nil || !metrics.Permanent(first) && metrics.Permanent(err) {
+			first = err
+		}
 	}
 	return first
 }

@@ -28,7 +28,7 @@ func (s *Sink) Unread(ctx context.Context, source uuid.UUID, streams []string) (
 		}
 		for i, st := range states {
 			if ours[i] = st.Last; st.Last == "" && !st.Behind {
-				ours[i] = nothing
+				ours[i] = neverRead
 			}
 		}
 	}
@@ -50,9 +50,6 @@ func (s *Sink) Unread(ctx context.Context, source uuid.UUID, streams []string) (
 	return list, nil
 }
 
-// nothing is before every entry.
-const nothing = "0-0"
-
 // unread evaluates the answer of observe.lua. last is the last entry that counts, "" if all do.
 func unread(stream string, reply []any, last string) (list []outbox.Unread) {
 	counts := func(id string) bool { return id != "" && (last == "" || !lessID(last, id)) }
@@ -62,7 +59,7 @@ func unread(stream string, reply []any, last string) (list []outbox.Unread) {
 	}
 	for i, g := range parseGroups(stream, reply) {
 		v, _ := reply[groupsAt+i].([]any)
-		if !g.Owes() || last != "" && !counts(text(v, 5)) && !counts(text(v, 9)) {
+		if !g.Owes() || last != "" && !counts(text(v, 5)) && !counts(text(v, 8)) {
 			continue
 		}
 		n := g.Pending + max(g.Lag, 0)
@@ -144,11 +141,8 @@ func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (ma
 	return list, first
 }
 
-// shardedKey returns the key by which consumers find that a type has several streams. No type has such a name.
-func shardedKey(base string) string { return base + "#sharded" }
-
 // Sharded implements stream.Sink. A consumer that reads a type by the name of its only stream finds the others by this
-// key.
+// key. No type has such a name.
 func (s *Sink) Sharded(ctx context.Context, base string) error {
-	return s.failed("name the streams of", base, s.o.Client.SetNX(ctx, shardedKey(base), 1, 0).Err())
+	return s.failed("name the streams of", base, s.o.Client.SetNX(ctx, base+"#sharded", 1, 0).Err())
 }

@@ -133,13 +133,9 @@ func TestACopyOnTheSameServer(t *testing.T) {
 	ctx := t.Context()
 	succeed(t, s)
 	at := func(name string) string { return strings.Replace(d.URL, "/"+d.Name, "/"+name, 1) }
-	other, err := pgx.Connect(ctx, at("postgres"))
-	must(t, err)
-	defer other.Close(ctx)
-	open, err := pgx.Connect(ctx, at("postgres"))
-	must(t, err)
-	defer open.Close(ctx)
-	_, err = open.Exec(ctx, "BEGIN; SELECT pg_current_xact_id()")
+	other := connect(t, at("postgres"))
+	open := connect(t, at("postgres"))
+	_, err := open.Exec(ctx, "BEGIN; SELECT pg_current_xact_id()")
 	must(t, err)
 	for range 20 {
 		insert(t, d, "a")

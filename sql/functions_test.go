@@ -15,16 +15,13 @@ import (
 func TestOutboxPublish(t *testing.T) {
 	t.Parallel()
 	ctx, d := t.Context(), testenv.Postgres(t)
-	role := "writer_" + d.Name
-	d.Exec(t, "CREATE ROLE "+role+" "+testenv.Login(d.URL))
-	c, err := pgx.Connect(ctx, testenv.As(d.URL, role))
-	must(t, err)
-	t.Cleanup(func() { _ = c.Close(ctx) })
+	writer, url := role(t, d, "writer")
+	c := connect(t, url)
 	const call = "SELECT public.outbox_publish('order', 'o-1', 'order.created', "
 	if _, err := c.Exec(ctx, call+"'{}')"); sql.SQLState(err) != pgerrcode.InsufficientPrivilege {
 		t.Errorf("without the right: %v", err)
 	}
-	d.Exec(t, "GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers) ON outbox TO "+role)
+	d.Exec(t, "GRANT INSERT (id, aggregate_type, aggregate_id, event_type, payload, headers) ON outbox TO "+writer)
 	var id, other string
 	must(t, pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog"); err != nil {
@@ -53,7 +50,7 @@ func TestOutboxPublish(t *testing.T) {
 			t.Errorf("outbox_publish(%s): %v, want %q", args, err, want)
 		}
 	}
-	_, err = c.Exec(ctx, "BEGIN; "+call+"'3'); ROLLBACK", pgx.QueryExecModeSimpleProtocol)
+	_, err := c.Exec(ctx, "BEGIN; "+call+"'3'); ROLLBACK", pgx.QueryExecModeSimpleProtocol)
 	must(t, err)
 	wantRows(t, d, 2, "outbox")
 }

@@ -86,7 +86,7 @@ func (s *Store) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layo
 	err := s.owned(ctx, what, "layout_change", []any{s.name, o.Epoch, o.Nonce[:], to.Prefix, to.Shards}, &changed,
 		&standby)
 	if err == nil && !changed {
-		err = errUnsettled
+		err = fmt.Errorf("%s: %w", what, errUnsettled)
 	}
 	if err != nil {
 		return err

@@ -173,25 +173,15 @@ type span struct {
 
 func rangeOf(ctx context.Context, db DB, s Selection) (*span, error) {
 	var r span
-	err := db.QueryRow(ctx, query("log_range"), s.Since, s.Until, s.Subject).Scan(&r.from, &r.to, &r.part)
+	err := scan(ctx, db, "find the range of history", "log_range", []any{s.Since, s.Until, s.Subject}, &r.from, &r.to,
+		&r.part)
 	return &r, err
 }
 
-// counted is what the log holds of a stream, and when the oldest event was created.
-type counted struct {
-	Selected
-	Created time.Time
-}
-
-func (r *span) count(ctx context.Context, db DB, s Selection) ([]counted, error) {
-	rows, err := db.Query(ctx, query("log_count"), r.from, r.to, r.part, s.Subject, s.Type, s.Stream, s.Whole)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c counted, err error) {
-		err = row.Scan(&c.Stream, &c.Events, &c.First, &c.Last, &c.Created)
-		return c, err
-	})
+// count returns what the log holds of each stream.
+func (r *span) count(ctx context.Context, db DB, s Selection) ([]Selected, error) {
+	return structs[Selected](ctx, db, "count history", "log_count", r.from, r.to, r.part, s.Subject, s.Type, s.Stream,
+		s.Whole)
 }
 
 // list returns the next events of a selection after a place: at most logRows events of at most logMarks marks. It also

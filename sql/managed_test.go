@@ -12,15 +12,8 @@ import (
 // managed returns a store whose role owns the tables, on a server that refuses its timeline and its identifier.
 func managed(t *testing.T, d *testenv.Database) (*sql.Store, string) {
 	t.Helper()
-	role := "managed_" + d.Relay
-	for _, stmt := range []string{
-		"REVOKE EXECUTE ON FUNCTION pg_walfile_name(pg_lsn), pg_control_system() FROM PUBLIC",
-		"CREATE ROLE " + role + " " + testenv.Login(d.URL),
-		"GRANT CREATE ON DATABASE " + d.Name + " TO " + role, "GRANT CREATE ON SCHEMA public TO " + role,
-	} {
-		d.Exec(t, stmt)
-	}
-	url := testenv.As(d.URL, role)
+	d.Exec(t, "REVOKE EXECUTE ON FUNCTION pg_walfile_name(pg_lsn), pg_control_system() FROM PUBLIC")
+	_, url := role(t, d, "managed", "CREATE ON DATABASE "+d.Name, "CREATE ON SCHEMA public")
 	_, err := sql.Migrate(t.Context(), url, "public", slog.New(slog.DiscardHandler))
 	must(t, err)
 	s := sql.NewStore(relayPool(t, url), "test", 0)

@@ -436,9 +436,7 @@ func TestGuard(t *testing.T) {
 	}
 	// An application with another search_path and few rights.
 	_, url := role(t, d, "app", "SELECT, DELETE ON outbox")
-	app, err := pgx.Connect(ctx, url+"&search_path=pg_catalog")
-	must(t, err)
-	defer app.Close(ctx)
+	app := connect(t, url+"&search_path=pg_catalog")
 	tag, err := app.Exec(ctx, "DELETE FROM public.outbox WHERE seq = $1", row.Seq)
 	if err != nil || tag.RowsAffected() != 1 {
 		t.Errorf("an application deletes: %v, %v", tag, err)

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -131,37 +129,23 @@ func TestAMigrationWaitsItsTurn(t *testing.T) {
 func TestMigrateIntoAVersionTableOfSomebodyElse(t *testing.T) {
 	t.Parallel()
 	d := testenv.Empty(t)
-	owner, thief := d.Name+"_owner", d.Name+"_thief"
-	for _, stmt := range []string{
-		"CREATE ROLE " + owner + " " + testenv.Login(d.URL), "CREATE ROLE " + thief + " " + testenv.Login(d.URL),
-		"GRANT CREATE ON DATABASE " + d.Name + " TO " + owner,
-		"GRANT CREATE ON SCHEMA public TO " + owner + ", " + thief,
-		`CREATE TABLE posthaste_migrations (line text NOT NULL, version integer NOT NULL,
+	_, mine := role(t, d, "owner", "CREATE ON DATABASE "+d.Name, "CREATE ON SCHEMA public")
+	thief, _ := role(t, d, "thief", "CREATE ON SCHEMA public")
+	d.Exec(t, `CREATE TABLE posthaste_migrations (line text NOT NULL, version integer NOT NULL,
 			applied_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (line, version));
-		ALTER TABLE posthaste_migrations OWNER TO ` + thief + `;
+		ALTER TABLE posthaste_migrations OWNER TO `+thief+`;
 		GRANT ALL ON posthaste_migrations TO PUBLIC;
 		CREATE FUNCTION stolen() RETURNS trigger LANGUAGE plpgsql AS
 			$$ BEGIN RAISE EXCEPTION 'ran as %', current_user; END $$;
-		CREATE TRIGGER stolen BEFORE INSERT ON posthaste_migrations FOR EACH ROW EXECUTE FUNCTION stolen()`,
-	} {
-		d.Exec(t, stmt)
-	}
-	t.Cleanup(func() {
-		_, _ = d.Pool.Exec(context.Background(),
-			"DROP OWNED BY "+owner+", "+thief+" CASCADE; DROP ROLE "+owner+", "+thief)
-	})
-	for _, role := range []string{owner, "postgres"} {
-		_, err := sql.Migrate(t.Context(), testenv.As(d.URL, role), "public",
-			slog.New(slog.DiscardHandler))
+		CREATE TRIGGER stolen BEFORE INSERT ON posthaste_migrations FOR EACH ROW EXECUTE FUNCTION stolen()`)
+	for _, url := range []string{mine, testenv.As(d.URL, "postgres")} {
+		_, err := sql.Migrate(t.Context(), url, "public", slog.New(slog.DiscardHandler))
 		if err == nil || !strings.Contains(err.Error(), "belongs to role \""+thief+"\"") {
-			t.Errorf("as %s: %v", role, err)
+			t.Errorf("migrate: %v", err)
 		}
 	}
 	d.Exec(t, "DROP TABLE posthaste_migrations")
-	if _, err := sql.Migrate(t.Context(), testenv.As(d.URL, owner), "public",
-		slog.New(slog.DiscardHandler)); err != nil {
-		t.Errorf("when it is gone: %v", err)
-	}
+	must(t, fails(sql.Migrate(t.Context(), mine, "public", slog.New(slog.DiscardHandler))))
 }
 
 func TestMigrateIntoItsOwnSchema(t *testing.T) {
@@ -184,9 +168,7 @@ func TestEveryQueryPrepares(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no query files: %v", err)
 	}
-	conn, err := pgx.Connect(t.Context(), d.URL)
-	must(t, err)
-	defer conn.Close(t.Context())
+	conn := connect(t, d.URL)
 	for _, f := range files {
 		name := strings.TrimSuffix(filepath.Base(f), ".sql")
 		if _, err := conn.Prepare(t.Context(), name, queryText(t, name)); err != nil && name != "version_create" {

@@ -106,12 +106,8 @@ func TestSettingsThroughATransactionPooler(t *testing.T) {
 	checkAll()
 
 	// Both sessions of the server are taken at once.
-	other, err := pgx.Connect(ctx, url)
-	must(t, err)
-	defer other.Close(ctx)
-	second, err := pgx.Connect(ctx, url)
-	must(t, err)
-	defer second.Close(ctx)
+	other := connect(t, url)
+	second := connect(t, url)
 	for _, c := range []*pgx.Conn{other, second} {
 		tx, err := c.Begin(ctx)
 		must(t, err)

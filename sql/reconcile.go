@@ -107,7 +107,7 @@ func (s *Store) bounds(ctx context.Context, r *outbox.Repair, n pending) error {
 	var since *time.Time // the time from which events in the stream matter, nil if none does
 	if n.Lost != nil {
 		r.From, r.Missing, r.To = *n.Lost, *n.Lost, n.Newest
-		var counts []counted
+		var counts []Selected
 		late, err := within(ctx, boundsTimeout, func(ctx context.Context) (err error) {
 			counts, err = (&span{from: r.Missing, to: r.To, part: -1}).count(ctx, s.pool, Selection{Stream: r.Stream})
 			return err

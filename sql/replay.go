@@ -143,35 +143,30 @@ func historyWriters(ctx context.Context, db DB) (writers []string, err error) {
 }
 
 // Selected counts the selected events of one stream. First and Last are approximately when the first and the last
-// number were settled.
+// number were settled, Created is when the oldest was created.
 type Selected struct {
-	Stream string    `json:"stream"`
-	Events int64     `json:"events"`
-	First  time.Time `json:"first"`
-	Last   time.Time `json:"last"`
+	Stream  string    `json:"stream"`
+	Events  int64     `json:"events"`
+	First   time.Time `json:"first"`
+	Last    time.Time `json:"last"`
+	Created time.Time `json:"-"`
 }
 
 // CountHistory counts the selected events by stream. It reads all of them.
 func CountHistory(ctx context.Context, db DB, s Selection) (list []Selected, err error) {
 	r, err := rangeOf(ctx, db, s)
 	if err != nil {
+		return nil, err
+	}
+	if s.ID == nil {
+		return r.count(ctx, db, s)
+	}
+	h := History{db: db, sel: s, span: r}
+	if err := h.find(ctx); err != nil {
 		return nil, fmt.Errorf("count history: %w", err)
 	}
-	if s.ID != nil {
-		h := History{db: db, sel: s, span: r}
-		err = h.find(ctx)
-		for _, e := range h.items {
-			list = append(list, Selected{Stream: e.stream, Events: 1, First: e.at, Last: e.at})
-		}
-	} else {
-		var counts []counted
-		counts, err = r.count(ctx, db, s)
-		for _, c := range counts {
-			list = append(list, c.Selected)
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("count history: %w", err)
+	for _, e := range h.items {
+		list = append(list, Selected{Stream: e.stream, Events: 1, First: e.at, Last: e.at})
 	}
 	return list, nil
 }

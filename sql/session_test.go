@@ -12,7 +12,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgerrcode"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/testenv"
@@ -25,19 +24,15 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t, "synchronous_commit=off")
 	ctx := t.Context()
-	conn, err := pgx.Connect(ctx, server.URL("postgres"))
-	must(t, err)
-	defer conn.Close(ctx)
-	_, err = conn.Exec(ctx, "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+	conn := connect(t, server.URL("postgres"))
+	_, err := conn.Exec(ctx, "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
 	must(t, err)
 	url := server.URL("latin")
 	_, err = sql.Migrate(ctx, url, "public", slog.New(slog.DiscardHandler))
 	must(t, err)
 
 	pool := relayPool(t, url)
-	writer, err := pgx.Connect(ctx, url+"&client_encoding=UTF8")
-	must(t, err)
-	defer writer.Close(ctx)
+	writer := connect(t, url+"&client_encoding=UTF8")
 	_, err = writer.Exec(ctx, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), 'order', $1, 'order.changed', jsonb_build_object('id', $1::text)`, "größe")
 	must(t, err)
@@ -124,9 +119,7 @@ func TestAReloadChangesNoSession(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
 	ctx := t.Context()
-	plain, err := pgx.Connect(ctx, d.URL)
-	must(t, err)
-	defer plain.Close(ctx)
+	plain := connect(t, d.URL)
 	show := func(db sql.DB) (v string) {
 		t.Helper()
 		must(t, db.QueryRow(ctx, "SHOW synchronous_commit").Scan(&v))

@@ -206,34 +206,25 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 		return `"` + strings.Join(slices.Sorted(maps.Keys(names)), `","`) + `"`
 	}
 	// The schema's owner lets another role create in it that is no superuser, as Postgres 14 does in public.
-	owner, thief := d.Name+"_owner", d.Name+"_thief"
-	for _, stmt := range []string{
-		"CREATE ROLE " + owner + " " + testenv.Login(d.URL), "CREATE ROLE " + thief + " " + testenv.Login(d.URL),
-		"GRANT CREATE ON DATABASE " + d.Name + " TO " + owner, "CREATE SCHEMA app AUTHORIZATION " + owner,
-		"GRANT USAGE, CREATE ON SCHEMA app TO " + thief,
+	// The schema's owner lets another role create in it that is no superuser, as Postgres 14 does in public.
+	owner, mine := role(t, d, "owner", "CREATE ON DATABASE "+d.Name,
 		// The settings of a test campaign's own server, by its superuser.
-		"GRANT EXECUTE ON FUNCTION pg_catalog.pg_reload_conf(), pg_catalog.pg_switch_wal() TO " + owner,
-	} {
-		d.Exec(t, stmt)
-	}
-	t.Cleanup(func() {
-		for _, role := range []string{thief, owner} {
-			_, _ = d.Pool.Exec(t.Context(), "DROP OWNED BY "+role+" CASCADE; DROP ROLE "+role)
-		}
-	})
+		"EXECUTE ON FUNCTION pg_catalog.pg_reload_conf(), pg_catalog.pg_switch_wal()")
+	d.Exec(t, "CREATE SCHEMA app AUTHORIZATION "+owner)
+	thief, theirs := role(t, d, "thief", "USAGE, CREATE ON SCHEMA app")
 	traps, err := os.ReadFile("testdata/traps.sql")
 	must(t, err)
 	plant := strings.NewReplacer("$SCHEMA", "app", "$OPERATORS", quoted(operators), "$FUNCTIONS", quoted(used)).
 		Replace(string(traps))
-	if _, err := connect(t, asRole(d, thief)).Exec(t.Context(), plant); err != nil {
+	if _, err := connect(t, theirs).Exec(t.Context(), plant); err != nil {
 		t.Fatalf("plant: %v", err)
 	}
 	// The migrations run with the planted functions, and their results (defaults, domains, indexes) use none of them.
 	log := slog.New(slog.DiscardHandler)
-	if _, err := sql.Migrate(t.Context(), asRole(d, owner), "app", log); err != nil {
+	if _, err := sql.Migrate(t.Context(), mine, "app", log); err != nil {
 		t.Fatalf("migrate: %v", err)
 	}
-	cfg, err := sql.ConnConfig(asRole(d, owner), "app", "traps")
+	cfg, err := sql.ConnConfig(mine, "app", "traps")
 	must(t, err)
 	c, err := sql.Connect(t.Context(), cfg)
 	must(t, err)
@@ -312,9 +303,4 @@ func tryPlan(t *testing.T, c *pgx.Conn, text string) error {
 	}
 	_, err := c.Exec(ctx, fmt.Sprintf("EXPLAIN EXECUTE stmt%s", args), pgx.QueryExecModeSimpleProtocol)
 	return err
-}
-
-// asRole returns the address of d for a role.
-func asRole(d *testenv.Database, role string) string {
-	return testenv.As(d.URL, role)
 }

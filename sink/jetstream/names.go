@@ -125,9 +125,7 @@ const gateRoot = "posthaste-gate."
 
 // newGate returns the gate's subject of a new stream, without the lane.
 func newGate(stream string) string {
-	var token [12]byte
-	_, _ = rand.Read(token[:])
-	return gateRoot + StreamName(stream) + "." + hex.EncodeToString(token[:])
+	return gateRoot + StreamName(stream) + "." + rand.Text()
 }
 
 // lanes are the names of all lanes, and ownerLane is the subject of the owner.

@@ -1,7 +1,7 @@
 -- Reads the state of a stream and its groups, without the bodies of the entries.
 -- KEYS stream. ARGV groups at most, consumers of a group at most that are looked at (0: no limit)
 -- Answers {length, entries added, first entry's id, now in ms, {name, pending, lag, entries read, last delivered,
--- oldest pending, consumers, ms since the last sign of life, sure ("1"), first unread}…};
+-- oldest pending, consumers, ms since the last sign of life, first unread}…};
 -- -1 and "" stand for unknown or none. A missing stream answers {0, 0, "", now}.
 local stream = KEYS[1]
 local most, watched = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -24,17 +24,16 @@ local function unread(g)
   return lag and math.max(1, math.min(lag, s['length'])) or -1, e[1]
 end
 
--- seen returns how long ago a consumer of the group last showed itself, and whether that is sure: a server that knows
--- "inactive" notes every attempt to read, an older one only those that found something.
+-- seen returns how long ago a consumer of the group last showed itself. A server that knows "inactive" notes every
+-- attempt to read, an older one only those that found something.
 local function seen(name, consumers)
-  local ms, sure = -1, '1'
-  if consumers == 0 or (watched > 0 and consumers > watched) then return ms, sure end
+  local ms = -1
+  if consumers == 0 or (watched > 0 and consumers > watched) then return ms end
   for _, list in ipairs(redis.call('XINFO', 'CONSUMERS', stream, name)) do
     local c = fields(list)
     if ms < 0 or c['idle'] < ms then ms = c['idle'] end
-    if not c['inactive'] then sure = '' end
   end
-  return ms, sure
+  return ms
 end
 
 local answer = {s['length'], s['entries-added'] or -1, first, now}
@@ -43,8 +42,7 @@ for i, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
   local g = fields(group)
   local oldest = g['pending'] > 0 and redis.call('XPENDING', stream, g['name'])[2] or ''
   local lag, next_id = unread(g)
-  local ms, sure = seen(g['name'], g['consumers'])
   answer[#answer + 1] = {g['name'], g['pending'], lag, g['entries-read'] or -1, g['last-delivered-id'], oldest or '',
-    g['consumers'], ms, sure, next_id}
+    g['consumers'], seen(g['name'], g['consumers']), next_id}
 end
 return answer

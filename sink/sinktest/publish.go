@@ -84,11 +84,9 @@ func late(f *fixture) {
 	arrive()
 	f.want(events...)
 	f.must(f.sink.Check(f.Context(), f.adopted(3), []string{order}))
-	if f.DropGate != nil {
-		f.DropGate(order, f.source)
-		arrive()
-		f.want(events...)
-	}
+	f.DropGate(order, f.source)
+	arrive()
+	f.want(events...)
 	f.Drop(order)
 	arrive()
 	f.want()
