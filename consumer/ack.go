@@ -47,16 +47,16 @@ func (c *Consumer) acknowledge(ctx context.Context, closing <-chan struct{}) {
 func (c *Consumer) together(ctx context.Context, closing <-chan struct{}, es []*entry) []*entry {
 	linger := time.NewTimer(ackLinger)
 	defer linger.Stop()
-	for len(es) < ackEnough {
+	for waited := false; !waited && len(es) < ackEnough; {
 		select {
 		case e := <-c.acks:
 			es = append(es, e)
 		case <-linger.C:
-			return es
+			waited = true
 		case <-closing:
-			return es
+			waited = true
 		case <-ctx.Done():
-			return es
+			waited = true
 		}
 	}
 	for len(es) < ackMax {

@@ -57,7 +57,7 @@ func New(opt Options) (*Consumer, error) {
 		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster,
 		self:    fmt.Sprintf("%016x", rand.Uint64()), //nolint:gosec // a name, not a secret
 		queues:  newQueues(opt.Window, opt.ClaimIdle*3/4),
-		acks:    make(chan *entry, 2*opt.Window+opt.Workers*refill), // more than wait while Redis is down
+		acks:    make(chan *entry, maxHeld+2*opt.Window), // more than can be held: no worker waits here
 		streams: newStreams(opt.Streams), leases: newLeases(), dog: newWatchdog(),
 	}
 	c.outages = outages{log: c.log, metrics: m}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"posthaste/consumer"
 	"posthaste/internal/testenv"
 )
@@ -72,4 +74,33 @@ func TestDrainTimeout(t *testing.T) {
 	if err := c.stop(); !errors.Is(err, consumer.ErrDrain) {
 		t.Errorf("Run: %v, want ErrDrain", err)
 	}
+}
+
+// Acknowledgements are refused while events run that had waited without their payloads. None of the workers waits for
+// that, so the consumer stops in order.
+func TestAStopWithoutAcknowledgements(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	const n = 500
+	for i := range n {
+		add(t, r.Client, "outbox.order", event{uuid.NewString(), "one", i})
+	}
+	fill(t, r.Client, "outbox.order", 300, 300)
+	gate := make(chan struct{})
+	var one, others record
+	run := start(t, consumer.Options{
+		Client: r.Client, Streams: []string{"outbox.order"}, Window: 64, Workers: 4, DrainTimeout: 3 * time.Second,
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			if ev.Subject != "one" {
+				return others.handle(ctx, ev)
+			}
+			<-gate
+			return one.handle(ctx, ev)
+		},
+	})
+	eventuallyRan(t, &others, 20*time.Second, 300)
+	must(t, r.Client.Do(t.Context(), "acl", "setuser", "default", "-xack").Err())
+	close(gate)
+	eventuallyRan(t, &one, 20*time.Second, n)
+	must(t, run.stop())
 }

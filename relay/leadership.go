@@ -266,7 +266,7 @@ func (l *leadership) watchGates(ctx context.Context) error {
 		return nil
 	}
 	l.watched = time.Now()
-	actx, cancel := context.WithTimeout(ctx, publishTimeout)
+	actx, cancel := context.WithTimeout(ctx, time.Second) // a toggle waits for the answer
 	defer cancel()
 	if err := l.o.Sink.Check(actx, l.gates.owner, l.gates.streams()); displaced(err) {
 		return err

@@ -158,7 +158,7 @@ type Audits interface {
 	Audit(ctx context.Context) (outbox.AuditMark, error)
 	// LeaderSession returns the session that holds the leader's lock, the zero value if no session does.
 	LeaderSession(ctx context.Context) (outbox.LeaderSession, error)
-	// EndSession ends a session of the database.
+	// EndSession ends the session with a pid, if it holds the leader's lock.
 	EndSession(ctx context.Context, pid int) error
 }
 

@@ -160,7 +160,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	wctx, stop := context.WithCancel(ctx)
 	defer stop()
 	wg.Go(func() { r.watchSink(wctx) })
-	wg.Go(func() { (&watchdog{reporter: r.reporter, store: r.o.Store, activity: r.activity}).run(wctx) })
+	dog := &watchdog{reporter: r.reporter, store: r.o.Store, activity: r.activity, leads: r.o.Spread == nil}
+	wg.Go(func() { dog.run(wctx) })
 	if r.o.Spread != nil {
 		wg.Go(func() { r.troubles(wctx) })
 	}
@@ -223,7 +224,9 @@ func (r *Relay) work(ctx context.Context, locks outbox.LockSession) error {
 	}()
 	for ctx.Err() == nil {
 		if r.health.failing(conditionRedis) {
-			pause.About(ctx, withoutSink)
+			if pause.About(ctx, withoutSink) != nil {
+				break
+			}
 		}
 		led, err := locks.TryLead(ctx)
 		if err != nil {

@@ -15,6 +15,8 @@ const (
 	partStallAfter = 2 * time.Minute
 	// watchInterval is the interval of the watchdog's checks.
 	watchInterval = 5 * time.Second
+	// sinkPatience is how long a leader may miss the sink before it shows that. Probes may fail once.
+	sinkPatience = 10 * time.Second
 )
 
 // watchdog checks whether events make progress while rows wait in the table. It does not consider causes, so it also
@@ -22,11 +24,14 @@ const (
 //
 // On a standby it watches the leader. A session that is not a relay's (one that a pooler has kept, a psql) could hold
 // the leader's lock forever while every relay is a ready standby. The watchdog ends that session if it has the right
-// to. Of relays it ends only the session of one that does not reach the sink, and only while this instance does.
+// to. Of relays it ends only the session of one that does not reach the sink, and only if this instance has reached the
+// sink for two checks.
 type watchdog struct {
 	*reporter
 	store    Audits
 	activity *activity
+	// leads is whether this instance may lead instead of another relay.
+	leads bool
 
 	// first is the first row of each part and since when it has been that.
 	first map[int16]standing
@@ -35,6 +40,8 @@ type watchdog struct {
 	since time.Time
 	// deaf is the time since which audits of the table fail, zero if they succeed.
 	deaf time.Time
+	// sinkless is the session of a leader that did not reach the sink at the last check, when this instance did.
+	sinkless int
 }
 
 type standing struct {
@@ -114,9 +121,10 @@ func (w *watchdog) check(first map[int16]int64, moves int64, now time.Time) find
 func (w *watchdog) run(ctx context.Context) {
 	for led := false; ctx.Err() == nil; pause.Tick(ctx, watchInterval) {
 		if leads := w.activity.leading.Load(); leads != led { // what was seen in the other role does not count
-			*w = watchdog{reporter: w.reporter, store: w.store, activity: w.activity}
+			*w = watchdog{reporter: w.reporter, store: w.store, activity: w.activity, leads: w.leads}
 			w.health.clear(conditionStalled)
 			w.health.clear(conditionLeader)
+			w.metrics.stalled.Set(0)
 			led = leads
 		}
 		var f finding
@@ -151,15 +159,17 @@ func (w *watchdog) oversee(ctx context.Context, f finding) {
 			return
 		}
 		f.text += "; the leader's lock is held by " + holder.String()
-		replace := !holder.Relay
+		before := w.sinkless
+		w.sinkless = 0
 		switch {
-		case replace:
+		case !holder.Relay:
 			f.text += ", which is no relay"
-		case holder.Sinkless && !w.health.failing(conditionRedis):
-			replace = true
+		case holder.Sinkless && w.leads && !w.health.failing(conditionRedis):
 			f.text += ", whose relay does not reach the sink, as this one does"
+			w.sinkless = holder.PID
 		}
-		if replace {
+		if !holder.Relay || w.sinkless != 0 && w.sinkless == before {
+			w.log.Warn("ending the session that holds the leader's lock", "pid", holder.PID, "why", f.text)
 			if err := w.store.EndSession(ctx, holder.PID); err != nil {
 				f.text += " and cannot be ended: " + err.Error()
 			}
@@ -167,6 +177,7 @@ func (w *watchdog) oversee(ctx context.Context, f finding) {
 		w.report(conditionLeader, f)
 		return
 	}
+	w.sinkless = 0
 	w.report(conditionLeader, finding{})
 }
 
@@ -188,12 +199,15 @@ func (w *watchdog) report(condition string, f finding) {
 	}
 }
 
-// tellSink shows the other instances whether this leader reaches the sink, until ctx ends. If it does not, and one of
-// them does, that one leads instead.
+// tellSink shows the other instances whether this leader reaches the sink, until ctx ends. If it does not for a while,
+// and one of them does, that one leads instead.
 func (l *leadership) tellSink(ctx context.Context) {
-	told := true
+	told, last := true, time.Now()
 	for pause.For(ctx, time.Second) == nil {
-		reached := !l.health.failing(conditionRedis)
+		if !l.health.failing(conditionRedis) {
+			last = time.Now()
+		}
+		reached := time.Since(last) < sinkPatience
 		if reached != told && l.locks.TellSink(ctx, reached) == nil {
 			told = reached
 		}

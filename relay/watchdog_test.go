@@ -154,39 +154,87 @@ func TestALeaderSaysThatItStands(t *testing.T) {
 }
 
 // A standby is not ready while rows wait and the holder of the leader's lock makes no progress. It ends a session that
-// is no relay's, or whose relay does not reach the sink, and no other.
+// is no relay's, or whose relay does not reach the sink if this one does, and no other.
 func TestALockThatIsHeldByNobodyWhoWorks(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ relay, sinkless, ends bool }{
-		{relay: false, ends: true}, {relay: true}, {relay: true, sinkless: true, ends: true},
+	for _, c := range []struct{ relay, sinkless, without, ends bool }{
+		{ends: true}, {relay: true}, {relay: true, sinkless: true, ends: true},
+		{relay: true, sinkless: true, without: true},
 	} {
-		inWorld(t, Options{}, func(w *world) {
+		ready := func(context.Context) error {
+			if c.without {
+				return errors.New("gone")
+			}
+			return nil
+		}
+		inWorld(t, Options{SinkReady: ready}, func(w *world) {
 			w.pg.leader = &lockSession{}
-			w.pg.leaderSession = outbox.LeaderSession{PID: 7, Application: "psql", Relay: c.relay, Sinkless: c.sinkless}
+			w.pg.leaderSession = outbox.LeaderSession{
+				PID: 7, Application: "psql", Relay: c.relay, Sinkless: c.sinkless,
+			}
 			i := w.start("one")
+			leader := func() string {
+				for _, why := range i.relay.Health().Reasons {
+					if strings.HasPrefix(why, "leader: ") {
+						return why
+					}
+				}
+				return ""
+			}
 			pass(2 * stallAfter)
-			if h := i.relay.Health(); !h.Ready || h.Role != "standby" {
-				t.Errorf("while nothing waits: %+v", h)
+			if why, role := leader(), i.relay.Health().Role; why != "" || role != "standby" {
+				t.Errorf("while nothing waits: %s, %s", role, why)
 			}
 			w.event("order", "a")
 			pass(stallAfter - 2*watchInterval)
-			if h := i.relay.Health(); !h.Ready {
-				t.Errorf("at once: %+v", h)
+			if why := leader(); why != "" {
+				t.Errorf("at once: %s", why)
 			}
-			pass(4 * watchInterval)
-			h := i.relay.Health()
-			if h.Ready || len(h.Reasons) != 1 || !strings.HasPrefix(h.Reasons[0], "leader: ") ||
-				!strings.Contains(h.Reasons[0], "pid 7") || strings.Contains(h.Reasons[0], "no relay") == c.relay {
-				t.Errorf("%+v: %+v", c, h)
+			pass(5 * watchInterval)
+			if why := leader(); !strings.Contains(why, "pid 7") || strings.Contains(why, "no relay") == c.relay {
+				t.Errorf("%+v: %q", c, why)
 			}
 			if ended := slices.Contains(w.pg.endedSessions, 7); ended != c.ends {
 				t.Errorf("%+v, and its session was ended: %v", c, ended)
 			}
 			w.do(func() { w.pg.leader = nil })
 			pass(10 * time.Second)
-			if h := i.relay.Health(); !h.Ready || h.Role != "leader" {
+			if h := i.relay.Health(); leader() != "" || h.Role != "leader" || h.Ready == c.without {
 				t.Errorf("without it: %+v", h)
 			}
 		})
 	}
+}
+
+// A leader shows that it does not reach the sink when it has not for a while, not when one probe has failed.
+func TestALeaderShowsThatItMissesTheSink(t *testing.T) {
+	t.Parallel()
+	var gone atomic.Bool
+	ready := func(context.Context) error {
+		if gone.Load() {
+			return errors.New("gone")
+		}
+		return nil
+	}
+	inWorld(t, Options{SinkReady: ready}, func(w *world) {
+		i := w.start("one")
+		pass(10 * time.Second)
+		shows := func(after time.Duration, want bool) {
+			t.Helper()
+			pass(after)
+			var got bool
+			w.do(func() { got = i.session.sinkless })
+			if got != want {
+				t.Errorf("sinkless is %v", got)
+			}
+		}
+		gone.Store(true)
+		shows(sinkPatience/2, false)
+		gone.Store(false)
+		shows(5*time.Second, false)
+		gone.Store(true)
+		shows(sinkPatience+5*time.Second, true)
+		gone.Store(false)
+		shows(5*time.Second, false)
+	})
 }

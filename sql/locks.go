@@ -193,7 +193,7 @@ func (s *Store) LeaderSession(ctx context.Context) (outbox.LeaderSession, error)
 	return LeaderSession(ctx, s.pool)
 }
 
-// EndSession terminates the session pid. The role may lack the right to do so.
+// EndSession terminates the session pid if it holds the leader's lock. The role may lack the right to do so.
 func (s *Store) EndSession(ctx context.Context, pid int) error {
 	_, err := s.exec(ctx, fmt.Sprintf("end session %d", pid), "session_end", pid)
 	return err
