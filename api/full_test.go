@@ -9,19 +9,24 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"posthaste/idem"
 )
 
-// cost is one side of a comparison: the same handler with or without the guard.
+// cost is one side of a comparison, such as the same handler with or without the guard. next returns a request.
 type cost struct {
-	*world
-	name  string
+	next  func() (url, body, key string)
 	done  int64
 	spent time.Duration
 	each  []time.Duration
+}
+
+// ordering is the cost of POST /orders.
+func (w *world) ordering() *cost {
+	return &cost{next: func() (url, body, key string) { return w.url + "/orders", orderJSON(1), newKey() }}
 }
 
 func (c *cost) round(t *testing.T, workers int, d time.Duration) {
@@ -34,10 +39,10 @@ func (c *cost) round(t *testing.T, workers int, d time.Duration) {
 		wg.Go(func() {
 			var each []time.Duration
 			for time.Since(start) < d {
+				url, body, key := c.next()
 				begin := time.Now()
-				r, err := send(context.Background(), http.MethodPost, c.url+"/orders", orderJSON(1), idem.KeyHeader,
-					newKey())
-				if err != nil || r.status != 201 {
+				r, err := send(context.Background(), http.MethodPost, url, body, idem.KeyHeader, key)
+				if err != nil || r.status/100 != 2 {
 					t.Errorf("%v %v", r, err)
 					return
 				}
@@ -70,10 +75,9 @@ func TestFullGuardCost(t *testing.T) {
 	w := newWorld(t, impatient(t), func(o *Options) { o.Logger = nil })
 	bare := w.sibling(func(o *Options) { o.Redis, o.Logger = nil, nil })
 	compare := func(workers, rounds int, d time.Duration) (with, without *cost) {
-		with, without = &cost{world: w, name: "guarded"}, &cost{world: bare, name: "bare"}
-		with.round(t, workers, 300*time.Millisecond)
-		without.round(t, workers, 300*time.Millisecond)
-		*with, *without = cost{world: w}, cost{world: bare}
+		w.ordering().round(t, workers, 300*time.Millisecond)
+		bare.ordering().round(t, workers, 300*time.Millisecond)
+		with, without = w.ordering(), bare.ordering()
 		for range rounds {
 			with.round(t, workers, d)
 			without.round(t, workers, d)
@@ -104,4 +108,26 @@ func TestFullGuardCost(t *testing.T) {
 	if lowest > 500*time.Microsecond {
 		t.Errorf("the guard costs %v at low load, want 0.5 ms at most", lowest)
 	}
+}
+
+// The throughput of orders while Redis is down, and while it hangs: Postgres alone guards.
+func TestFullDegradedThroughput(t *testing.T) {
+	w := newWorld(t, impatient(t), func(o *Options) { o.Logger = nil })
+	measure := func(name string) {
+		c := w.ordering()
+		c.round(t, 32, 4*time.Second)
+		p50 := c.p50()
+		slowest := c.each[len(c.each)-1]
+		fmt.Printf("POST /orders, 32 clients, Redis %s: %.0f/s, p50 %v, slowest %v\n", name, c.rate(), p50, slowest)
+		if slowest > 8*time.Second { // the bounds of one request add up to less
+			t.Errorf("Redis %s: a request took %v", name, slowest)
+		}
+	}
+	measure("up")
+	must(t, w.redis.Signal(syscall.SIGSTOP))
+	measure("hanging")
+	must(t, w.redis.Signal(syscall.SIGCONT))
+	must(t, w.redis.Kill())
+	measure("gone")
+	w.checkInvariants(w.rows())
 }

@@ -145,12 +145,18 @@ func inBubble(t *testing.T, f func(t *testing.T, from *issuer, tokens *Tokens, e
 	synctest.Test(t, func(t *testing.T) {
 		from, ec := &issuer{}, newECKey()
 		from.publish(pub("k", &ec.PublicKey))
-		tokens := newTokens(t, "https://issuer.example/keys")
-		tokens.keys.client.Transport = from
-		keep(t, tokens)
-		synctest.Wait()
-		f(t, from, tokens, ec)
+		f(t, from, from.tokens(t), ec)
 	})
+}
+
+// tokens returns Tokens that are refreshed from an issuer in a bubble, and have asked it once.
+func (i *issuer) tokens(t *testing.T) *Tokens {
+	t.Helper()
+	tokens := newTokens(t, "https://issuer.example/keys")
+	tokens.keys.client.Transport = i
+	keep(t, tokens)
+	synctest.Wait()
+	return tokens
 }
 
 // issuedWith returns Tokens of an issuer that publishes keys, without refreshes.
@@ -522,12 +528,20 @@ func TestASlowIssuerHoldsUpNobodyElse(t *testing.T) {
 // While the issuer is down, no token is reported as invalid. Known keys are used for a day.
 func TestTheIssuerIsDown(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, from *issuer, tokens *Tokens, ec *ecdsa.PrivateKey) {
+	inBubble(t, func(t *testing.T, from *issuer, _ *Tokens, ec *ecdsa.PrivateKey) {
 		broken := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }
+		from.answers(broken)
+		tokens := from.tokens(t)
 		ask := func() *problem {
 			_, p := tokens.caller(t.Context(), sign("ES256", ec, "k", claims()))
 			return p
 		}
+		if p := ask(); p == nil || p.kind != kindUnavailable || p.retryAfter == 0 || !tokens.keys.failing.Load() {
+			t.Errorf("down at the start: %+v", p)
+		}
+		from.publish(pub("k", &ec.PublicKey))
+		time.Sleep(refreshGap)
+		synctest.Wait()
 		if p := ask(); p != nil || tokens.keys.failing.Load() {
 			t.Errorf("up: %+v", p)
 		}

@@ -81,3 +81,22 @@ func TestDurabilityAOF(t *testing.T) {
 		t.Errorf("without a file: %v, want ErrUnavailable", err)
 	}
 }
+
+// Without durability, operations that Redis loses in a crash are given up and counted. There are no other effects.
+func TestDurabilityNone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "appendonly no")
+	user := w.funded(100)
+	w.settle()
+	wantEqual(t, "durability", w.must(newOp(user, Deduct, 30), OK).Durability, durMemory)
+	must(t, w.redis.Kill())
+	must(t, w.redis.Start(t.Context()))
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if _, err := w.bank.Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrRecovering) {
+			return err
+		}
+		return nil
+	})
+	w.inStep(user, 100)
+	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 1)
+}

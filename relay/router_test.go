@@ -46,13 +46,14 @@ func TestPublisherPassesWhatIsSettled(t *testing.T) {
 }
 
 // A stream that the adoption did not know raises H, because another instance may have published to it since. Its doubt
-// is cleared only after H is passed.
+// is cleared only after H is passed. Without an answer to the question for H, the question is repeated.
 func TestAStreamMetLateHasItsOwnH(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		first := r.commit("done")
 		r.from(first[0].End)
 		r.gates.fresh = r.s.router.meet
+		r.plan = fault{"Store.InsertLSN", 0, refused}
 		tx := r.begin()
 		tx.insert("user", "b", "done")
 		tx.commitNow()

@@ -21,11 +21,11 @@ import (
 // bench is the servers, and what every measurement needs.
 type bench struct {
 	options
-	servers *local.Servers
-	admin   *pgxpool.Pool
-	redis   *redis.Client
-	self    string
-	scenes  int
+	servers   *local.Servers
+	admin     *pgxpool.Pool
+	redis     *redis.Client
+	bin, self string
+	scenes    int
 }
 
 // measure starts the servers, measures every load with every peer, and prints the report.
@@ -75,10 +75,13 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if _, err := os.Stat(b.posthaste); err != nil {
 		return fmt.Errorf("no program posthaste: run make build, or name it in --posthaste: %w", err)
 	}
+	if b.bin, err = local.PostgresBin(ctx, os.Getenv("POSTHASTE_PG_BIN")); err != nil {
+		return err
+	}
 	// The file of Redis is rewritten between measurements instead, see empty.
 	b.servers, err = local.Open(ctx, local.ServersOptions{
-		Name: "peers", Dir: b.dir, PGBin: os.Getenv("POSTHASTE_PG_BIN"), RedisBin: os.Getenv("POSTHASTE_REDIS_BIN"),
-		Settings: local.Durable, Config: []string{"auto-aof-rewrite-percentage 0"},
+		Name: "peers", Dir: b.dir, PGBin: b.bin, RedisBin: os.Getenv("POSTHASTE_REDIS_BIN"), Settings: local.Durable,
+		Config: []string{"auto-aof-rewrite-percentage 0"},
 	})
 	if err != nil {
 		return err

@@ -228,9 +228,21 @@ func (s *scene) ready(ctx context.Context, c *consumer) error {
 	return nil
 }
 
-// await polls until there are n, for most at most, and returns the count and the time. A count of zero is an error.
+// await polls until there are n, for most at most, and returns the count and the time. A count of zero is an error. A
+// peer that publishes nothing has all of them when everything that was written before has been sent to it.
 func (s *scene) await(ctx context.Context, n int, most time.Duration, ask func(ctx context.Context) (int, error),
 ) (have int, took time.Duration, err error) {
+	if s.peer.bare {
+		var end string
+		if err := s.admin.QueryRow(ctx, "SELECT pg_current_wal_lsn()::text").Scan(&end); err != nil {
+			return 0, 0, err
+		}
+		ask = func(ctx context.Context) (have int, err error) {
+			err = s.admin.QueryRow(ctx, `SELECT count(*) * $3::int FROM pg_stat_replication JOIN pg_replication_slots
+				ON pid = active_pid WHERE slot_name = $2 AND sent_lsn >= $1::text::pg_lsn`, end, s.name, n).Scan(&have)
+			return have, err
+		}
+	}
 	for began := time.Now(); ; {
 		have, err = ask(ctx)
 		if took = time.Since(began); err != nil || have >= n || took > most {

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// publication is what the bare loop reads.
+	// publication is what the bare loop and pg_recvlogical read.
 	publication = "peers"
 	// stream is where every peer's events go. It is the name that posthaste gives it.
 	stream = "outbox.bench"

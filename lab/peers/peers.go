@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 )
 
@@ -13,8 +14,8 @@ type peer struct {
 	table *table
 	// command starts it; nil is the load alone, which the others with the same table are measured against.
 	command func(s *scene) []string
-	// slot says that it reads a slot, which it does not make itself.
-	slot bool
+	// slot says that it reads a slot, which it does not make itself; bare that it publishes nothing.
+	slot, bare bool
 }
 
 // peers are all there are. go-pq-cdc is not among them: its module could not be had. With a handler that writes to
@@ -37,6 +38,16 @@ var peers = []peer{
 	{
 		name: "each", what: "the same, and an XADD for each event", table: &outboxTable, command: self("each"),
 		slot: true,
+	},
+	{
+		name: "pg_recvlogical", what: "decoding alone, into /dev/null; nothing is published", table: &outboxTable,
+		command: func(s *scene) []string {
+			return []string{
+				filepath.Join(s.bin, "pg_recvlogical"), "--dbname=" + s.url, "--slot=" + s.name, "--start",
+				"--file=/dev/null", "--option=proto_version=1", "--option=publication_names=" + publication,
+			}
+		},
+		slot: true, bare: true,
 	},
 	{name: "none (watermill)", what: "the load alone, into watermill's table", table: &watermillTable},
 	{
