@@ -158,7 +158,9 @@ func TestALeaderSaysThatItStands(t *testing.T) {
 func TestALockThatIsHeldByNobodyWhoWorks(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ relay, sinkless, without, ends bool }{
-		{ends: true}, {relay: true}, {relay: true, sinkless: true, ends: true},
+		{ends: true},
+		{relay: true},
+		{relay: true, sinkless: true, ends: true},
 		{relay: true, sinkless: true, without: true},
 	} {
 		ready := func(context.Context) error {

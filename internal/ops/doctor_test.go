@@ -219,9 +219,11 @@ func TestDoctorNamesBlockingTransactions(t *testing.T) {
 		{[]string{row}, row, end + "SELECT pg_terminate_backend("},
 		{[]string{"LOCK outbox", "PREPARE TRANSACTION 'a''b'"}, "", end + "COMMIT PREPARED 'a''b', or ROLLBACK"},
 		{[]string{row, "PREPARE TRANSACTION 'a''b'"}, row, end + "COMMIT PREPARED 'a''b', or ROLLBACK"},
-		{[]string{"SELECT pg_current_xact_id()"},
+		{
+			[]string{"SELECT pg_current_xact_id()"},
 			"SELECT pg_catalog.pg_create_logical_replication_slot('waits', 'pgoutput', true)",
-			"wait for the end of its transaction, or: SELECT pg_terminate_backend("},
+			"wait for the end of its transaction, or: SELECT pg_terminate_backend(",
+		},
 	} {
 		other, relay := connect("a migration"), connect("posthaste relay")
 		for _, stmt := range append([]string{"BEGIN"}, c.holds...) {
