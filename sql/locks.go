@@ -177,7 +177,8 @@ func (s *lockSession) Close() {
 
 // LeaderSession returns the session that holds the leader's lock, the zero value if no session does.
 func LeaderSession(ctx context.Context, db DB) (s outbox.LeaderSession, err error) {
-	err = db.QueryRow(ctx, query("lock_holder")).Scan(&s.PID, &s.Application, &s.Role, &s.Address, &s.Relay, &s.Sinkless)
+	err = db.QueryRow(ctx, query("lock_holder")).
+		Scan(&s.PID, &s.Application, &s.Role, &s.Address, &s.Relay, &s.Sinkless)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return s, nil
 	}

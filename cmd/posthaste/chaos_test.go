@@ -71,8 +71,8 @@ func TestChaos(t *testing.T) {
 				WHERE application_name LIKE 'posthaste%' AND pid <> pg_backend_pid() AND random() < 0.5`))
 		default:
 			slot := "posthaste_" + w.db.Relay
-			_ = exec("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1 AND active",
-				slot)
+			_ = exec(`SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots
+				WHERE slot_name = $1 AND active`, slot)
 			return fmt.Sprint("slot dropped: ", exec("SELECT pg_drop_replication_slot($1)", slot))
 		}
 	}

@@ -502,8 +502,8 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "operations on their way into the ledger are waited for", about: "it is not",
-		file: "credits/connections.go", old: "settledBuckets(ctx, b.o.Pool)", replacement: "LedgerBuckets(ctx, b.o.Pool)",
-		pkg: "./credits", test: "TestWhatIsOnItsWayIntoTheLedgerIsInIt",
+		file: "credits/connections.go", old: "settledBuckets(ctx, b.o.Pool)",
+		replacement: "LedgerBuckets(ctx, b.o.Pool)", pkg: "./credits", test: "TestWhatIsOnItsWayIntoTheLedgerIsInIt",
 	},
 	{
 		safeguard: "an operation happens once", about: "its outcome is not kept",
