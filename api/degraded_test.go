@@ -127,6 +127,21 @@ func TestReadiness(t *testing.T) {
 	want(t, empty.post(newKey(), orderJSON(1)), 503, "temporarily_unavailable")
 }
 
+// A check of the servers that hangs does not hold up a stop.
+func TestAStopWaitsForNoCheck(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	hangs := make(chan struct{})
+	w.s.ready.Read = func(context.Context) (Readiness, error) {
+		<-hangs
+		return Readiness{}, nil
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	must(t, w.s.Run(ctx))
+	close(hangs)
+}
+
 // No order can be taken while a lock blocks its insert or no standby confirms its commit.
 func TestReadinessWhileOrdersHang(t *testing.T) {
 	t.Parallel()

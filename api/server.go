@@ -184,7 +184,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.database.Confirmed(ctx) // so that the first order does not query it
 	for {
-		_, _ = s.ready.Get(ctx)
+		go func() { _, _ = s.ready.Get(ctx) }() // it may outlast ctx, because others ask as well
 		if pause.Tick(ctx, checkEvery) != nil {
 			return nil
 		}

@@ -119,8 +119,9 @@ func (r *Replay) Begin(ctx context.Context, n ReplayNote, restart bool, streams 
 
 func parseNote(v map[string]string) (*ReplayNote, error) {
 	var bad error
+	late := func(name string) bool { return v[name] == "" && (name == "count" || name == "done") } // not noted yet
 	number := func(name string) (n int64) {
-		if v[name] == "" { // not noted yet
+		if late(name) {
 			return 0
 		}
 		n, err := strconv.ParseInt(v[name], 10, 64)
@@ -130,7 +131,7 @@ func parseNote(v map[string]string) (*ReplayNote, error) {
 		return n
 	}
 	at := func(name string) time.Time {
-		if v[name] == "" {
+		if late(name) {
 			return time.Time{}
 		}
 		return time.UnixMicro(number(name)).UTC()

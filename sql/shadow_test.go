@@ -206,7 +206,6 @@ func TestNothingPlantedIsCalled(t *testing.T) {
 		return `"` + strings.Join(slices.Sorted(maps.Keys(names)), `","`) + `"`
 	}
 	// The schema's owner lets another role create in it that is no superuser, as Postgres 14 does in public.
-	// The schema's owner lets another role create in it that is no superuser, as Postgres 14 does in public.
 	owner, mine := role(t, d, "owner", "CREATE ON DATABASE "+d.Name,
 		// The settings of a test campaign's own server, by its superuser.
 		"EXECUTE ON FUNCTION pg_catalog.pg_reload_conf(), pg_catalog.pg_switch_wal()")

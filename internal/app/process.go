@@ -232,7 +232,7 @@ func serve(srv *http.Server, l net.Listener) error {
 func (c Config) adminServer(log *slog.Logger, h http.Handler) *http.Server {
 	return withTLS(c.AdminTLS, log, &http.Server{
 		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
-		// A profile takes 30 seconds. The console's stream sets a deadline for each of its messages.
+		// A profile takes 30 seconds.
 		WriteTimeout: 45 * time.Second, IdleTimeout: time.Minute, HTTP2: api.FrameLimits(),
 	})
 }

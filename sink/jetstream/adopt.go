@@ -155,9 +155,9 @@ func (s *Sink) rewrite(ctx context.Context, step, stream string, o outbox.Owner,
 ) error {
 	return s.on(ctx, step, stream, func(c *conn) (err error) {
 		for range conflicts {
-			g, err := c.owned(ctx, stream, o)
-			if err != nil {
-				return err
+			g, failed := c.owned(ctx, stream, o)
+			if failed != nil {
+				return failed
 			}
 			p := *g.owner
 			p.Doubt, p.Recalls = p.spans(g.at), 0
@@ -170,7 +170,7 @@ func (s *Sink) rewrite(ctx context.Context, step, stream string, o outbox.Owner,
 				return err
 			}
 		}
-		return errors.New("the owner's message changes all the time")
+		return err // the owner's message changes all the time
 	})
 }
 

@@ -133,10 +133,10 @@ func (s *source[T]) fresh(ctx context.Context) {
 	}
 }
 
-// once reads the source. The caller holds reading.
+// once reads the source for all pages, so a read does not end with the request that began it. The caller holds reading.
 func (s *source[T]) once(ctx context.Context) {
 	began := time.Now()
-	took := s.take(ctx, began)
+	took := s.take(context.WithoutCancel(ctx), began)
 	s.due, s.before = time.Now().Add(s.rest(took, s.before)), took
 }
 
@@ -145,7 +145,7 @@ func (s *source[T]) take(ctx context.Context, began time.Time) time.Duration {
 	rctx, cancel := context.WithTimeout(ctx, sourceTimeout)
 	defer cancel()
 	v, err := s.read(rctx)
-	if ctx.Err() != nil || errors.Is(err, errNotYet) {
+	if errors.Is(err, errNotYet) {
 		return 0
 	}
 	s.began = began
@@ -358,6 +358,16 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 	streams := make([]Stream, 0, len(names))
 	var fresh []Event
 	lost := false
+	defer func() { // also of those that were read before one failed: they are not read again
+		slices.SortStableFunc(fresh, func(a, b Event) int { return outbox.CompareIDs(a.EntryID, b.EntryID) })
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if lost {
+			w.lost = time.Now()
+		}
+		w.events = append(w.events, fresh...)
+		w.events = w.events[max(0, len(w.events)-maxEvents):]
+	}()
 	for _, name := range names {
 		last := w.last[name]
 		st := Stream{Name: name, Base: cmp.Or(bases[name], name)}
@@ -387,14 +397,6 @@ func (w *watch) readFeed(ctx context.Context) ([]Stream, error) {
 		w.last[name] = st.LastID
 		lost = lost || last != "" && (st.LastID == "" || outbox.CompareIDs(st.LastID, last) < 0)
 	}
-	slices.SortStableFunc(fresh, func(a, b Event) int { return outbox.CompareIDs(a.EntryID, b.EntryID) })
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if lost {
-		w.lost = time.Now()
-	}
-	w.events = append(w.events, fresh...)
-	w.events = w.events[max(0, len(w.events)-maxEvents):]
 	return streams, nil
 }
 

@@ -70,7 +70,7 @@ function needToken() {
   ask({
     title: 'This console needs the admin token', yes: 'Open', token: true,
     body: [h('p', null, 'It is the value of POSTHASTE_ADMIN_TOKEN of this process. A read token shows everything and changes nothing.')],
-    act: async () => { await loadSession(); start(); },
+    act: async () => { await loadSession(); declined = false; start(); },
   });
 }
 
@@ -122,12 +122,7 @@ function alive() {
 
 function watchConnection() {
   const pill = $('connection');
-  if (locked) {
-    level(pill, 'warn');
-    text(pill, 'the admin token is missing');
-    return;
-  }
-  if (!awaited || ago(awaited) <= SILENT) {
+  if (!locked && (!awaited || ago(awaited) <= SILENT)) {
     if (!heard) return;
     level(pill, 'ok');
     text(pill, 'live');
@@ -136,6 +131,11 @@ function watchConnection() {
   if (lostSince === null) {
     lostSince = (heard ?? opened).wall;
     document.body.classList.add('stale');
+  }
+  if (locked) {
+    level(pill, 'warn');
+    text(pill, 'the admin token is missing');
+    return;
   }
   level(pill, 'bad');
   text(pill, heard ? `lost since ${clock(lostSince)}` : 'not connected');
