@@ -17,7 +17,9 @@ type feed struct {
 
 func (f *feed) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (f *feed) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook { return next }
+func (f *feed) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
 
 func (f *feed) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 	return func(_ context.Context, cmd redis.Cmder) error {
