@@ -419,7 +419,7 @@ func (w *stepWorld) crosses(action, step string) *child {
 func (w *stepWorld) prepare(step string) (leader *child) {
 	w.t.Helper()
 	_, _ = w.db.Pool.Exec(w.t.Context(), "UPDATE relay_state SET desired_mode = 'auto'")
-	if strings.Contains(step, " follower.") {
+	if strings.Contains(step, " Relay.sweepAlong") || strings.Contains(step, " Relay.assist") {
 		leader = w.relay()
 		w.waitMode("cdc", time.Minute)
 	}
@@ -514,13 +514,14 @@ func frozen(pid int) bool {
 // scenes has lines of the story, and the steps that they make relays take.
 var scenes = map[int][]string{
 	1: {
-		"slotKeeper.follow", "leadership.undoubted", "leadership.poll", "claim.park sql.Sweep.Park", "follower.",
+		"slotKeeper.follow", "leadership.undoubted", "leadership.poll", "claim.park sql.Sweep.Park",
+		"Relay.sweepAlong", "Relay.assist",
 	},
 	3: {"slotKeeper.act", "worker.park", "router.meet"},
 	4: {"streaming.run cdc.Reader.Run status", "streaming.run cdc.Reader.Run START_REPLICATION"},
 	5: {"comparison.", "leadership.suspect", "reconciler.", "gates.adopt sink.Sink.Sharded"},
 	7: {"slotKeeper.enforce", "slotKeeper.advance"},
-	9: {"leadership.ensureSlot cdc.Slots.Ensure ALTER", "streaming.run cdc.Reader.Run SELECT"},
+	9: {"slotKeeper.ensure cdc.Slots.Ensure ALTER", "streaming.run cdc.Reader.Run SELECT"},
 }
 
 // line returns the line at which a story must start to reach a step soon.

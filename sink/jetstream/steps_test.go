@@ -139,7 +139,7 @@ func (w *shop) crosses(action, step string, env ...string) *process {
 	w.Helper()
 	first := 0
 	switch {
-	case strings.Contains(step, " follower."): // another one leads
+	case strings.Contains(step, " Relay.sweepAlong"): // another one leads
 		leader := w.relay()
 		defer leader.kill()
 		testenv.Eventually(w, time.Minute, func() error {
