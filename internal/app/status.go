@@ -129,7 +129,7 @@ func watchStatus(ctx context.Context, c Config, o cli.IO, asJSON bool) error {
 func unread(err error) cli.Screen {
 	refused := sql.SQLState(err) != "" || errors.Is(err, sql.ErrSchemaMissing) || errors.Is(err, sql.ErrSchemaNewer)
 	snap := ops.Snapshot{Now: time.Now()}
-	text := strings.Join(strings.Fields(err.Error()), " ") // the connection library lists its attempts on several lines
+	text := ops.OneLine(err)
 	snap.Asked.Postgres = ops.Answer{Error: text, Refused: refused}
 	return cli.Screen{Err: errors.New(text), Report: ops.Report{Verdict: ops.Assess(&snap).Brief()}}
 }

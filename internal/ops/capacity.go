@@ -32,7 +32,7 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 	err := conn.QueryRow(ctx, query("doctor_capacity")).Scan(&logBytes, &oldest)
 	if err != nil {
 		d.add(SeverityWarn, "capacity", "let this role read posthaste's tables (scripts/roles.sql)",
-			"cannot be read: %v", oneLine(err))
+			"cannot be read: %v", OneLine(err))
 		return
 	}
 	d.wal(ctx, conn, f)
@@ -90,7 +90,7 @@ const retentionSlack = time.Hour
 func (d *doctor) log(ctx context.Context, conn *pgx.Conn) {
 	changes, err := sql.Changes(ctx, conn)
 	if err != nil {
-		d.add(SeverityFail, "table", "let this role read posthaste's tables (scripts/roles.sql)", "%v", oneLine(err))
+		d.add(SeverityFail, "table", "let this role read posthaste's tables (scripts/roles.sql)", "%v", OneLine(err))
 	}
 	for _, c := range changes {
 		d.add(SeverityFail, "table", c.Remedy, "%s", c.What)
@@ -100,7 +100,7 @@ func (d *doctor) log(ctx context.Context, conn *pgx.Conn) {
 	err = conn.QueryRow(ctx, query("doctor_log"), d.config.History+retentionSlack).Scan(&left, &oldest)
 	if err != nil {
 		d.add(SeverityWarn, "marks", "let this role read posthaste's tables (scripts/roles.sql)",
-			"cannot be read: %v", oneLine(err))
+			"cannot be read: %v", OneLine(err))
 		return
 	}
 	switch {
@@ -182,7 +182,7 @@ func (d *doctor) functions(ctx context.Context, client *redis.Client) {
 	switch {
 	case err != nil:
 		d.add(SeverityWarn, "redis functions",
-			"use Redis 7 or later, and grant FUNCTION and FCALL (only credits need them)", "%v", oneLine(err))
+			"use Redis 7 or later, and grant FUNCTION and FCALL (only credits need them)", "%v", OneLine(err))
 	case len(list) == 0:
 		d.add(SeverityOK, "redis functions", "", "the credits' library is loaded at its first use")
 	default:
@@ -207,7 +207,7 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 		}
 		b, err := client.MemoryUsage(ctx, name, 5).Result()
 		if err != nil {
-			d.add(SeverityOK, "capacity redis", "", "cannot be measured: %v", oneLine(err))
+			d.add(SeverityOK, "capacity redis", "", "cannot be measured: %v", OneLine(err))
 			return
 		}
 		length, bytes = length+n, bytes+b
@@ -246,7 +246,7 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 func (d *doctor) sharing(ctx context.Context, client redis.UniversalClient) {
 	all, err := sink.Sharing(ctx, client, d.names)
 	if err != nil {
-		d.add(SeverityWarn, "shared streams", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
+		d.add(SeverityWarn, "shared streams", sink.Remedy(sink.Class(err)), "%v", OneLine(err))
 		return
 	}
 	streams := map[string]int{}
@@ -276,9 +276,9 @@ func (d *doctor) foreign(ctx context.Context, client redis.UniversalClient) {
 	case errors.As(err, &foreign):
 		d.add(SeverityFail, "foreign stream", foreign.Remedy, "stream %q %s", foreign.Stream, foreign.Reason)
 	case sink.Class(err) == "noperm":
-		d.add(SeverityFail, "redis rights", sink.Remedy("noperm"), "%v", oneLine(err))
+		d.add(SeverityFail, "redis rights", sink.Remedy("noperm"), "%v", OneLine(err))
 	case err != nil:
-		d.add(SeverityWarn, "foreign stream", sink.Remedy(sink.Class(err)), "%v", oneLine(err))
+		d.add(SeverityWarn, "foreign stream", sink.Remedy(sink.Class(err)), "%v", OneLine(err))
 	}
 }
 

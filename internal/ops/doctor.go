@@ -162,7 +162,7 @@ func (d *doctor) postgres(whole context.Context) {
 	if err != nil {
 		problem, remedy := sql.Explain(err)
 		if problem == "" { // such as a file of the password
-			problem, remedy = oneLine(err), "correct --postgres-url"
+			problem, remedy = OneLine(err), "correct --postgres-url"
 		}
 		d.add(SeverityFail, "postgres", remedy, "%s", problem)
 		return
@@ -170,7 +170,7 @@ func (d *doctor) postgres(whole context.Context) {
 	defer func() { _ = conn.Close(ctx) }()
 	f, err := readFacts(ctx, conn, d.config.Slot)
 	if err != nil {
-		d.add(SeverityFail, "postgres", "retry; if it persists, see the log of Postgres", "%v", oneLine(err))
+		d.add(SeverityFail, "postgres", "retry; if it persists, see the log of Postgres", "%v", OneLine(err))
 		return
 	}
 	d.add(SeverityOK, "postgres", "", "version %d, reachable", f.version/10000)
@@ -222,7 +222,7 @@ func (d *doctor) postgres(whole context.Context) {
 func (d *doctor) bridges(ctx context.Context, conn *pgx.Conn) {
 	list, err := bridge.List(ctx, conn)
 	if err != nil {
-		d.add(SeverityWarn, "bridge", "let this role read pg_catalog", "%v", oneLine(err))
+		d.add(SeverityWarn, "bridge", "let this role read pg_catalog", "%v", OneLine(err))
 	}
 	for _, b := range list {
 		if b.Fault != "" {
@@ -241,7 +241,7 @@ func (d *doctor) pooler(pooling sql.Pooling, err error) {
 	switch {
 	case err != nil:
 		d.add(SeverityWarn, check, "retry, or give the pooler more connections",
-			"a pooler is between this process and Postgres, and its mode cannot be found out: %v", oneLine(err))
+			"a pooler is between this process and Postgres, and its mode cannot be found out: %v", OneLine(err))
 	case pooling == sql.Unpooled:
 	case d.config.WriterOnly:
 		d.add(SeverityOK, check, "", "%s", found)
@@ -259,7 +259,7 @@ func (d *doctor) pooler(pooling sql.Pooling, err error) {
 func (d *doctor) leader(ctx context.Context, conn *pgx.Conn) {
 	s, err := sql.LeaderSession(ctx, conn)
 	if err != nil {
-		d.add(SeverityWarn, "leader", "let this role read pg_locks", "%v", oneLine(err))
+		d.add(SeverityWarn, "leader", "let this role read pg_locks", "%v", OneLine(err))
 	} else if s.PID != 0 && !s.Relay {
 		d.add(SeverityFail, "leader", fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", s.PID),
 			"no relay can lead: the leader's lock is held by %s, which is no relay", s)
@@ -287,7 +287,7 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 		case errors.Is(err, sql.ErrSchemaNewer):
 			remedy = "use the version that migrated it, or a later one"
 		}
-		d.add(SeverityFail, "schema", remedy, "%v", oneLine(err))
+		d.add(SeverityFail, "schema", remedy, "%v", OneLine(err))
 		return false
 	}
 	d.add(SeverityOK, "schema", "", "migrated")
@@ -300,7 +300,7 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 		d.add(SeverityFail, "relay name", "use --relay-name="+names[0], "the table belongs to relay %q", names[0])
 	}
 	if err := sql.CheckRelayName(ctx, conn, d.config.RelayName); err != nil {
-		d.add(SeverityFail, "relay name", "use another --relay-name", "%v", oneLine(err))
+		d.add(SeverityFail, "relay name", "use another --relay-name", "%v", OneLine(err))
 	}
 	if st, err := sql.ReadState(ctx, conn, d.config.RelayName); err == nil {
 		d.desired, d.source = st.Desired, st.Owner.Source
@@ -339,7 +339,7 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 		err = conn.QueryRow(ctx, query("doctor_creators")).Scan(&creators)
 	}
 	if err != nil {
-		d.add(SeverityFail, "rights", "run it as the relay's role", "cannot be read: %v", oneLine(err))
+		d.add(SeverityFail, "rights", "run it as the relay's role", "cannot be read: %v", OneLine(err))
 		return
 	}
 	if d.config.WriterOnly {
@@ -451,7 +451,7 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 	case sql.Withheld(err) && !d.config.WriterOnly:
 		// refusals has reported it
 	case err != nil:
-		d.add(SeverityWarn, "slot", "ask the primary", "cannot be read: %v", oneLine(err))
+		d.add(SeverityWarn, "slot", "ask the primary", "cannot be read: %v", OneLine(err))
 	case status == "lost":
 		d.add(SeverityWarn, "slot", "nothing to do: the relay drops it and creates a new one",
 			"%s is invalidated", d.config.Slot)

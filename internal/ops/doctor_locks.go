@@ -58,7 +58,7 @@ func (d *doctor) locks(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig,
 		d.add(SeverityFail, "locks", "find the statements that block or slow it in pg_stat_activity",
 			"a check had no answer in time%s", omitted)
 	case err != nil && !sql.Withheld(err):
-		d.add(SeverityWarn, "locks", "let this role read pg_locks and pg_stat_activity", "%v", oneLine(err))
+		d.add(SeverityWarn, "locks", "let this role read pg_locks and pg_stat_activity", "%v", OneLine(err))
 	}
 }
 
@@ -75,6 +75,6 @@ func (d *doctor) commits(ctx context.Context, conn *pgx.Conn) {
 	case errors.Is(err, sql.ErrCommitsWait):
 		d.add(SeverityFail, "commits", sql.StandbyRemedy, "%v", err)
 	case err != nil:
-		d.add(SeverityWarn, "commits", "let this role read pg_stat_replication", "%v", oneLine(err))
+		d.add(SeverityWarn, "commits", "let this role read pg_stat_replication", "%v", OneLine(err))
 	}
 }

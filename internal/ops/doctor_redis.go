@@ -55,7 +55,7 @@ func (d *doctor) redis(ctx context.Context) {
 	d.balances(ctx, client)
 	if !d.config.WriterOnly {
 		if err := s.Permitted(ctx, d.names); err != nil {
-			d.add(SeverityFail, "redis rights", sink.Remedy("noperm"), "%v", oneLine(err))
+			d.add(SeverityFail, "redis rights", sink.Remedy("noperm"), "%v", OneLine(err))
 		}
 		d.foreign(ctx, client)
 		if d.config.SharedStreams {
@@ -124,7 +124,7 @@ func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
 func (d *doctor) redisFails(severity string, err error) {
 	problem, remedy := sink.Explain(err, strings.Join(d.config.Redis.Addrs, ","))
 	if problem == "" {
-		problem, remedy = oneLine(err), sink.Remedy(sink.Class(err))
+		problem, remedy = OneLine(err), sink.Remedy(sink.Class(err))
 	}
 	d.add(severity, "redis", remedy, "%s", problem)
 }

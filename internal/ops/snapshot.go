@@ -150,7 +150,7 @@ func (s Source) askRedis(ctx context.Context) Answer {
 	ctx, cancel := context.WithTimeout(ctx, redisTimeout)
 	defer cancel()
 	if err := s.Redis(ctx); err != nil {
-		return Answer{Error: oneLine(err)}
+		return Answer{Error: OneLine(err)}
 	}
 	return Answer{AsOf: &now}
 }

@@ -59,8 +59,8 @@ func CountOf(n int64, what string) string {
 	return humanize.Comma(n) + " " + what + "s"
 }
 
-// oneLine folds an error's text into one line: the connection library lists its attempts on several.
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+// OneLine folds an error's text into one line: the connection library lists its attempts on several.
+func OneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // plainStart matches a text whose first word is no name of a setting, a key, a host or a command.
 var plainStart = regexp.MustCompile(`^[a-z]+(?:[ ,;]|$)`)

@@ -56,7 +56,7 @@ func (d *doctor) encryption(ctx context.Context, conn *pgx.Conn) {
 	switch {
 	case err != nil:
 		d.add(SeverityWarn, "postgres TLS", remedy, "cannot check whether the connection is encrypted: %v",
-			oneLine(err))
+			OneLine(err))
 	case !encrypted:
 		d.add(SeverityWarn, "postgres TLS", remedy,
 			"the connection to %s is not encrypted: every event, and perhaps the password, can be read on the way",

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +15,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/ops"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -426,7 +426,7 @@ func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
 	what, heal, err := s.fault.inject(inject, c, newRandom(s.seed, 1))
 	done.What = what
 	if err != nil {
-		done.Failed = strings.Join(strings.Fields(err.Error()), " ")
+		done.Failed = ops.OneLine(err)
 	}
 	if heal == nil {
 		return nil

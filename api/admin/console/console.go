@@ -226,5 +226,5 @@ func plain(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "no answer in time"
 	}
-	return strings.Join(strings.Fields(err.Error()), " ")
+	return ops.OneLine(err)
 }
