@@ -31,7 +31,7 @@ func finished(err error) bool { return displaced(err) || errors.As(err, new(*out
 
 // hopeless reports whether this owner can no longer publish or settle anything.
 func hopeless(cause error) bool {
-	return errors.Is(cause, errLockLost) || errors.Is(cause, outbox.ErrSuperseded) || displaced(cause)
+	return errors.Is(cause, errLockLost) || superseded(cause) || displaced(cause)
 }
 
 // slotReason names the condition behind an error that ended or prevented the stream.
@@ -46,7 +46,7 @@ func slotReason(err error) string {
 		return outbox.ReasonRestarted
 	case errors.Is(err, outbox.ErrGap):
 		return outbox.ReasonGap
-	case displaced(err), errors.Is(err, outbox.ErrSuperseded):
+	case displaced(err), superseded(err):
 		return outbox.ReasonFenced
 	default:
 		return outbox.ReasonConnection

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"posthaste/internal/pause"
@@ -72,7 +71,7 @@ func (r *Relay) sweepAlong(ctx context.Context, locks outbox.LockSession, st out
 		return !led, nil // the caller asks again and gets it again: the lock is held by the session
 	})
 	r.health.clear(conditionPublish) // this instance does not publish now
-	if err != nil && (finished(err) || errors.Is(err, outbox.ErrSuperseded)) {
+	if err != nil && (finished(err) || superseded(err)) {
 		// The leader will adopt again. Until then there is no owner to sweep under.
 		r.log.Debug("polling as a follower ended", "err", err)
 		pause.About(ctx, 200*time.Millisecond)

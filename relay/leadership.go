@@ -92,7 +92,7 @@ func (l *leadership) run(ctx context.Context) error {
 			t = onLost
 		case ctx.Err() != nil:
 			t = onStop
-		case errors.Is(err, outbox.ErrSuperseded):
+		case superseded(err):
 			l.recurs(conditionPhase, err, false)
 			t = onLost
 		case err != nil:
@@ -202,7 +202,7 @@ func (l *leadership) persist(ctx context.Context, try func() error, final func(e
 		}
 		failed(err)
 		bo.Wait(ctx)
-		if _, err := l.check(ctx); errors.Is(err, outbox.ErrSuperseded) {
+		if _, err := l.check(ctx); superseded(err) {
 			return err
 		}
 	}

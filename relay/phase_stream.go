@@ -31,7 +31,7 @@ func (l *leadership) stream(ctx context.Context) (transition, error) {
 	case errors.Is(err, errToggled):
 		l.reason, l.failures = outbox.ReasonToggle, 0
 		return onOver, nil
-	case errors.Is(err, outbox.ErrSuperseded):
+	case superseded(err):
 		return onLost, err
 	case ctx.Err() != nil:
 		return onOver, nil // run knows better

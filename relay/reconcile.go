@@ -253,7 +253,7 @@ func (c *comparison) still(ctx context.Context) error {
 		return nil
 	}
 	c.checked = time.Now()
-	if err := c.owned(ctx); errors.Is(err, outbox.ErrSuperseded) {
+	if err := c.owned(ctx); superseded(err) {
 		return err
 	}
 	return ctx.Err()

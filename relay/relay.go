@@ -205,7 +205,7 @@ func (r *Relay) session(ctx context.Context) error {
 	defer locks.Close()
 	r.health.clear(conditionPostgres)
 	r.health.clear(conditionSchema)
-	if err = r.work(ctx, locks); err != nil && ctx.Err() == nil && !errors.Is(err, outbox.ErrSuperseded) {
+	if err = r.work(ctx, locks); err != nil && ctx.Err() == nil && !superseded(err) {
 		return r.unavailable(err)
 	}
 	return err

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -366,7 +365,7 @@ func (s *settler) forgetDoubt(ctx context.Context) {
 
 // trouble notes that a step has failed. An error says that it is not to be repeated.
 func (s *settler) trouble(sp span, step string, err error) error {
-	if finished(err) || errors.Is(err, outbox.ErrSuperseded) || sp.intake.Err() != nil || sp.work.Err() != nil {
+	if finished(err) || superseded(err) || sp.intake.Err() != nil || sp.work.Err() != nil {
 		return fmt.Errorf("%s: %w", step, err)
 	}
 	if s.troubled.IsZero() {

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"sync/atomic"
 	"time"
 
@@ -263,7 +262,7 @@ func (k *slotKeeper) advance(ctx context.Context) error {
 // its WAL. A new slot is created when the oldest transaction has advanced.
 func (k *slotKeeper) enforce(ctx context.Context) error {
 	err := k.advance(ctx)
-	if errors.Is(err, outbox.ErrSuperseded) {
+	if superseded(err) {
 		return err // it is another one's to move, or drop
 	}
 	if err != nil {

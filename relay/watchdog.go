@@ -153,32 +153,31 @@ func (w *watchdog) run(ctx context.Context) {
 
 // oversee reports on a standby that no event makes progress, and which session holds the leader's lock.
 func (w *watchdog) oversee(ctx context.Context, f finding) {
-	if f.all {
-		holder, err := w.store.LeaderSession(ctx)
-		if err != nil || holder.PID == 0 {
-			return
-		}
-		f.text += "; the leader's lock is held by " + holder.String()
-		before := w.sinkless
-		w.sinkless = 0
-		switch {
-		case !holder.Relay:
-			f.text += ", which is no relay"
-		case holder.Sinkless && w.leads && !w.health.failing(conditionRedis):
-			f.text += ", whose relay does not reach the sink, as this one does"
-			w.sinkless = holder.PID
-		}
-		if !holder.Relay || w.sinkless != 0 && w.sinkless == before {
-			w.log.Warn("ending the session that holds the leader's lock", "pid", holder.PID, "why", f.text)
-			if err := w.store.EndSession(ctx, holder.PID); err != nil {
-				f.text += " and cannot be ended: " + err.Error()
-			}
-		}
-		w.report(conditionLeader, f)
+	before := w.sinkless
+	w.sinkless = 0
+	if !f.all {
+		w.report(conditionLeader, finding{})
 		return
 	}
-	w.sinkless = 0
-	w.report(conditionLeader, finding{})
+	holder, err := w.store.LeaderSession(ctx)
+	if err != nil || holder.PID == 0 {
+		return
+	}
+	f.text += "; the leader's lock is held by " + holder.String()
+	switch {
+	case !holder.Relay:
+		f.text += ", which is no relay"
+	case holder.Sinkless && w.leads && !w.health.failing(conditionRedis):
+		f.text += ", whose relay does not reach the sink, as this one does"
+		w.sinkless = holder.PID
+	}
+	if !holder.Relay || w.sinkless != 0 && w.sinkless == before {
+		w.log.Warn("ending the session that holds the leader's lock", "pid", holder.PID, "why", f.text)
+		if err := w.store.EndSession(ctx, holder.PID); err != nil {
+			f.text += " and cannot be ended: " + err.Error()
+		}
+	}
+	w.report(conditionLeader, f)
 }
 
 func (w *watchdog) report(condition string, f finding) {

@@ -175,7 +175,7 @@ func (w *worker) ready(intake context.Context) error {
 			w.lane = w.sink.Lane(w.stream, w.gates.owner, w.gates.streamLane())
 			return nil
 		}
-		if finished(err) || errors.Is(err, outbox.ErrSuperseded) || isTaken {
+		if finished(err) || superseded(err) || isTaken {
 			return err
 		}
 		w.blocked.note(w.reporter, w.stream, began, err)
@@ -255,7 +255,7 @@ func (w *worker) park(ctx context.Context, r *outbox.Row, why outbox.Refused) er
 	}()
 	for {
 		parked, err := w.dead.Park(ctx, w.gates.owner, r, why.Class, why.Err.Error(), why.Attempts)
-		if errors.Is(err, outbox.ErrSuperseded) {
+		if superseded(err) {
 			return err
 		}
 		if err != nil && !failing && time.Since(began) > patience {
