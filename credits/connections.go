@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -168,7 +169,7 @@ func (b *Bank) freshMarks(ctx context.Context) ([]LedgerBucket, error) {
 			return nil, err
 		}
 		if r, _ := v.(read); !r.at.Before(asked) {
-			return r.rows, nil
+			return slices.Clone(r.rows), nil // the caller changes them
 		}
 	}
 }

@@ -3,6 +3,7 @@ package credits
 import (
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/uuid"
@@ -82,4 +83,26 @@ func TestTheBalancesOfTheOriginal(t *testing.T) {
 		}
 		bank = w.newBank()
 	}
+}
+
+// Servers that are met at the same time are compared with marks that one read has returned. Each comparison adds what
+// this process knows, to marks of its own.
+func TestComparisonsShareARead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for range 20 {
+		w.must(newOp(uuid.New(), Add, 1), OK)
+	}
+	w.settle()
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			cn := w.redis.Client.Conn()
+			defer cn.Close()
+			if err := w.bank.compare(t.Context(), cn); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
 }
