@@ -71,7 +71,7 @@ func TestPlansUseTheIndex(t *testing.T) {
 				"sweep_ahead":   {[]any{3, "{bad}", 20_000, nil}, 100 + owed},
 				"sweep_parts":   {nil, 300},
 				"sweep_begin":   {[]any{3, snapshot, 7, 20_000}, 100 + owed},
-				"sweep_page":    {[]any{3, seqs, 4 << 20}, 500 * 7},
+				"sweep_page":    {[]any{3, 4 << 20, seqs, seqs, nil, nil}, 500 * 7},
 				"sweep_park":    {[]any{"test", 0, make([]byte, 16), 3, 3, "why", "x", 1, true}, 100},
 				"sweep_settle":  {[]any{"test", 0, make([]byte, 16), 3, 9, snapshot, 1, snapshot, 1, 1, nil}, 100},
 				"sweep_reached": {[]any{3, snapshot}, 100},
@@ -229,7 +229,7 @@ func TestPlansMadeForAnEmptyTable(t *testing.T) {
 	now := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
 	statements := map[string][]any{
 		"sweep_parts": nil, "sweep_begin": {3, nil, 0, 20_000}, "sweep_reached": {3, now},
-		"sweep_page": {3, []int64{1, 2, 3, 50_000}, 1 << 20},
+		"sweep_page": {3, 1 << 20, []int64{1, 50_000}, []int64{3, 50_000}, now, "3:3:"},
 		"sweep_park": {"test", o.Epoch, o.Nonce[:], 3, 49_999, "why", "x", 1, true},
 	}
 	for name := range statements {
@@ -268,7 +268,7 @@ func TestASweepBehindAnOldTransaction(t *testing.T) {
 		}
 		for _, name := range []string{"sweep_page", "sweep_park"} {
 			seqs := testenv.Value[[]int64](t, d, "SELECT array_agg(seq) FROM outbox_backlog")
-			args := []any{3, seqs, 4 << 20}
+			args := []any{3, 4 << 20, seqs, seqs, nil, nil}
 			if name == "sweep_park" {
 				args = []any{"test", o.Epoch, o.Nonce[:], 3, seqs[0], "why", "x", 1, true}
 			}

@@ -24,6 +24,10 @@ const sweepTimeout = 35 * time.Second
 // listRows is how many rows a pass lists at once: about as many as a worker sweeps in a turn.
 const listRows = 20_000
 
+// rangeGap is the greatest distance of two numbers of a part that are read as one range: a few times that of a part
+// that has its share of all numbers.
+const rangeGap = 4 * outbox.Partitions
+
 // Sweep is the connection of one sweep worker. A claim is a transaction that holds the lock of a part's row in
 // outbox_part: Claim begins it, Settle commits it and Drop ends it without a mark. Only the holder of a part publishes
 // its rows and writes its marks. The server ends a transaction that is idle for 15 s, so a frozen worker loses its
@@ -173,10 +177,11 @@ func (s *Sweep) Page(ctx context.Context, p *outbox.PartPass, limit, bytes int) 
 		}
 		return err
 	})
-	b.Queue(query("sweep_page"), p.Part, p.Seqs[:p.Page], bytes).Query(func(rows pgx.Rows) (err error) {
-		events, err = readPage(rows, p.Page, bytes)
-		return err
-	})
+	b.Queue(query("sweep_page"), append([]any{p.Part, bytes}, pageRows(p)...)...).
+		Query(func(rows pgx.Rows) (err error) {
+			events, err = readPage(rows, p.Page, bytes)
+			return err
+		})
 	b.Queue("RELEASE page") // ends the statement before it, whose snapshot the server would keep
 	if err := s.conn.SendBatch(ctx, b).Close(); err != nil {
 		return nil, s.back(ctx, wrapPart("sweep", p.Part, err))
@@ -187,6 +192,26 @@ func (s *Sweep) Page(ctx context.Context, p *outbox.PartPass, limit, bytes int) 
 		p.Page++
 	}
 	return events, nil
+}
+
+// pageRows returns the first and the last numbers of the ranges that a page reads, and the snapshots that tell which of
+// their rows are of the pass. It costs less to read a few other rows in a range than to look each row up. Rows ahead
+// are of no pass: each is a range of its own.
+func pageRows(p *outbox.PartPass) []any {
+	var gap int64
+	var seen, settled *string
+	if p.Seen != "" {
+		gap, seen, settled = rangeGap, &p.Seen, &p.Settled
+	}
+	var first, last []int64
+	for i, seq := range p.Seqs[:p.Page] {
+		if i > 0 && seq-p.Seqs[i-1] <= gap {
+			last[len(last)-1] = seq
+		} else {
+			first, last = append(first, seq), append(last, seq)
+		}
+	}
+	return []any{first, last, seen, settled}
 }
 
 // Ahead lists unsettled rows of a claimed part that within sees, or that are visible now: those of streams other than

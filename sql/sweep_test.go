@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
@@ -409,6 +410,35 @@ func TestAPageReadsWhatIsThere(t *testing.T) {
 	if !p.Over {
 		t.Error("the pass is not over")
 	}
+}
+
+// Among the rows of a pass there are others, which a page leaves out: some are settled, and some were committed later.
+func TestAPageHasOnlyItsPass(t *testing.T) {
+	t.Parallel()
+	s, d := newStore(t)
+	o := succeed(t, s)
+	open := func() (seq int64, tx pgx.Tx) {
+		tx, err := d.Pool.Begin(t.Context())
+		must(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		must(t, tx.QueryRow(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (gen_random_uuid(), 'order', $1, 'x', '{}') RETURNING seq`, inPart).Scan(&seq))
+		return seq, tx
+	}
+	first, before := open()
+	insertAll(t, d, 1)
+	w := claimed(t, d, 3)
+	p := next(t, w, 3, nil)
+	page(t, w, p, 100)
+	settled(t, w, p, o, nil)
+	must(t, before.Commit(t.Context()))
+	later, after := open()
+	last := insertAll(t, d, 1)[0]
+	p = next(t, w, 3, nil)
+	must(t, after.Commit(t.Context()))
+	wantPage(t, w, p, 100, []int64{first, last})
+	settled(t, w, p, o, nil)
+	wantPage(t, w, next(t, w, 3, nil), 100, []int64{later})
 }
 
 // A superseded owner cannot write a mark or park, and no session overwrites a mark that another one has moved.

@@ -110,7 +110,7 @@ func (d *drain) natsLimit(ctx context.Context) error {
 		return err
 	}
 	payload := payloadOf(d.c.Size)
-	const chunk = 500 // a relay sweeps so many at once
+	const chunk = 999 // a relay sweeps so many at once
 	what := fmt.Sprintf("the same events in atomic batches of %d without a gate, over 2 connections", chunk)
 	return d.limit(ctx, d.sink.bareBatches(), what, func() error {
 		logs := make([]*natslog.Log, 2)

@@ -149,6 +149,20 @@ var mutations = []mutation{
 		pkg:         "./sql", test: "TestTheNumberOfAMarkDoesNotGoBack",
 	},
 	{
+		safeguard: "a page has no settled rows", about: "those among its rows are read, too",
+		file:        "sql/queries/sweep_page.sql",
+		old:         "AND NOT pg_catalog.pg_visible_in_snapshot(n.xid, $6::pg_snapshot)",
+		replacement: "AND $6::pg_snapshot IS NOT NULL",
+		pkg:         "./sql", test: "TestAPageHasOnlyItsPass",
+	},
+	{
+		safeguard: "a page has no rows of later transactions", about: "those among its rows are read, too",
+		file:        "sql/queries/sweep_page.sql",
+		old:         "pg_catalog.pg_visible_in_snapshot(n.xid, $5::pg_snapshot)",
+		replacement: "$5::pg_snapshot IS NOT NULL",
+		pkg:         "./sql", test: "TestAPageHasOnlyItsPass",
+	},
+	{
 		safeguard: "the mark of a part is its owner's", about: "any process may move it",
 		file:        "sql/queries/sweep_settle.sql",
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",

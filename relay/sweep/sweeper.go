@@ -52,7 +52,7 @@ type Options struct {
 	Open func(ctx context.Context) (Conn, error)
 	// Workers is how many connections sweep at once. Default 2.
 	Workers int
-	// BatchRows bounds the rows of one batch. Default 500.
+	// BatchRows bounds the rows of one batch. Default 999, which each sink takes at once.
 	BatchRows int
 	Sink      stream.Publisher
 	// Logger may be nil.
@@ -123,7 +123,7 @@ type Sweeper struct {
 // New returns a sweeper; it connects when it is run.
 func New(o Options) *Sweeper {
 	o.Workers = max(cmp.Or(o.Workers, 2), 1)
-	o.BatchRows = cmp.Or(o.BatchRows, 500)
+	o.BatchRows = cmp.Or(o.BatchRows, 999)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
