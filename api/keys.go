@@ -182,13 +182,15 @@ func parseAPIKey(line string) (*apiKey, error) {
 	return k, nil
 }
 
-var keyName = regexp.MustCompile(`^[a-zA-Z0-9_.@:-]{1,64}$`)
+var keyName = regexp.MustCompile(`^[a-zA-Z0-9_.@:-]+$`)
+
+func isKeyName(s string) bool { return len(s) <= 64 && keyName.MatchString(s) }
 
 // field reads one of the optional fields.
 func (k *apiKey) field(name, value string) (err error) {
 	switch name {
 	case "name":
-		if k.name = value; !keyName.MatchString(value) {
+		if k.name = value; !isKeyName(value) {
 			return errors.New("a name has 1 to 64 letters, digits and the characters _.@:-")
 		}
 	case "scopes":

@@ -149,7 +149,7 @@ func words(claim any) []string {
 // clientOf names the client program for logs. It returns "" if the name is missing or not a valid key name.
 func clientOf(all map[string]any) string {
 	for _, claim := range []string{"client_id", "azp"} {
-		if name, ok := all[claim].(string); ok && keyName.MatchString(name) {
+		if name, ok := all[claim].(string); ok && isKeyName(name) {
 			return name
 		}
 	}

@@ -66,7 +66,7 @@ func (o *Options) check() error {
 	switch {
 	case o.Pool == nil:
 		return errors.New("the slot needs a pool")
-	case !slotName.MatchString(o.Slot):
+	case len(o.Slot) > 63 || !slotName.MatchString(o.Slot):
 		return fmt.Errorf("slot name %q: lower-case letters, digits and underscores, at most 63", o.Slot)
 	case o.SenderTimeout < 300*time.Millisecond:
 		return fmt.Errorf("sender timeout %v is below 300ms", o.SenderTimeout)
@@ -93,7 +93,7 @@ type Reader struct {
 
 var _ outbox.Source = (*Reader)(nil)
 
-var slotName = regexp.MustCompile(`^[a-z0-9_]{1,63}$`)
+var slotName = regexp.MustCompile(`^[a-z0-9_]+$`)
 
 // NewReader checks o and prepares a reader; it does not connect.
 func NewReader(o Options) (*Reader, error) {

@@ -384,6 +384,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	defer pool.Close()
 	for name, o := range map[string]Options{
 		"slot":    {URL: dsn, Slot: "no;such"},
+		"long":    {URL: dsn, Slot: strings.Repeat("s", 64)},
 		"timeout": {URL: dsn, Slot: "s", SenderTimeout: time.Millisecond},
 		"url":     {URL: "postgres://u:secret@127.0.0.1:port/d", Slot: "s"},
 	} {

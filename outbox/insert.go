@@ -109,10 +109,10 @@ type row struct {
 	headers *string
 }
 
-var aggregateType = regexp.MustCompile(`^[a-zA-Z0-9_.:-]{1,64}$`)
+var aggregateType = regexp.MustCompile(`^[a-zA-Z0-9_.:-]+$`)
 
 // IsAggregateType reports whether the outbox accepts s as an aggregate type.
-func IsAggregateType(s string) bool { return aggregateType.MatchString(s) }
+func IsAggregateType(s string) bool { return len(s) <= 64 && aggregateType.MatchString(s) }
 
 // row checks the event against the limits of the table. Its errors contain no values.
 func (e *Event) row() (r row, err error) {

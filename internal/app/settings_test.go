@@ -88,6 +88,22 @@ func TestParseNamesEveryFault(t *testing.T) {
 	}
 }
 
+// Names have a greatest length.
+func TestParseBoundsNames(t *testing.T) {
+	t.Parallel()
+	for name, most := range map[string]int{
+		"schema": 63, "relay-name": 50, "stream-prefix": 64, "channel-prefix": 64, "admin-hosts": 253,
+	} {
+		flag := "--" + name + "="
+		if list := faultsOf(t, flag+strings.Repeat("x", most)); len(list) != 0 {
+			t.Errorf("%s of %d: %v", name, most, list)
+		}
+		if list := faultsOf(t, flag+strings.Repeat("x", most+1)); len(list) != 1 {
+			t.Errorf("%s of %d: %v", name, most+1, list)
+		}
+	}
+}
+
 // The settings of tokens are checked with auth=jwt only, and then all of them are.
 func TestParseNamesEveryFaultOfTokens(t *testing.T) {
 	t.Parallel()

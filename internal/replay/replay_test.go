@@ -70,6 +70,7 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 		`--until "-1h"`:            {Rate: "0", Since: "2h", Until: "-1h"},
 		`--rate "fast"`:            {Rate: "fast", All: true},
 		"--to: want":               {Rate: "0", All: true, To: "a b"},
+		"want a stream's name":     {Rate: "0", All: true, To: strings.Repeat("s", 201)},
 		"--to outbox.order:gate":   {Rate: "0", All: true, To: "outbox.order:gate"},
 		"--to dead.outbox.order:":  {Rate: "0", All: true, To: "dead.outbox.order"},
 	} {
