@@ -143,7 +143,7 @@ func (m *metrics) addState(r *registry) {
 	m.epoch = r.gauge("outbox_relay_epoch", "The fencing epoch this instance acts under. It rises at every adoption.")
 	m.switches = r.NewCounterVec(prometheus.CounterOpts{
 		Name: "outbox_mode_switches_total",
-		Help: "Changes between cdc, poll and standby, with the reason. A steady rise is flapping.",
+		Help: "Changes of the leader between cdc, poll and standby, with the reason. A steady rise is flapping.",
 	}, []string{"from", "to", "reason"})
 	m.auditFailures = r.NewCounterVec(prometheus.CounterOpts{
 		Name: "outbox_audit_failures_total",

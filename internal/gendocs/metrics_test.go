@@ -48,7 +48,8 @@ func TestMetricsAreTheContracts(t *testing.T) {
 			_, open := openLabels[l]
 			named := slices.Contains(x.labels, "stream") // its series are created with the stream
 			if !open && !named && len(x.values[l]) == 0 {
-				t.Errorf("%s has no series at the start: label %s is not open, so its values are known", x.name, l)
+				t.Errorf("%s has no series at the start: make one for each value of %s (see zero in package relay), "+
+					"or add the label to openLabels", x.name, l)
 			}
 		}
 		if (x.kind == "histogram") != (len(x.bounds) > 0) {
