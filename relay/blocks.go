@@ -104,18 +104,21 @@ func (b *blocks) blocker(e *outbox.Record) string {
 	if len(b.dead) == 0 {
 		return ""
 	}
-	place := e.Seq
-	if d := b.byID[e.ID]; d != nil {
-		place = d.Seq
-		if e.Seq != d.Seq {
-			d.RetrySeq = e.Seq // the table said so, or will
-		}
+	place, known := e.Seq, b.byID[e.ID]
+	if known != nil {
+		place = known.Seq
 	}
 	for _, d := range b.dead[[2]string{e.AggregateType, e.AggregateID}] {
 		passed := d.RetrySeq != 0 && d.RetrySeq < e.Seq
 		if d.ID != e.ID && d.Seq < place && !passed {
+			if known != nil {
+				known.RetrySeq = 0 // it is parked again
+			}
 			return d.ID.String()
 		}
+	}
+	if known != nil && e.Seq != known.Seq {
+		known.RetrySeq = e.Seq // the table said so, or will
 	}
 	return ""
 }

@@ -65,6 +65,28 @@ func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
 	}
 }
 
+// A retried event that has to wait again stays in front of the events behind its new row.
+func TestBlocksHoldWhatWaitsBehindARetry(t *testing.T) {
+	t.Parallel()
+	b := newBlocks()
+	ev := func(seq int64) *outbox.Record {
+		return &outbox.Record{ID: uuid.New(), Seq: seq, AggregateType: "order", AggregateID: "a"}
+	}
+	first, second := ev(1), ev(2)
+	b.add(first)
+	b.add(second)
+	second.Seq, first.Seq = 10, 11 // retried in the wrong order
+	if got := b.blocker(second); got != first.ID.String() {
+		t.Errorf("the second event is blocked by %q, want the first", got)
+	}
+	if got := b.blocker(first); got != "" {
+		t.Errorf("the first event is blocked by %q", got)
+	}
+	if got := b.blocker(ev(12)); got != second.ID.String() {
+		t.Errorf("the third event is blocked by %q, want the second", got)
+	}
+}
+
 // A refresh keeps an event that is parked while the list of parked events is being read.
 func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 	t.Parallel()
