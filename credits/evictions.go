@@ -22,11 +22,11 @@ type evictions struct {
 }
 
 // read reads the numbers of all primaries. A server that does not tell, or that still evicts and was read a moment ago,
-// keeps its number.
+// keeps its number; all of them do if the primaries cannot be listed.
 func (e *evictions) read(ctx context.Context, c redis.UniversalClient) {
 	var mu sync.Mutex
 	by, recent := map[string]string{}, time.Since(e.at) < evictedEvery
-	_ = eachPrimary(ctx, c, func(ctx context.Context, c *redis.Client) error {
+	err := eachPrimary(ctx, c, func(ctx context.Context, c *redis.Client) error {
 		info, err := redisurl.Info(ctx, c, "server", "memory", "stats")
 		mu.Lock()
 		defer mu.Unlock()
@@ -38,6 +38,9 @@ func (e *evictions) read(ctx context.Context, c redis.UniversalClient) {
 		}
 		return nil
 	})
+	if err != nil {
+		return
+	}
 	if !recent {
 		e.at = time.Now()
 	}

@@ -44,6 +44,17 @@ func TestFlushAll(t *testing.T) {
 	w.inStep(user, 0)
 }
 
+// While no node of a cluster can be asked, what is known of evictions is kept.
+func TestEvictionsAreKept(t *testing.T) {
+	t.Parallel()
+	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, MaxRedirects: -1})
+	defer func() { _ = c.Close() }()
+	e := evictions{by: map[string]string{"node": "run|7"}}
+	if e.read(t.Context(), c); e.by["node"] != "run|7" {
+		t.Errorf("now %v", e.by)
+	}
+}
+
 // Redis evicts outcomes, and nothing else, while its settings are wrong for a moment. A repeated operation is not
 // carried out again.
 func TestEvictedOutcomes(t *testing.T) {
