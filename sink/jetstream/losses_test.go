@@ -1,10 +1,13 @@
 package jetstream_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -20,34 +23,95 @@ import (
 	"posthaste/sink/jetstream"
 )
 
-// TestDiskFull fills the disk of the server, which disables JetStream until it is restarted. The relay is not ready,
-// names the disk, and continues when there is room again.
+// TestDiskFull fills the disk of the server.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
-	disk := testenv.Disk(t, 64<<20)
-	s := startServer(t, 1)
-	s.nodes[0].Dir = disk
-	s.start()
-	w := newShop(t, "", s)
-	p := w.relay()
-	w.works()
-	filler := filepath.Join(disk, "filler")
-	if err := os.WriteFile(filler, make([]byte, 64<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
-		t.Fatalf("the disk is not full: %v", err)
+	fillDisks(t, 1, []int{0})
+}
+
+// TestClusterDisksFull fills the disks of a follower, and of a majority with the leader; the full test also those of
+// the leader, of a majority without it, and of all nodes.
+func TestClusterDisksFull(t *testing.T) {
+	t.Parallel()
+	cases := [][]int{{1}, {0, 1}}
+	if cycles() > 1 {
+		cases = append(cases, []int{0}, []int{1, 2}, []int{0, 1, 2})
 	}
-	testenv.Eventually(t, time.Minute, func() error {
-		status, body := p.readyz(t)
-		return testenv.FailIf(status != http.StatusServiceUnavailable || !strings.Contains(body, "disk"),
-			"readyz is %d: %s", status, body)
-	})
-	testenv.Must(t, os.Remove(filler))
-	s.restart()
-	w.works()
-	testenv.Eventually(t, time.Minute, func() error {
-		status, body := p.readyz(t)
-		return testenv.FailIf(status != http.StatusOK, "readyz is %d: %s", status, body)
-	})
+	fillDisks(t, 3, cases...)
+}
+
+// fillDisks fills the disks of nodes, which cases number from the leader of the stream on. A node of a cluster then
+// disables JetStream until it is restarted. While a quorum can write, the relay publishes. Otherwise it is not ready,
+// and names the disk. It continues when there is room and the nodes are restarted.
+func fillDisks(t *testing.T, nodes int, cases ...[]int) {
+	t.Helper()
+	const size = 64 << 20
+	s := startServer(t, nodes)
+	for i := range s.nodes {
+		s.nodes[i].Dir = testenv.Disk(t, size)
+	}
+	s.start()
+	w := newShop(t, "", s, fmt.Sprint("--sink-replicas=", nodes))
+	p := w.relay()
+	ready := func(want int, cause string) {
+		t.Helper()
+		testenv.Eventually(t, time.Minute, func() error {
+			status, body := p.readyz(t)
+			return testenv.FailIf(status != want || !strings.Contains(body, cause), "readyz is %d: %s", status, body)
+		})
+	}
+	for _, full := range cases {
+		w.works()
+		info, err := s.js().StreamInfo(jetstream.StreamName(order))
+		testenv.Must(t, err)
+		leader := 0
+		if nodes > 1 {
+			_, err = fmt.Sscanf(info.Cluster.Leader, "n%d", &leader)
+			testenv.Must(t, err)
+		}
+		var fillers []string
+		for i, n := range full {
+			full[i] = (leader + n) % nodes
+			fillers = append(fillers, filepath.Join(s.nodes[full[i]].Dir, "filler"))
+			if err := os.WriteFile(fillers[i], make([]byte, size), 0o600); !errors.Is(err, syscall.ENOSPC) {
+				t.Fatalf("the disk is not full: %v", err)
+			}
+		}
+		for _, i := range full {
+			if nodes == 1 {
+				continue // it keeps JetStream, and stores nothing
+			}
+			testenv.Eventually(t, time.Minute, func() error {
+				greeting, err := s.greeting(i)
+				return testenv.FailIf(err != nil || strings.Contains(greeting, `"jetstream":true`),
+					"node %d has JetStream: %s, %v", i, greeting, err)
+			})
+		}
+		if 2*len(full) < nodes {
+			w.works()
+			ready(http.StatusOK, "")
+		} else {
+			ready(http.StatusServiceUnavailable, "disk")
+		}
+		for i, n := range full {
+			testenv.Must(t, os.Remove(fillers[i]))
+			s.killNode(n)
+			s.startNode(n)
+		}
+		w.works()
+		ready(http.StatusOK, "")
+	}
 	w.check()
+}
+
+// greeting returns what a node sends to a client first.
+func (s *server) greeting(i int) (string, error) {
+	c, err := net.Dial("tcp", strings.TrimPrefix(s.nodes[i].URL(), "nats://")) //nolint:noctx // of a test
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = c.Close() }()
+	return bufio.NewReader(c).ReadString('\n')
 }
 
 // readyz requests the readiness of a relay, at the address that its log has.
