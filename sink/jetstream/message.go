@@ -58,7 +58,7 @@ func (s *Sink) encode(subject string, e *outbox.Record) *nats.Msg {
 // attribute encodes a value as CloudEvents do in headers: bytes that are not printable ASCII, spaces, quotes and
 // percent signs become a percent sign and two digits.
 func attribute(v string) string {
-	return encode(v, '%', func(c byte) bool { return c > ' ' && c < 0x7f && c != '"' && c != '%' })
+	return encode(v, '%', word+"!#$&'()*+,./:;<=>?@[\\]^`{|}~")
 }
 
 // event returns the id of an event; false if the message has no event, or a replay has added it.

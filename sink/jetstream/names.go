@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/url"
+	"regexp"
 	"strings"
 
 	"posthaste/outbox"
@@ -21,24 +22,12 @@ const (
 // case letters become upper case, and a dot an underscore. Each byte that is not a lower case letter, a digit or a dot
 // becomes a hyphen and two hexadecimal digits, so two streams never have the same name.
 func StreamName(stream string) string {
-	var b strings.Builder
-	for i := range len(stream) {
-		switch c := stream[i]; {
-		case 'a' <= c && c <= 'z':
-			b.WriteByte(c - 'a' + 'A')
-		case '0' <= c && c <= '9':
-			b.WriteByte(c)
-		case c == '.':
-			b.WriteByte('_')
-		default:
-			fmt.Fprintf(&b, "-%02X", c)
-		}
-	}
-	return shorten(b.String(), maxName, "--", stream)
+	name := strings.ToUpper(encode(stream, '-', lower+digits+"."))
+	return shorten(strings.ReplaceAll(name, ".", "_"), maxName, "--", stream)
 }
 
 // ConsumerName returns the name of the durable consumer of a group. GroupName is its inverse.
-func ConsumerName(group string) string { return escape(group, '=') }
+func ConsumerName(group string) string { return encode(group, '=', word) }
 
 // GroupName returns the group of a durable consumer.
 func GroupName(consumer string) string {
@@ -62,53 +51,41 @@ func aggregateToken(aggregate string) string {
 	if aggregate == "" {
 		return "%"
 	}
-	return shorten(escape(aggregate, '%'), maxToken, "%-", aggregate)
+	return shorten(encode(aggregate, '%', word), maxToken, "%-", aggregate)
 }
 
 // subjectOf returns the subject that the events of a stream begin with. The dots in the name separate tokens, except
 // for those that would make an empty one.
 func subjectOf(stream string) string {
-	tokens := strings.Split(stream, ".")
-	var b strings.Builder
-	for i, t := range tokens {
-		switch {
-		case i == 0:
-		case t == "" || tokens[i-1] == "":
-			b.WriteString("%2E")
-		default:
-			b.WriteByte('.')
-		}
-		b.WriteString(escape(t, '%'))
-	}
-	return shorten(b.String(), maxToken, "%-", stream)
+	subject := emptyToken.ReplaceAllStringFunc(encode(stream, '%', word+"."), func(dots string) string {
+		return strings.Repeat("%2E", len(dots))
+	})
+	return shorten(subject, maxToken, "%-", stream)
 }
 
-// escape replaces each byte that is not a letter, a digit, a hyphen or an underscore by mark and two digits.
-func escape(s string, mark byte) string {
-	return encode(s, mark, func(c byte) bool {
-		return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_'
-	})
-}
+var emptyToken = regexp.MustCompile(`^\.+|\.{2,}|\.$`)
+
+// The bytes that encode may leave.
+const (
+	lower  = "abcdefghijklmnopqrstuvwxyz"
+	digits = "0123456789"
+	word   = lower + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + digits + "-_"
+)
 
 // encode replaces each byte that is not plain by mark and two digits.
-func encode(s string, mark byte, plain func(c byte) bool) string {
-	at := 0
-	for at < len(s) && plain(s[at]) {
-		at++
-	}
-	if at == len(s) {
-		return s
-	}
+func encode(s string, mark byte, plain string) string {
 	var b strings.Builder
-	b.WriteString(s[:at])
-	for ; at < len(s); at++ {
-		if plain(s[at]) {
-			b.WriteByte(s[at])
-		} else {
-			fmt.Fprintf(&b, "%c%02X", mark, s[at])
+	written := 0
+	for i := range len(s) {
+		if strings.IndexByte(plain, s[i]) < 0 {
+			fmt.Fprintf(&b, "%s%c%02X", s[written:i], mark, s[i])
+			written = i + 1
 		}
 	}
-	return b.String()
+	if written == 0 {
+		return s
+	}
+	return b.String() + s[written:]
 }
 
 // shorten replaces the end of a long name by a digest of the original. No escape begins with mark.
