@@ -132,15 +132,8 @@ func foreign(stream string, source uuid.UUID) error {
 // owned reads the owner's message of a stream, and returns the error of the port if it is not o's.
 func (c *conn) owned(ctx context.Context, stream string, o outbox.Owner) (g *gate, err error) {
 	g = &gate{stream: stream, name: StreamName(stream)}
-	g.info, err = c.info(ctx, g.name)
-	if hasCode(err, js.JSErrCodeStreamNotFound) {
-		return nil, outbox.ErrGap
-	}
-	if err != nil {
+	if g.info, g.root, err = c.rooted(ctx, g.name); err != nil {
 		return nil, err
-	}
-	if g.root = rootOf(g.info); g.root == "" {
-		return nil, outbox.ErrGap
 	}
 	if g.owner, g.at, err = ownerOf(ctx, c.get, g.name, g.root); err != nil {
 		return nil, err

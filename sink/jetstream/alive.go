@@ -35,7 +35,7 @@ func (s *Sink) alive(ctx context.Context, c *conn, subject string, m outbox.Memb
 	*outbox.Sign, error,
 ) {
 	last, err := c.get(ctx, SignStream, getRequest{LastFor: subject})
-	if hasCode(err, js.JSErrCodeStreamNotFound) {
+	if err == nil && last == nil { // the stream may not exist
 		err = s.make(ctx, c, js.StreamConfig{
 			Name: SignStream, Subjects: []string{signSubject + "*"}, MaxMsgsPerSubject: 1, AllowMsgTTL: true,
 			MaxAge: outbox.TwinLasts,

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 
 	js "github.com/nats-io/nats.go/jetstream"
@@ -34,6 +35,18 @@ type gate struct {
 
 // subject returns the subject of a lane.
 func (g *gate) subject(lane string) string { return g.root + "." + lane }
+
+// rooted returns the state of a stream and the subject of its gate. Without that, it returns ErrGap.
+func (c *conn) rooted(ctx context.Context, name string) (info *js.StreamInfo, root string, err error) {
+	info, err = c.info(ctx, name)
+	if err == nil {
+		root = rootOf(info)
+	}
+	if hasCode(err, js.JSErrCodeStreamNotFound) || err == nil && root == "" {
+		err = outbox.ErrGap
+	}
+	return info, root, err
+}
 
 // rootOf returns the subject of a stream's gate, by its configuration.
 func rootOf(info *js.StreamInfo) string {
@@ -80,30 +93,31 @@ func (c *conn) read(ctx context.Context, stream string) (*gate, error) {
 	return g, nil
 }
 
+// own returns the lanes that the gate's owner has written.
+func (g *gate) own() map[string]laneAt {
+	own := maps.Clone(g.lanes)
+	maps.DeleteFunc(own, func(_ string, l laneAt) bool { return g.owner == nil || l.holder != g.owner.holder })
+	return own
+}
+
 // last returns the newest event that the gate has let through.
-func (g *gate) last() uint64 {
-	if g.owner == nil {
-		return 0
+func (g *gate) last() (seq uint64) {
+	if g.owner != nil {
+		seq = seqOf(g.owner.Last)
 	}
-	last := seqOf(g.owner.Last)
-	for _, l := range g.lanes {
-		if l.holder == g.owner.holder {
-			last = max(last, l.Last)
-		}
+	for _, l := range g.own() {
+		seq = max(seq, l.Last)
 	}
-	return last
+	return seq
 }
 
 // let returns how many events the gate has let through.
-func (g *gate) let() int64 {
-	if g.owner == nil {
-		return 0
+func (g *gate) let() (n int64) {
+	if g.owner != nil {
+		n = g.owner.Let
 	}
-	n := g.owner.Let
-	for _, l := range g.lanes {
-		if l.holder == g.owner.holder {
-			n += l.Let
-		}
+	for _, l := range g.own() {
+		n += l.Let
 	}
 	return n
 }
@@ -112,8 +126,8 @@ func (g *gate) let() int64 {
 // that its lane knew of before. A purge that a publish has overtaken removes the latter.
 func (g *gate) events() []uint64 {
 	list := []uint64{g.last()}
-	for _, l := range g.lanes {
-		if g.owner != nil && l.holder == g.owner.holder && l.Last == list[0] {
+	for _, l := range g.own() {
+		if l.Last == list[0] {
 			list = append(list, l.Prev)
 		}
 	}

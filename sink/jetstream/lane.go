@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/nats-io/nats.go"
-	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/outbox"
 )
@@ -70,14 +69,9 @@ func (l *lane) subject() string { return l.root + "." + l.lane }
 // check, or Confirm, notices a purge of the events that overtakes the first publish of a claim.
 func (l *lane) check(ctx context.Context, c *conn) (p *ownerPost, at uint64, err error) {
 	if l.root == "" {
-		info, err := c.info(ctx, l.name)
-		if hasCode(err, js.JSErrCodeStreamNotFound) || err == nil && rootOf(info) == "" {
-			return nil, 0, outbox.ErrGap
-		}
-		if err != nil {
+		if _, l.root, err = c.rooted(ctx, l.name); err != nil {
 			return nil, 0, err
 		}
-		l.root = rootOf(info)
 	}
 	message, last := l.mem.newest()
 	if message == l.seq { // the server compares it
@@ -100,9 +94,9 @@ func (l *lane) check(ctx context.Context, c *conn) (p *ownerPost, at uint64, err
 	if lacks[0] || lacks[1] {
 		return nil, 0, outbox.ErrGap
 	}
-	if p.Last != "" && seqOf(p.Last) > seqOf(last) { // this process does not know it yet
-		if gone, err := c.lacks(ctx, l.name, seqOf(p.Last)); gone || err != nil {
-			return nil, 0, errors.Join(err, outbox.ErrGap)
+	if seqOf(p.Last) > seqOf(last) { // this process does not know it yet
+		if err := gapIf(c.lacks(ctx, l.name, seqOf(p.Last))); err != nil {
+			return nil, 0, err
 		}
 	}
 	l.mem.under(p)
@@ -114,10 +108,7 @@ func ownerOf(
 	ctx context.Context, get func(context.Context, string, getRequest) (*message, error), name, root string,
 ) (*ownerPost, uint64, error) {
 	m, err := get(ctx, name, getRequest{LastFor: root + "." + ownerLane})
-	if hasCode(err, js.JSErrCodeStreamNotFound) || err == nil && m == nil {
-		return nil, 0, nil
-	}
-	if err != nil {
+	if err != nil || m == nil {
 		return nil, 0, err
 	}
 	p := new(ownerPost)
@@ -127,10 +118,7 @@ func ownerOf(
 // laneOf reads a lane's message; a sequence of 0 without one.
 func (c *conn) laneOf(ctx context.Context, name, subject string) (laneAt, error) {
 	m, err := c.get(ctx, name, getRequest{LastFor: subject})
-	if hasCode(err, js.JSErrCodeStreamNotFound) || err == nil && m == nil {
-		return laneAt{}, nil
-	}
-	if err != nil {
+	if err != nil || m == nil {
 		return laneAt{}, err
 	}
 	p, err := parseLane(m)

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	js "github.com/nats-io/nats.go/jetstream"
 
 	"posthaste/outbox"
 )
@@ -115,9 +114,6 @@ func (c *conn) missing(ctx context.Context, name, entry string) (bool, error) {
 		return false, nil
 	}
 	m, err := c.get(ctx, name, getRequest{Seq: seqOf(entry)})
-	if hasCode(err, js.JSErrCodeStreamNotFound) {
-		return true, nil
-	}
 	if err != nil || m != nil {
 		return m != nil && m.entry() != entry, err
 	}

@@ -45,11 +45,12 @@ type getRequest struct {
 	MultiLast []string   `json:"multi_last,omitempty"`
 }
 
-// get reads one message from the leader of the stream; nil if it does not exist. A follower may be behind.
+// get reads one message from the leader of the stream; nil if it, or the stream, does not exist. A follower may be
+// behind.
 func (c *conn) get(ctx context.Context, name string, req getRequest) (*message, error) {
 	var reply struct{ Message message }
 	err := c.call(ctx, "STREAM.MSG.GET."+name, req, &reply)
-	if hasCode(err, js.JSErrCodeMessageNotFound) {
+	if hasCode(err, js.JSErrCodeMessageNotFound, js.JSErrCodeStreamNotFound) {
 		return nil, nil //nolint:nilnil // there is none
 	}
 	if err != nil {

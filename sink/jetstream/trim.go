@@ -72,12 +72,7 @@ func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
 	if len(spans) > 0 {
 		upTo = min(upTo, spans[0].From)
 	}
-	for _, l := range g.lanes {
-		if l.holder != g.owner.holder { // an adoption is under way
-			return nil
-		}
-	}
-	if upTo <= g.info.State.FirstSeq {
+	if upTo <= g.info.State.FirstSeq || len(g.own()) < len(g.lanes) { // an adoption is under way
 		return nil
 	}
 	var again []*nats.Msg

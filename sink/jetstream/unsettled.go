@@ -15,10 +15,7 @@ import (
 // reads messages of lanes only.
 func (c *conn) unsettled(ctx context.Context, g *gate) ([]span, error) {
 	spans := slices.Clone(g.owner.spans(g.at))
-	for lane, l := range g.lanes {
-		if l.holder != g.owner.holder || l.Claim < 0 {
-			continue
-		}
+	for lane, l := range g.own() {
 		own, err := c.batches(ctx, g.name, g.subject(lane), l, l.Settled)
 		if err != nil {
 			return nil, err
