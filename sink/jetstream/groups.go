@@ -124,28 +124,16 @@ const foundWithin = 6 * time.Second
 
 func count(n uint64) int64 { return int64(n) } //nolint:gosec // far from the end
 
-// pending returns how many events wait for the group, and how long they have waited while it was inactive.
-func pending(i *js.ConsumerInfo, info *js.StreamInfo) (n int64, idle time.Duration) {
-	n = int64(i.NumAckPending) + count(i.NumPending)
-	active := info.Created
-	for _, t := range []*time.Time{i.Delivered.Last, i.AckFloor.Last} {
-		if t != nil && t.After(active) {
-			active = *t
-		}
-	}
-	if n > 0 {
-		idle = max(info.TimeStamp.Sub(active), 0)
-	}
-	return n, idle
-}
-
 // observation is what a stream and its groups are at one time. info is nil if the stream does not exist.
 type observation struct {
 	info   *js.StreamInfo
-	groups []js.ConsumerInfo
-	// oldest has, for each group, the age of the oldest event that is delivered and not acknowledged.
-	oldest []time.Duration
+	groups []groupState
 	err    error
+}
+
+type groupState struct {
+	name string
+	metrics.Group
 }
 
 // observe reads streams and their groups. It returns the first error; nil and an error if there is no connection.
@@ -161,6 +149,7 @@ func (s *Sink) observe(ctx context.Context, step string, streams []string, oldes
 	return all, err
 }
 
+// observe leaves out the age of the oldest events that wait for an acknowledgement unless oldest is set.
 func (c *conn) observe(ctx context.Context, stream string, oldest bool) (o observation) {
 	name := StreamName(stream)
 	info, err := c.info(ctx, name)
@@ -171,18 +160,28 @@ func (c *conn) observe(ctx context.Context, stream string, oldest bool) (o obser
 		return observation{err: err}
 	}
 	o.info = info
-	o.groups, o.err = c.consumers(ctx, name)
-	for _, g := range o.groups {
-		var age time.Duration
-		if oldest && g.NumAckPending > 0 && o.err == nil {
-			var m *message
-			req := getRequest{Seq: g.AckFloor.Stream + 1, NextFor: EventsFilter(stream)}
-			if m, o.err = c.getAny(ctx, name, req); m != nil {
-				age = max(info.TimeStamp.Sub(m.Time), 0)
+	groups, err := c.consumers(ctx, name)
+	for _, i := range groups {
+		g := metrics.Group{Pending: int64(i.NumAckPending), Lag: count(i.NumPending)}
+		active := info.Created
+		for _, t := range []*time.Time{i.Delivered.Last, i.AckFloor.Last} {
+			if t != nil && t.After(active) {
+				active = *t
 			}
 		}
-		o.oldest = append(o.oldest, age)
+		if g.Pending+g.Lag > 0 {
+			g.Idle = max(info.TimeStamp.Sub(active), 0)
+		}
+		if oldest && g.Pending > 0 && err == nil {
+			var m *message
+			req := getRequest{Seq: i.AckFloor.Stream + 1, NextFor: EventsFilter(stream)}
+			if m, err = c.getAny(ctx, name, req); m != nil {
+				g.Oldest = max(info.TimeStamp.Sub(m.Time), 0)
+			}
+		}
+		o.groups = append(o.groups, groupState{GroupName(i.Name), g})
 	}
+	o.err = err
 	return o
 }
 
@@ -198,13 +197,9 @@ func (s *Sink) Observe(ctx context.Context, streams []string) error {
 			return 0, nil, o.err
 		}
 		groups := map[string]struct{}{}
-		for n, g := range o.groups[:min(len(o.groups), metrics.MaxGroups)] {
-			name := GroupName(g.Name)
-			groups[name] = struct{}{}
-			_, idle := pending(&g, o.info)
-			s.m.Group(streams[i], name, metrics.Group{
-				Pending: int64(g.NumAckPending), Lag: count(g.NumPending), Oldest: o.oldest[n], Idle: idle,
-			})
+		for _, g := range o.groups[:min(len(o.groups), metrics.MaxGroups)] {
+			groups[g.name] = struct{}{}
+			s.m.Group(streams[i], g.name, g.Group)
 		}
 		return count(o.info.State.Msgs), groups, nil
 	})
@@ -223,8 +218,8 @@ func (s *Sink) Unread(ctx context.Context, _ uuid.UUID, streams []string) (list 
 			list = append(list, outbox.Unread{Stream: streams[i], Entries: count(o.info.State.Msgs)})
 		}
 		for _, g := range o.groups {
-			if n, idle := pending(&g, o.info); n > 0 {
-				list = append(list, outbox.Unread{Stream: streams[i], Group: GroupName(g.Name), Entries: n, Idle: idle})
+			if n := g.Pending + g.Lag; n > 0 {
+				list = append(list, outbox.Unread{Stream: streams[i], Group: g.name, Entries: n, Idle: g.Idle})
 			}
 		}
 	}
