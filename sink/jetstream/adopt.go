@@ -2,8 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
 	"slices"
 
 	"github.com/google/uuid"
@@ -22,8 +20,7 @@ const adoptions = 50
 func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
 	return s.on(ctx, "adopt", stream, func(c *conn) (err error) {
 		for range adoptions {
-			var done bool
-			if done, err = s.adopt(ctx, c, stream, o, intact); done || err != nil && !conflict(err) {
+			if err = s.adopt(ctx, c, stream, o, intact); !conflict(err) {
 				return err
 			}
 			if ended := pause.For(ctx, backoff); ended != nil {
@@ -35,24 +32,24 @@ func (s *Sink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact 
 }
 
 // adopt makes one attempt.
-func (s *Sink) adopt(ctx context.Context, c *conn, stream string, o outbox.Owner, intact bool) (done bool, err error) {
+func (s *Sink) adopt(ctx context.Context, c *conn, stream string, o outbox.Owner, intact bool) error {
 	mem := s.memory(stream)
 	g, err := c.read(ctx, stream)
 	if err != nil {
-		return false, err
+		return err
 	}
 	mine := holderOf(o)
 	if p := g.owner; p != nil {
 		if p.Source != o.Source {
-			return false, foreign(stream, p.Source)
+			return foreign(stream, p.Source)
 		}
 		if p.holder == mine {
 			mem.seen(g)
-			return true, nil
+			return nil
 		}
 		for _, theirs := range []*holder{p.Next, &p.holder} {
 			if theirs != nil && *theirs != mine && theirs.Epoch >= o.Epoch {
-				return false, &outbox.FencedError{Stream: stream, Epoch: theirs.Epoch}
+				return &outbox.FencedError{Stream: stream, Epoch: theirs.Epoch}
 			}
 		}
 	}
@@ -60,26 +57,26 @@ func (s *Sink) adopt(ctx context.Context, c *conn, stream string, o outbox.Owner
 	if whole {
 		lost, err := c.lacks(ctx, g.name, g.events()...)
 		if err != nil {
-			return false, err
+			return err
 		}
 		whole = !lost
 	}
 	if intact {
 		message, _ := mem.newest()
 		if !whole || g.let() < mem.total() {
-			return false, outbox.ErrGap
+			return outbox.ErrGap
 		}
-		if lost, err := c.lacks(ctx, g.name, message); lost || err != nil {
-			return false, errors.Join(err, outbox.ErrGap)
+		if err := gapIf(c.lacks(ctx, g.name, message)); err != nil {
+			return err
 		}
 	}
 	if err = s.ensure(ctx, c, stream, g); err != nil {
-		return false, err
+		return err
 	}
 	p := &ownerPost{holder: mine}
 	if whole {
 		if err = c.inheritGate(ctx, g, p); err != nil {
-			return false, err
+			return err
 		}
 	}
 	messages := make([]*nats.Msg, 0, len(lanes)+1)
@@ -88,20 +85,20 @@ func (s *Sink) adopt(ctx context.Context, c *conn, stream string, o outbox.Owner
 		messages = append(messages, expecting(g.subject(lane), g.lanes[lane].seq, post))
 	}
 	messages = append(messages, expecting(g.subject(ownerLane), g.at, p))
-	ack, err := c.write(ctx, rand.Text(), messages)
+	ack, err := c.write(ctx, messages)
 	switch {
 	case err == nil:
 		mem.adopted(p, ack.Sequence)
-		return true, nil
+		return nil
 	case conflict(err) && g.owner != nil && g.owner.Next == nil:
 		busy := *g.owner
 		busy.Doubt, busy.Recalls, busy.Next = g.owner.spans(g.at), 0, &mine
 		_, raised := c.commit(ctx, expecting(g.subject(ownerLane), g.at, busy))
 		if raised != nil && !conflict(raised) {
-			return false, raised
+			return raised
 		}
 	}
-	return false, err
+	return err
 }
 
 // inheritGate gives a new owner's message what the gate before has: the doubt, the count and the last event.
@@ -158,7 +155,7 @@ func (s *Sink) rewrite(ctx context.Context, step, stream string, o outbox.Owner,
 			if !changed {
 				return nil
 			}
-			_, err = c.write(ctx, rand.Text(), append(before, expecting(g.subject(ownerLane), g.at, p)))
+			_, err = c.write(ctx, append(before, expecting(g.subject(ownerLane), g.at, p)))
 			if !conflict(err) {
 				return err
 			}

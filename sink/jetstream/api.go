@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -128,8 +129,8 @@ func (c *conn) commit(ctx context.Context, last *nats.Msg) (js.PubAck, error) {
 }
 
 // write sends a whole batch.
-func (c *conn) write(ctx context.Context, id string, messages []*nats.Msg) (js.PubAck, error) {
-	if err := c.stage(ctx, id, messages, false); err != nil {
+func (c *conn) write(ctx context.Context, messages []*nats.Msg) (js.PubAck, error) {
+	if err := c.stage(ctx, rand.Text(), messages, false); err != nil {
 		return js.PubAck{}, err
 	}
 	return c.commit(ctx, messages[len(messages)-1])

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	js "github.com/nats-io/nats.go/jetstream"
@@ -41,12 +42,9 @@ func gapIf(lost bool, err error) error {
 func byStream(marks []outbox.Mark) (streams []string, of map[string][]outbox.Mark) {
 	of = map[string][]outbox.Mark{}
 	for _, m := range marks {
-		if of[m.Stream] == nil {
-			streams = append(streams, m.Stream)
-		}
 		of[m.Stream] = append(of[m.Stream], m)
 	}
-	return streams, of
+	return slices.Collect(maps.Keys(of)), of
 }
 
 // Confirm implements stream.Sink. A message is acknowledged when it is as durable as the server's settings make it, so

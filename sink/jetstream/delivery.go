@@ -123,10 +123,6 @@ func (d *delivery) step(ctx context.Context) (progress bool, err error) {
 	if err != nil && metrics.Permanent(err) {
 		d.final = err
 	}
-	var poison *outbox.PoisonError
-	if errors.As(err, &poison) {
-		return false, err
-	}
 	return progress, l.sink.failed(c, "publish to", l.stream, err)
 }
 
@@ -211,7 +207,6 @@ func (d *delivery) stage(ctx context.Context, c *conn) (*batch, error) {
 
 func (d *delivery) poisoned(i int, err error) error {
 	d.poison = i + 1
-	d.lane.sink.m.Errors.WithLabelValues(classTooLarge).Inc()
 	return &outbox.PoisonError{Index: i, ID: d.events[i].ID, Class: classTooLarge, Err: err}
 }
 

@@ -1,9 +1,11 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -106,8 +108,8 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 		return nil
 	}
 	s.m.Errors.WithLabelValues(class(err)).Inc()
-	switch {
-	case metrics.Permanent(err) || outbox.Alone(err) || errors.As(err, new(*DurabilityError)):
+	if metrics.Permanent(err) || outbox.Alone(err) || errors.As(err, new(*DurabilityError)) ||
+		errors.As(err, new(*outbox.PoisonError)) {
 		return err
 	}
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
@@ -157,13 +159,10 @@ func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c
 		})
 	}
 	all.Wait()
-	var first error
-	for _, err := range errs {
-		if first == nil || metrics.Permanent(err) && !metrics.Permanent(first) {
-			first = err
-		}
+	if i := slices.IndexFunc(errs, metrics.Permanent); i >= 0 {
+		return errs[i]
 	}
-	return first
+	return cmp.Or(errs...)
 }
 
 // parallel bounds how many streams are asked at once.

@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"crypto/rand"
 	"slices"
 	"strconv"
 	"strings"
@@ -87,7 +86,7 @@ func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
 		again = append(again, expecting(g.subject(ownerLane), g.at, p))
 	}
 	if len(again) > 0 {
-		if _, err := c.write(ctx, rand.Text(), again); err != nil {
+		if _, err := c.write(ctx, again); err != nil {
 			if conflict(err) { // the next call trims
 				err = nil
 			}
