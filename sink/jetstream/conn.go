@@ -98,8 +98,8 @@ func unanswered(err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) && !hasCode(err, codeUnavailable) {
 		return err
 	}
-	return fmt.Errorf("%w%sif nats-server is a cluster, start its nodes that are down, and restart those whose disk was "+
-		"full when it has space: it needs more than half of them, and of the replicas of each stream", err,
+	return fmt.Errorf("%w%sif nats-server is a cluster, start its nodes that are down, and restart those whose disk "+
+		"was full when it has space: it needs more than half of them, and of the replicas of each stream", err,
 		outbox.RemedyMark)
 }
 
