@@ -192,6 +192,24 @@ type Delivery interface {
 	Skip(also func(e *Record) bool) []int
 }
 
+// Skipped has the indexes of the events that a Delivery skips.
+type Skipped map[int]bool
+
+// Skip adds events[i] and does the rest of Delivery.Skip.
+func (s *Skipped) Skip(events []*Record, i int, also func(e *Record) bool) (places []int) {
+	if *s == nil {
+		*s = Skipped{}
+	}
+	(*s)[i] = true
+	for i++; also != nil && i < len(events); i++ {
+		if !(*s)[i] && also(events[i]) {
+			(*s)[i] = true
+			places = append(places, i)
+		}
+	}
+	return places
+}
+
 // ErrGap means that the sink or the caller lost state (a flushed, restored or failed-over server): adopt again, sweep.
 var ErrGap = errors.New("the gate has lost its place: adopt again")
 

@@ -297,27 +297,17 @@ type memDelivery struct {
 	// poison is the place of the event that was refused last, plus one; closing ends the batch before it.
 	poison  int
 	closing bool
-	skipped map[int]bool
+	skipped outbox.Skipped
 	receipt outbox.Receipt
 	final   error
 }
 
-func (d *memDelivery) Skip(also func(e *outbox.Record) bool) (places []int) {
+func (d *memDelivery) Skip(also func(e *outbox.Record) bool) []int {
 	if d.poison == 0 || d.closing {
 		return nil
 	}
 	d.closing = true
-	if d.skipped == nil {
-		d.skipped = map[int]bool{}
-	}
-	d.skipped[d.poison-1] = true
-	for n := d.poison; also != nil && n < len(d.events); n++ {
-		if !d.skipped[n] && also(d.events[n]) {
-			d.skipped[n] = true
-			places = append(places, n)
-		}
-	}
-	return places
+	return d.skipped.Skip(d.events, d.poison-1, also)
 }
 
 func (d *memDelivery) Publish(ctx context.Context) (outbox.Receipt, error) {

@@ -87,9 +87,8 @@ type delivery struct {
 	// poison is the index of the event in the last *outbox.PoisonError, plus one.
 	poison int
 	// closing ends the current batch at pos, because the event after it was skipped.
-	closing bool
-	// skipped are the indexes of skipped events; nil if no event was skipped.
-	skipped    map[int]bool
+	closing    bool
+	skipped    outbox.Skipped
 	suppressed int
 	final      error
 }
@@ -100,18 +99,7 @@ func (d *delivery) Skip(also func(e *outbox.Record) bool) []int {
 		return nil
 	}
 	d.closing = true
-	if d.skipped == nil {
-		d.skipped = make(map[int]bool)
-	}
-	d.skipped[d.poison-1] = true
-	var places []int
-	for i := d.poison; also != nil && i < len(d.events); i++ {
-		if !d.skipped[i] && also(d.events[i]) {
-			d.skipped[i] = true
-			places = append(places, i)
-		}
-	}
-	return places
+	return d.skipped.Skip(d.events, d.poison-1, also)
 }
 
 // Publish implements outbox.Delivery.

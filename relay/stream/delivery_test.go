@@ -17,11 +17,11 @@ type fussy struct {
 	refuses string
 	all     bool // whether it says that the stream takes no event
 	events  []*outbox.Record
-	skipped map[int]bool
+	skipped outbox.Skipped
 }
 
 func (f *fussy) Deliver(events []*outbox.Record) outbox.Delivery {
-	f.events, f.skipped = events, map[int]bool{}
+	f.events, f.skipped = events, nil
 	return f
 }
 
@@ -43,16 +43,8 @@ func (f *fussy) Publish(context.Context) (outbox.Receipt, error) {
 	return outbox.Receipt{Number: 1}, nil
 }
 
-func (f *fussy) Skip(also func(*outbox.Record) bool) (places []int) {
-	first := f.next()
-	f.skipped[first] = true
-	for i := first + 1; also != nil && i < len(f.events); i++ {
-		if also(f.events[i]) {
-			f.skipped[i] = true
-			places = append(places, i)
-		}
-	}
-	return places
+func (f *fussy) Skip(also func(*outbox.Record) bool) []int {
+	return f.skipped.Skip(f.events, f.next(), also)
 }
 
 var errLarge = errors.New("it is too large")

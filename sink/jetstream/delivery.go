@@ -47,7 +47,7 @@ type delivery struct {
 	careful bool
 	// poison is the index of the event in the last *outbox.PoisonError, plus one.
 	poison     int
-	skipped    map[int]bool
+	skipped    outbox.Skipped
 	suppressed int
 	final      error
 }
@@ -71,16 +71,7 @@ func (d *delivery) Skip(also func(e *outbox.Record) bool) (places []int) {
 	if d.poison == 0 {
 		return nil
 	}
-	if d.skipped == nil {
-		d.skipped = map[int]bool{}
-	}
-	d.skipped[d.poison-1] = true
-	for i := d.poison; also != nil && i < len(d.events); i++ {
-		if !d.skipped[i] && also(d.events[i]) {
-			d.skipped[i] = true
-			places = append(places, i)
-		}
-	}
+	places = d.skipped.Skip(d.events, d.poison-1, also)
 	d.poison, d.careful = 0, false
 	return places
 }
