@@ -84,23 +84,16 @@ func (c *conn) info(ctx context.Context, name string) (*js.StreamInfo, error) {
 	return i, c.call(ctx, "STREAM.INFO."+name, struct{}{}, i)
 }
 
-// Names of headers that JetStream evaluates, and the client does not know.
-const (
-	headerBatch    = "Nats-Batch-Id"
-	headerSequence = "Nats-Batch-Sequence"
-	headerCommit   = "Nats-Batch-Commit"
-)
-
 // stage sends all messages of a batch except for the last one. The server stores none of them before the last one. It
 // answers for each only if answers is set.
 func (c *conn) stage(ctx context.Context, id string, messages []*nats.Msg, answers bool) error {
 	for i, m := range messages {
-		m.Header[headerBatch] = []string{id}
-		m.Header[headerSequence] = []string{strconv.Itoa(i + 1)}
+		m.Header["Nats-Batch-Id"] = []string{id}
+		m.Header["Nats-Batch-Sequence"] = []string{strconv.Itoa(i + 1)}
 		var err error
 		switch {
 		case i == len(messages)-1:
-			m.Header[headerCommit] = []string{"1"}
+			m.Header["Nats-Batch-Commit"] = []string{"1"}
 		case !answers:
 			failpoint.Before("stage")
 			err = c.nc.PublishMsg(m)

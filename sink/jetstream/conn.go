@@ -140,51 +140,48 @@ const apiLevel = 2
 
 // Ready returns nil if JetStream answers and has atomic batches. It writes nothing.
 func (s *Sink) Ready(ctx context.Context) error {
-	c, err := s.open(ctx)
+	_, err := s.ready(ctx)
 	if errors.Is(err, outbox.ErrMoved) {
 		return nil // the relay adopts again
 	}
-	if err != nil {
-		return err
-	}
-	return s.ready(ctx, c)
+	return err
 }
 
 // Bind implements stream.Sink. It refuses servers that have no atomic batches.
 func (s *Sink) Bind(ctx context.Context) (string, error) {
 	s.Release()
-	c, err := s.open(ctx)
+	server, err := s.ready(ctx)
 	if err == nil {
-		err = s.ready(ctx, c)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.bound = server
 	}
+	return server, err
+}
+
+func (s *Sink) ready(ctx context.Context) (server string, err error) {
+	c, err := s.open(ctx)
 	if err != nil {
 		return "", err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.bound = c.server
-	return s.bound, nil
-}
-
-func (s *Sink) ready(ctx context.Context, c *conn) error {
 	var account js.AccountInfo
-	err := c.call(ctx, "INFO", struct{}{}, &account)
+	err = c.call(ctx, "INFO", struct{}{}, &account)
 	if errors.Is(err, nats.ErrNoResponders) {
-		return fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, enable JetStream "+
-			"for the account, and check the domain of --sink-url; if its disk was full, free space and restart it", err,
-			outbox.RemedyMark)
+		return "", fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, enable "+
+			"JetStream for the account, and check the domain of --sink-url; if its disk was full, free space and "+
+			"restart it", err, outbox.RemedyMark)
 	}
 	if err != nil {
-		return unanswered(fmt.Errorf("ask for JetStream: %w", err))
+		return "", unanswered(fmt.Errorf("ask for JetStream: %w", err))
 	}
 	if account.API.Level < apiLevel {
-		return fmt.Errorf("nats-server %s has no atomic batches%srun nats-server 2.12 or later",
+		return "", fmt.Errorf("nats-server %s has no atomic batches%srun nats-server 2.12 or later",
 			c.nc.ConnectedServerVersion(), outbox.RemedyMark)
 	}
 	if s.o.Replicas > 1 && s.o.Domain == "" && c.nc.ConnectedClusterName() == "" {
-		return s.unplaced(errors.New("it is in no cluster"))
+		return "", s.unplaced(errors.New("it is in no cluster"))
 	}
-	return nil
+	return c.server, nil
 }
 
 // unplaced returns why the servers keep fewer copies of a stream than configured.

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -193,7 +194,7 @@ func (s *Sink) ensure(ctx context.Context, c *conn, stream string, g *gate) erro
 		subjects = g.info.Config.Subjects
 	}
 	if g.root == "" {
-		subjects = append(subjects, newGate(stream)+".*")
+		subjects = append(subjects, gateRoot+name+"."+rand.Text()+".*")
 	}
 	var err error
 	if g.info == nil {

@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -99,11 +98,6 @@ func shorten(name string, most int, mark, original string) string {
 
 // gateRoot is what the subjects of all gates begin with.
 const gateRoot = "posthaste-gate."
-
-// newGate returns the gate's subject of a new stream, without the lane.
-func newGate(stream string) string {
-	return gateRoot + StreamName(stream) + "." + rand.Text()
-}
 
 // lanes are the names of all lanes, and ownerLane is the subject of the owner.
 var lanes = func() []string {
