@@ -105,19 +105,16 @@ func unanswered(err error) error {
 
 // open returns the connection, and makes another one if it has ended. ErrMoved if that is of another process than the
 // bound one.
-func (s *Sink) open(ctx context.Context) (*conn, error) {
+func (s *Sink) open(ctx context.Context) (_ *conn, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conn == nil || !s.conn.nc.IsConnected() {
 		if s.conn != nil {
 			s.conn.nc.Close()
 		}
-		c, err := dial(ctx, s.o)
-		if err != nil {
-			s.conn = nil
+		if s.conn, err = dial(ctx, s.o); err != nil {
 			return nil, err
 		}
-		s.conn = c
 	}
 	if s.bound != "" && s.conn.server != s.bound {
 		return nil, outbox.ErrMoved

@@ -93,8 +93,7 @@ func (s *Sink) trim(ctx context.Context, c *conn, stream string) error {
 			return err
 		}
 	}
-	var purged struct{}
-	if err := c.call(ctx, "STREAM.PURGE."+g.name, map[string]uint64{"seq": upTo}, &purged); err != nil {
+	if err := c.call(ctx, "STREAM.PURGE."+g.name, map[string]uint64{"seq": upTo}, &struct{}{}); err != nil {
 		return err
 	}
 	return s.countLost(ctx, c, g, upTo, groups)
