@@ -27,6 +27,10 @@ func inMemory(root string) string {
 	for _, dir := range left {
 		pid, err := strconv.Atoi(strings.TrimPrefix(dir, stem))
 		if err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			disks, _ := filepath.Glob(filepath.Join(dir, "posthaste-disk-*"))
+			for _, disk := range disks {
+				_ = syscall.Unmount(disk, syscall.MNT_DETACH)
+			}
 			_ = os.RemoveAll(dir)
 		}
 	}

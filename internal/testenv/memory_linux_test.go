@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 )
 
@@ -22,6 +23,13 @@ func TestWhatTheKilledLeaveInMemoryIsRemoved(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(dir, "data"), 0o700); err != nil {
 			t.Fatal(err)
 		}
+	}
+	disk := filepath.Join(left, "posthaste-disk-1")
+	if err := os.Mkdir(disk, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if syscall.Mount("tmpfs", disk, "tmpfs", 0, "") == nil { // it is root
+		t.Cleanup(func() { _ = syscall.Unmount(disk, syscall.MNT_DETACH) })
 	}
 	if own := inMemory(root); own != "" && own != folder(os.Getpid()) { // "": a small disk
 		t.Errorf("the folder is %s", own)
