@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -131,6 +132,53 @@ func TestEventsHaveNumbers(t *testing.T) {
 	} {
 		if got := inDatabase(dsn, "b"); got != want {
 			t.Errorf("%q in another database is %q", dsn, got)
+		}
+	}
+}
+
+// The inserts of the same table and round are subtracted from what a peer costs.
+func TestTax(t *testing.T) {
+	t.Parallel()
+	run := func(Place) []string { return nil }
+	own, other := &Table{}, &Table{Insert: "other"}
+	c := Peers{Peers: []Peer{
+		{Name: "none", Table: own},
+		{Name: "posthaste", Table: own, Command: run},
+		{Name: "none (other)", Table: other},
+		{Name: "other", Table: other, Command: run},
+	}}
+	r := &report{}
+	for range 2 {
+		found := map[string]figures{
+			"none":         {"per_second": 200, "postgres_cpu_us": 50},
+			"posthaste":    {"per_second": 100, "postgres_cpu_us": 70, "relay_cpu_us": 5, "redis_cpu_us": 2},
+			"none (other)": {"per_second": 100, "postgres_cpu_us": 30},
+			"other":        {"per_second": 100, "postgres_cpu_us": 70, "relay_cpu_us": 1, "missing": 200},
+		}
+		for _, f := range found {
+			f["written"] = 400
+		}
+		c.note(r, peerLoad{name: "100/s"}, found)
+	}
+	for i, want := range []float64{27, 11} { // the latter paid for 400 inserts
+		w := r.Results[i]
+		if f := w.Figures["tax_us"]; len(f.Runs) != 2 || math.Abs(f.Median-want) > 1e-9 {
+			t.Errorf("the tax of %s is %+v, want %v", w.Name, *f, want)
+		}
+	}
+	if of := r.Results[0].median("of_none_percent"); len(r.Limits) != 2 || of != 50 {
+		t.Errorf("%d loads alone, and inserts at %v %% of their rate", len(r.Limits), of)
+	}
+}
+
+func TestWrittenAt(t *testing.T) {
+	t.Parallel()
+	want := time.Unix(0, 1_700_000_000_123_456_000)
+	for field, text := range map[string]string{
+		"data": `{"at": 1700000000123456000, "pad": "x"}`, "payload": `{"at": 1700000000123456000, "pad": "x"}`,
+	} {
+		if got := writtenAt(map[string]any{field: text}); !got.Equal(want) {
+			t.Errorf("%s %s was written at %v", field, text, got)
 		}
 	}
 }

@@ -46,24 +46,6 @@ func (c Drain) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			"events": c.Events, "size": c.Size, "transaction": c.Transaction, "streams": c.Streams,
 			"writers": writers, "sweep_workers": config.SweepWorkers,
 		},
-		columns: []column{
-			{"per_second", "events/s", 0},
-			{"published_per_second", "published/s", 0},
-			{"settled_per_second", "settled/s", 0},
-			{"payload_mib_per_second", "MiB/s", 1},
-			{"behind_ms", "behind ms", 0},
-			{"client_cpu_us", "client µs", 1},
-			{"relay_cpu_us", "relay µs", 1},
-			{"postgres_cpu_us", "postgres µs", 1},
-			{"redis_cpu_us", "redis µs", 1},
-			{"nats_cpu_us", "nats µs", 1},
-			{"wal_bytes", "WAL bytes", 0},
-			{"settle_wal_bytes", "settling WAL", 1},
-			{"redis_bytes", "redis bytes", 0},
-			{"nats_bytes", "nats bytes", 0},
-			{"relay_peak_rss_mib", "peak RSS MiB", 0},
-			{"busy_percent", "busy %", 0},
-		},
 	}
 	return benchmark(ctx, config, o, c.Options, c.Sink, r, func(b *session) []step {
 		d := &drain{session: b, c: c}

@@ -46,14 +46,13 @@ func payloadOf(size int) string {
 // insertMany writes events %[1]d … %[2]d in transactions of %[4]d, with the aggregate type %[5]s. insertPaced writes
 // every %[4]dth of them, each at its time: %[6]d is due at the beginning, and %[5]g are due per second.
 const (
+	sqlID       = `('00000000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid` // see eventID
 	insertEvent = `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)`
 	insertMany  = `DO $$ BEGIN FOR i IN %[1]d..%[2]d BY %[4]d LOOP ` + insertEvent + `
-	SELECT ('00000000-0000-7000-8000-' ||
-		lpad(to_hex(n), 12, '0'))::uuid, %[5]s, n::text, '` + eventType + `', '%[3]s'
+	SELECT ` + sqlID + `, %[5]s, n::text, '` + eventType + `', '%[3]s'
 	FROM generate_series(i, least(i + %[4]d - 1, %[2]d)) n; COMMIT; END LOOP; END $$`
 	insertPaced = `DO $$ DECLARE began timestamptz := clock_timestamp(); BEGIN FOR n IN %[1]d..%[2]d BY %[4]d LOOP
 	PERFORM pg_sleep(greatest(0, (n - %[6]d) / %[5]g::float8 - extract(epoch FROM clock_timestamp() - began)));
-	` + insertEvent + ` VALUES (('00000000-0000-7000-8000-' ||
-		lpad(to_hex(n), 12, '0'))::uuid, '` + aggregateType + `', n::text, '` + eventType + `', '%[3]s');
+	` + insertEvent + ` VALUES (` + sqlID + `, '` + aggregateType + `', n::text, '` + eventType + `', '%[3]s');
 	COMMIT; END LOOP; END $$`
 )

@@ -42,23 +42,6 @@ func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			"rate": c.Rate, "duration": c.Duration.String(), "size": c.Size,
 			"writers": latencyWriters,
 		},
-		columns: append(slices.Clone(latencyColumns),
-			column{"arrived_per_second", "arrived/s", 0},
-			column{"relay_cpu_us", "relay µs", 0},
-			column{"postgres_cpu_us", "postgres µs", 0},
-			column{"redis_cpu_us", "redis µs", 0},
-			column{"nats_cpu_us", "nats µs", 0},
-			column{"wal_bytes", "WAL bytes", 0},
-			column{"redis_bytes", "redis bytes", 0},
-			column{"nats_bytes", "nats bytes", 0},
-			column{"kept_wal_mib", "kept WAL MiB", 0},
-			column{"backlog_rows", "backlog", 0},
-			column{"busy_percent", "busy %", 0},
-			column{"relay_core_percent", "relay % of a core", 2},
-			column{"postgres_core_percent", "postgres %", 2},
-			column{"redis_core_percent", "redis %", 2},
-			column{"wal_bytes_per_second", "WAL bytes/s", 0},
-			column{"relay_rss_mib", "relay RSS MiB", 0}),
 	}
 	if len(c.Rate) == 1 {
 		r.Settings["rate"] = c.Rate[0]
@@ -73,15 +56,6 @@ func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 
 // latencyWriters is the number of connections that commit. There are enough that a slow commit delays no other.
 const latencyWriters = 2 * writers
-
-var latencyColumns = []column{
-	{"per_second", "per second", 0},
-	{"p50_ms", "p50 ms", 2},
-	{"p90_ms", "p90 ms", 2},
-	{"p99_ms", "p99 ms", 2},
-	{"p999_ms", "p99.9 ms", 2},
-	{"max_ms", "max ms", 2},
-}
 
 // latency measures at one rate, from the time when an insert was due. The insert commits in the same message.
 type latency struct {
@@ -225,28 +199,34 @@ func (l *latency) xadd(ctx context.Context) error {
 	payload := payloadOf(l.c.Size)
 	a := newArrivals(l, 0)
 	read := func(ctx context.Context) error {
-		for last := "0-0"; ctx.Err() == nil; {
-			res, err := l.redis.XRead(ctx, &redis.XReadArgs{
-				Streams: []string{key, last}, Count: 1000,
-				Block: 100 * time.Millisecond,
-			}).Result()
-			if err != nil && !errors.Is(err, redis.Nil) && ctx.Err() == nil {
-				return fmt.Errorf("read entries: %w", err)
-			}
-			for _, s := range res {
-				for _, m := range s.Messages {
-					id, _ := m.Values["id"].(string)
-					a.seen(id)
-					last = m.ID
-				}
-			}
-		}
-		return nil
+		return l.reading(ctx, key, func(m redis.XMessage) {
+			id, _ := m.Values["id"].(string)
+			a.seen(id)
+		})
 	}
 	return l.bare(ctx, a, "one XADD per event, until an XREAD that waits has it", read,
 		func(ctx context.Context, n int) error {
 			return l.redis.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: bareEntry(n, payload)}).Err()
 		})
+}
+
+// reading calls do with each new entry of a stream of Redis until ctx ends.
+func (b *session) reading(ctx context.Context, key string, do func(m redis.XMessage)) error {
+	for last := "0-0"; ctx.Err() == nil; {
+		res, err := b.redis.XRead(ctx, &redis.XReadArgs{
+			Streams: []string{key, last}, Count: 1000, Block: 100 * time.Millisecond,
+		}).Result()
+		if err != nil && !errors.Is(err, redis.Nil) && ctx.Err() == nil {
+			return fmt.Errorf("read entries: %w", err)
+		}
+		for _, s := range res {
+			for _, m := range s.Messages {
+				do(m)
+				last = m.ID
+			}
+		}
+	}
+	return nil
 }
 
 // bare measures the server alone: write sends event n, and read records what arrives in a until its context ends.

@@ -46,9 +46,6 @@ func (c Orders) Run(ctx context.Context, config app.Config, o cli.IO) error {
 			"concurrency": c.Concurrency, "rate": c.Rate,
 			"duration": c.Duration.String(), "repeat_percent": c.Repeat,
 		},
-		columns: append(latencyColumns,
-			column{"postgres_cpu_us", "postgres µs", 0}, column{"redis_cpu_us", "redis µs", 0},
-			column{"busy_percent", "busy %", 0}),
 	}
 	return benchmark(ctx, config, o, c.Options, Sink{}, r, func(b *session) []step {
 		m := &orders{session: b, c: c, user: uuid.New()}

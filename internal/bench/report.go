@@ -26,8 +26,7 @@ type report struct {
 	Limits   []*row         `json:"limits"`
 	Results  []*row         `json:"results"`
 
-	// columns are the figures shown in tables.
-	columns []column
+	notes string // explains the figures
 }
 
 // row is one measurement with all its repetitions.
@@ -42,9 +41,43 @@ type row struct {
 	Check  *check             `json:"check,omitempty"`
 }
 
-type column struct {
+// columns are the figures shown in tables, if they were measured: their heads, and the digits after the point.
+var columns = []struct {
 	name, head string
 	digits     int
+}{
+	{"per_second", "per second", 0},
+	{"p50_ms", "p50 ms", 2},
+	{"p90_ms", "p90 ms", 2},
+	{"p99_ms", "p99 ms", 2},
+	{"p999_ms", "p99.9 ms", 2},
+	{"max_ms", "max ms", 2},
+	{"arrived_per_second", "arrived/s", 0},
+	{"published_per_second", "published/s", 0},
+	{"settled_per_second", "settled/s", 0},
+	{"payload_mib_per_second", "MiB/s", 1},
+	{"of_none_percent", "% of none", 0},
+	{"behind_ms", "behind ms", 0},
+	{"missing", "missing", 0},
+	{"tax_us", "tax µs", 1},
+	{"client_cpu_us", "client µs", 1},
+	{"relay_cpu_us", "relay µs", 1},
+	{"postgres_cpu_us", "postgres µs", 1},
+	{"redis_cpu_us", "redis µs", 1},
+	{"nats_cpu_us", "nats µs", 1},
+	{"wal_bytes", "WAL bytes", 0},
+	{"settle_wal_bytes", "settling WAL", 1},
+	{"redis_bytes", "redis bytes", 0},
+	{"nats_bytes", "nats bytes", 0},
+	{"kept_wal_mib", "kept WAL MiB", 0},
+	{"backlog_rows", "backlog", 0},
+	{"relay_peak_rss_mib", "peak RSS MiB", 0},
+	{"busy_percent", "busy %", 0},
+	{"relay_core_percent", "relay % of a core", 2},
+	{"postgres_core_percent", "postgres %", 2},
+	{"redis_core_percent", "redis %", 2},
+	{"wal_bytes_per_second", "WAL bytes/s", 0},
+	{"relay_rss_mib", "relay RSS MiB", 0},
 }
 
 // check is the count after the measurement, over all repetitions.
@@ -190,23 +223,23 @@ func (r *report) print(out io.Writer) error {
 	}
 	slices.Sort(set)
 	fmt.Fprintf(out, "settings: %s\nmedian (least–most) of the runs; µs is processor time per event or request, "+
-		"busy %% the whole machine\n\n", strings.Join(set, ", "))
+		"busy %% the whole machine%s\n\n", strings.Join(set, ", "), r.notes)
 	t := cli.Table(out)
 	if len(r.Limits) > 0 {
-		r.table(t, "limit", r.Limits)
+		table(t, "limit", r.Limits)
 		fmt.Fprintln(t)
 	}
-	r.table(t, "result", r.Results)
+	table(t, "result", r.Results)
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintln(out)
 	said := map[string]bool{} // descriptions that several rows share are printed once
 	for _, w := range r.Results {
-		if said[w.What] {
-			fmt.Fprintln(out, w.Name)
-		} else {
+		if !said[w.What] {
 			fmt.Fprintf(out, "%s: %s\n", w.Name, w.What)
+		} else if w.Check != nil {
+			fmt.Fprintln(out, w.Name)
 		}
 		said[w.What] = true
 		var parts []string
@@ -247,13 +280,14 @@ func ratioText(v float64) string {
 	return fmt.Sprintf("%.2g ×", v)
 }
 
-func (r *report) table(t io.Writer, what string, rows []*row) {
-	shown := slices.DeleteFunc(slices.Clone(r.columns), func(c column) bool {
-		return !slices.ContainsFunc(rows, func(w *row) bool { return w.Figures[c.name] != nil })
-	})
+func table(t io.Writer, what string, rows []*row) {
+	shown := slices.Clone(columns)[:0]
 	fmt.Fprint(t, what)
-	for _, c := range shown {
-		fmt.Fprintf(t, "\t%s", c.head)
+	for _, c := range columns {
+		if slices.ContainsFunc(rows, func(w *row) bool { return w.Figures[c.name] != nil }) {
+			shown = append(shown, c)
+			fmt.Fprintf(t, "\t%s", c.head)
+		}
 	}
 	fmt.Fprintln(t)
 	for _, w := range rows {

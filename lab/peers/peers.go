@@ -5,61 +5,80 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"posthaste/internal/bench"
 )
 
-// peer is one way to get events out of Postgres.
-type peer struct {
-	name, what string
-	// table is what the load writes into.
-	table *table
-	// command starts it; nil is the load alone, which the others with the same table are measured against.
-	command func(s *scene) []string
-	// slot says that it reads a slot, which it does not make itself; bare that it publishes nothing.
-	slot, bare bool
-}
+// The tables that loads write into: the outbox, and that of watermill's forwarder publisher.
+var (
+	outboxTable = &bench.Table{
+		Insert: bench.InsertOutbox,
+		Prepare: func(ctx context.Context, pool *pgxpool.Pool) error {
+			_, err := pool.Exec(ctx, "CREATE PUBLICATION "+publication+" FOR TABLE outbox WITH (publish = 'insert')")
+			return err
+		},
+	}
+	watermillTable = &bench.Table{
+		Insert: `INSERT INTO watermill_` + topic + ` (uuid, payload, metadata, transaction_id)
+SELECT gen_random_uuid()::text, ('{"destination_topic": "` + stream + `", "uuid": "' || gen_random_uuid() ||
+	'", "payload": "' || replace(encode(convert_to(%s, 'UTF8'), 'base64'), E'\n', '') || '", "metadata": {}}')::json,
+	'{}', pg_current_xact_id()`,
+		Prepare: func(_ context.Context, pool *pgxpool.Pool) error {
+			sub, err := subscriber(pool)
+			if err != nil {
+				return err
+			}
+			return errors.Join(sub.SubscribeInitialize(topic), sub.Close())
+		},
+	}
+)
 
-// peers are all there are. go-pq-cdc is not among them: its module could not be had. With a handler that writes to
+// programs are posthaste, the folder of Postgres' programs, and this program.
+type programs struct{ posthaste, postgres, self string }
+
+// peers returns all peers. go-pq-cdc is not among them: its module could not be had. With a handler that writes to
 // Redis it does what batch and each do.
-var peers = []peer{
-	{name: "none", what: "the load alone", table: &outboxTable},
-	{
-		name: "posthaste", what: "posthaste relay, mode cdc, default settings", table: &outboxTable,
-		command: func(s *scene) []string {
-			return []string{
-				s.posthaste, "relay", "--postgres-url=" + s.url, "--redis-url=" + s.servers.RedisURL(),
-				"--relay-name=" + s.name, "--admin-addr=127.0.0.1:0", "--log-level=error",
-			}
+func (p *programs) peers() []bench.Peer {
+	self := func(name string) func(at bench.Place) []string {
+		return func(at bench.Place) []string { return []string{p.self, "peer", name, at.Postgres, at.Redis, at.Name} }
+	}
+	return []bench.Peer{
+		{Name: "none", What: "the load alone", Table: outboxTable},
+		{
+			Name: "posthaste", What: "posthaste relay, mode cdc, default settings", Table: outboxTable,
+			Command: func(at bench.Place) []string {
+				return []string{
+					p.posthaste, "relay", "--postgres-url=" + at.Postgres, "--redis-url=" + at.Redis,
+					"--relay-name=" + at.Name, "--admin-addr=127.0.0.1:0", "--log-level=error",
+				}
+			},
 		},
-	},
-	{
-		name: "batch", what: "pglogrepl, and a pipeline of XADD for what has come meanwhile; nothing is settled",
-		table: &outboxTable, command: self("batch"), slot: true,
-	},
-	{
-		name: "each", what: "the same, and an XADD for each event", table: &outboxTable, command: self("each"),
-		slot: true,
-	},
-	{
-		name: "pg_recvlogical", what: "decoding alone, into /dev/null; nothing is published", table: &outboxTable,
-		command: func(s *scene) []string {
-			return []string{
-				filepath.Join(s.bin, "pg_recvlogical"), "--dbname=" + s.url, "--slot=" + s.name, "--start",
-				"--file=/dev/null", "--option=proto_version=1", "--option=publication_names=" + publication,
-			}
+		{
+			Name: "batch", What: "pglogrepl, and a pipeline of XADD for what has come meanwhile; nothing is settled",
+			Table: outboxTable, Command: self("batch"), Slot: true,
 		},
-		slot: true, bare: true,
-	},
-	{name: "none (watermill)", what: "the load alone, into watermill's table", table: &watermillTable},
-	{
-		name: "watermill", what: "watermill-sql, its forwarder, watermill-redisstream, default settings",
-		table: &watermillTable, command: self("watermill"),
-	},
-}
-
-// self is this program as a peer.
-func self(name string) func(s *scene) []string {
-	return func(s *scene) []string {
-		return []string{s.self, "peer", name, s.url, s.servers.RedisURL(), s.name}
+		{
+			Name: "each", What: "the same, and an XADD for each event", Table: outboxTable, Command: self("each"),
+			Slot: true,
+		},
+		{
+			Name: "pg_recvlogical", What: "decoding alone, into /dev/null; nothing is published", Table: outboxTable,
+			Command: func(at bench.Place) []string {
+				return []string{
+					filepath.Join(p.postgres, "pg_recvlogical"), "--dbname=" + at.Postgres, "--slot=" + at.Name,
+					"--start", "--file=/dev/null", "--option=proto_version=1",
+					"--option=publication_names=" + publication,
+				}
+			},
+			Slot: true, Bare: true,
+		},
+		{Name: "none (watermill)", What: "the load alone, into watermill's table", Table: watermillTable},
+		{
+			Name: "watermill", What: "watermill-sql, its forwarder, watermill-redisstream, default settings",
+			Table: watermillTable, Command: self("watermill"),
+		},
 	}
 }
 
@@ -84,22 +103,22 @@ func child(ctx context.Context, args []string) error {
 	return err
 }
 
-// peerNames are those that may be chosen.
-func peerNames() (names []string) {
-	for _, p := range peers {
-		if p.command != nil {
-			names = append(names, p.name)
+// namesOf returns the names of those that may be chosen.
+func namesOf(all []bench.Peer) (names []string) {
+	for _, p := range all {
+		if p.Command != nil {
+			names = append(names, p.Name)
 		}
 	}
 	return names
 }
 
 // choose returns the peers of those names, and before them the loads alone that they need.
-func choose(names []string) (list []peer) {
-	for _, p := range peers {
-		if slices.ContainsFunc(peers, func(c peer) bool {
-			return c.command != nil && slices.Contains(names, c.name) &&
-				(c.name == p.name || p.command == nil && c.table == p.table)
+func choose(all []bench.Peer, names []string) (list []bench.Peer) {
+	for _, p := range all {
+		if slices.ContainsFunc(all, func(c bench.Peer) bool {
+			return c.Command != nil && slices.Contains(names, c.Name) &&
+				(c.Name == p.Name || p.Command == nil && c.Table == p.Table)
 		}) {
 			list = append(list, p)
 		}
