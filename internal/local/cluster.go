@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"posthaste/internal/pause"
 )
 
 // Slots is how many slots a Redis Cluster has.
@@ -180,12 +180,16 @@ func (c *Cluster) announced(ctx context.Context, i int) (port, bus string, err e
 
 // Replicate makes an empty node a replica of another one. It waits until the nodes know each other.
 func (c *Cluster) Replicate(ctx context.Context, i, master int) error {
+	return until(ctx, func() error { return c.Do(ctx, i, "CLUSTER", "REPLICATE", c.IDs[master]) })
+}
+
+// until calls do until it succeeds, or ctx ends.
+func until(ctx context.Context, do func() error) error {
 	for {
-		err := c.Do(ctx, i, "CLUSTER", "REPLICATE", c.IDs[master])
-		if err == nil || ctx.Err() != nil {
+		err := do()
+		if err == nil || pause.For(ctx, 20*time.Millisecond) != nil {
 			return err
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 }
 
@@ -205,13 +209,7 @@ func (c *Cluster) Add(ctx context.Context) (int, error) {
 
 // Wait returns when all running nodes know each other, all slots are served, and the replicas are in sync.
 func (c *Cluster) Wait(ctx context.Context) error {
-	for {
-		err := c.ready(ctx)
-		if err == nil || ctx.Err() != nil {
-			return err
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	return until(ctx, func() error { return c.ready(ctx) })
 }
 
 func (c *Cluster) ready(ctx context.Context) error {
@@ -222,24 +220,24 @@ func (c *Cluster) ready(ctx context.Context) error {
 			continue
 		}
 		client := n.connect(time.Second)
-		info, err := client.ClusterInfo(ctx).Result()
-		if err == nil {
-			err = c.healthy(ctx, client, info)
-		}
-		var role string
-		if err == nil {
-			role, err = client.Info(ctx, "replication").Result()
-		}
-		var slots []redis.ClusterSlot
-		if err == nil {
-			slots, err = client.ClusterSlots(ctx).Result() //nolint:staticcheck // cluster clients call this one
-		}
+		info, err1 := client.ClusterInfo(ctx).Result()
+		role, err2 := client.Info(ctx, "replication").Result()
+		slots, err3 := client.ClusterSlots(ctx).Result() //nolint:staticcheck // cluster clients call this one
 		_ = client.Close()
-		if err != nil {
-			return fmt.Errorf("node %d: %w", i, err)
+		err := errors.Join(err1, err2, err3)
+		if err == nil && (!strings.Contains(info, "cluster_state:ok") ||
+			!strings.Contains(info, fmt.Sprintf("cluster_slots_ok:%d", Slots)) ||
+			!strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d\r", len(c.Nodes)))) {
+			err = errors.New("not one cluster yet")
 		}
 		if strings.Contains(role, "role:slave") {
 			replicas++
+			if err == nil && !strings.Contains(role, "master_link_status:up") {
+				err = errors.New("a replica without its master")
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("node %d: %w", i, err)
 		}
 		seen := map[string]bool{}
 		for _, s := range slots {
@@ -255,21 +253,6 @@ func (c *Cluster) ready(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// healthy checks the view of the node whose CLUSTER INFO is given.
-func (c *Cluster) healthy(ctx context.Context, client *redis.Client, info string) error {
-	if !strings.Contains(info, "cluster_state:ok") ||
-		!strings.Contains(info, fmt.Sprintf("cluster_slots_ok:%d", Slots)) ||
-		!strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d\r", len(c.Nodes))) {
-		return errors.New("not one cluster yet")
-	}
-	replication, err := client.Info(ctx, "replication").Result()
-	if err == nil && strings.Contains(replication, "role:slave") &&
-		!strings.Contains(replication, "master_link_status:up") {
-		err = errors.New("a replica without its master")
-	}
-	return err
 }
 
 // URL is a client's URL: all nodes in the order of their start, with user and password.

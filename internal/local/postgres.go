@@ -167,10 +167,8 @@ func (p *Postgres) Copy(ctx context.Context, dir string) (*Postgres, error) {
 	for _, arg := range p.args {
 		c.args = append(c.args, strings.Replace(arg, p.Dir, dir, 1))
 	}
-	if p.cred != nil {
-		if err := os.Chown(dir, int(p.cred.Uid), int(p.cred.Gid)); err != nil {
-			return nil, fmt.Errorf("give the data folder away: %w", err)
-		}
+	if _, err := serverUser(dir); err != nil {
+		return nil, err
 	}
 	if out, err := exec.CommandContext(ctx, "cp", "-a", filepath.Join(p.Dir, "data"),
 		dir).CombinedOutput(); err != nil {

@@ -120,8 +120,7 @@ func (s *Sentinel) Wait(ctx context.Context) error {
 		}
 		return n
 	}
-	for {
-		var err error
+	return until(ctx, func() (err error) {
 		for i, r := range s.Sentinels {
 			if !r.Running() {
 				continue
@@ -130,11 +129,8 @@ func (s *Sentinel) Wait(ctx context.Context) error {
 				err = fmt.Errorf("sentinel %d: %w", i, e)
 			}
 		}
-		if err == nil || ctx.Err() != nil {
-			return err
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return err
+	})
 }
 
 // knows checks the state of one Sentinel.

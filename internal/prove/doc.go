@@ -7,12 +7,12 @@
 //     each process;
 //   - process: relays, APIs and consumers, which are child processes of the same binary, so that SIGKILL and SIGSTOP
 //     are real;
-//   - truth: the events that the writers committed or rolled back, and those whose outcome is unknown. It is kept
-//     outside the system under test, one byte for each event;
+//   - internal/oracle: the events that the writers committed or rolled back, and those whose outcome is unknown. It is
+//     kept outside the system under test, one byte for each event;
 //   - writers, shop, effects: the load. Writers commit events, clients place orders and spend credits, and consumers
 //     store effects;
 //   - fault, faults, faults_*: the table of faults, alone and in pairs. The plan chooses them from a seed;
-//   - reading, orders, verify: the oracle, which reads the streams continuously, and everything once more at the end;
+//   - reading, orders, verify: the oracle of a campaign, which reads the streams continuously and at the end;
 //   - honesty: whether the relays report their state correctly, and for how long they do not;
 //   - report, page, chart: the results for users.
 //

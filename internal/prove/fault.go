@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"posthaste/internal/cli"
+	"posthaste/internal/oracle"
 	"posthaste/outbox"
 )
 
@@ -140,7 +141,7 @@ type plan struct {
 }
 
 func newPlan(seed uint64, faults []*fault) *plan {
-	return &plan{rand: newRandom(seed, 0), faults: faults, mode: outbox.ModeAuto}
+	return &plan{rand: oracle.Random(seed, 0), faults: faults, mode: outbox.ModeAuto}
 }
 
 // draw returns the next fault. Every fault is drawn once before any is drawn again.

@@ -4,6 +4,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"posthaste/internal/link"
+	"posthaste/internal/local"
 )
 
 // faults are all faults, in the order in which they are listed: the name, what is done, the class, the part that the
@@ -80,7 +81,8 @@ var faults = []*fault{
 	// Redis.
 	kind("redis-kill", "SIGKILL to Redis, which restarts with its append-only file", forgets, touchesRedis, 0, 3,
 		redisKilled),
-	kind("redis-freeze", "SIGSTOP and SIGCONT to Redis", own, touchesRedis, 1, 10, redisFrozen),
+	kind("redis-freeze", "SIGSTOP and SIGCONT to Redis", own, touchesRedis, 1, 10,
+		serverFrozen(func(s *stage) *local.Process { return s.leading().Process })),
 	kind("redis-script-flush", "SCRIPT FLUSH", own, touchesRedis, 0, 0, command("SCRIPT", "FLUSH")),
 	kind("redis-full", "Redis is out of memory", own, touchesRedis, 1, 8, redisSetting("maxmemory", "1", "0")),
 	kind("redis-refuses", "Redis refuses writes, because it wants more replicas than it has", own, touchesRedis, 1, 8,
@@ -103,7 +105,8 @@ var faults = []*fault{
 
 	// NATS, which writes to disk before it answers.
 	kind("nats-kill", "SIGKILL to nats-server, which restarts with its data", own, touchesNats, 0, 3, natsKilled),
-	kind("nats-freeze", "SIGSTOP and SIGCONT to nats-server", own, touchesNats, 1, 10, natsFrozen),
+	kind("nats-freeze", "SIGSTOP and SIGCONT to nats-server", own, touchesNats, 1, 10,
+		serverFrozen(func(s *stage) *local.Process { return s.servers.Nats.Process })),
 	kind("nats-stream-deleted", "a stream of JetStream is deleted", forgets, touchesNats, 0, 0,
 		onNats(func(js nats.JetStreamManager, name string, o nats.JSOpt) error { return js.DeleteStream(name, o) })),
 	kind("nats-stream-purged", "all messages of a stream of JetStream are removed", forgets, touchesNats, 0, 0,

@@ -258,7 +258,7 @@ func (m *move) sequences(ctx context.Context) ([]string, error) {
 
 // takeOver runs posthaste adopt if the relays ask for it, and waits until they publish.
 func (m *move) takeOver(ctx context.Context) error {
-	_, before, _ := m.pass.counts()
+	_, before, _ := m.pass.Counts()
 	return repeat(ctx, func() (bool, error) {
 		if slices.ContainsFunc(m.relays, func(p *process) bool { return p.ready(ctx).foreign() }) {
 			exe, err := os.Executable()
@@ -271,7 +271,7 @@ func (m *move) takeOver(ctx context.Context) error {
 				return false, fmt.Errorf("adopt: %w: %s", err, out)
 			}
 		}
-		_, read, _ := m.pass.counts()
+		_, read, _ := m.pass.Counts()
 		return read > before, nil
 	})
 }

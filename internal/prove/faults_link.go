@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"posthaste/internal/link"
+	"posthaste/internal/oracle"
 )
 
 // chooseLink chooses a link: a relay's in half of the cases, the writers' in a quarter.
@@ -39,9 +40,9 @@ func slowed(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, er
 // largeTransaction writes one with 2,000 to 50,000 events.
 func largeTransaction(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 	n := min(2_000+r.IntN(48_000), 30*c.options.Rate)
-	return fmt.Sprintf("%d events", n), nil, c.writers.one(ctx, types[r.IntN(len(types))], n, padding(r, 40))
+	return fmt.Sprintf("%d events", n), nil, c.writers.one(ctx, types[r.IntN(len(types))], n, oracle.Padding(r, 40))
 }
 
 func largeEvents(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
-	return "", nil, c.writers.one(ctx, types[r.IntN(len(types))], 10, padding(r, largePayload))
+	return "", nil, c.writers.one(ctx, types[r.IntN(len(types))], 10, oracle.Padding(r, largePayload))
 }

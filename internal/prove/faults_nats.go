@@ -3,7 +3,6 @@ package prove
 import (
 	"context"
 	"math/rand/v2"
-	"syscall"
 
 	"github.com/nats-io/nats.go"
 
@@ -15,11 +14,6 @@ import (
 func natsKilled(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 	server := c.stage.servers.Nats
 	return "", server.Start, server.Kill()
-}
-
-func natsFrozen(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-	server := c.stage.servers.Nats
-	return "", func(context.Context) error { return server.Signal(syscall.SIGCONT) }, server.Signal(syscall.SIGSTOP)
 }
 
 // nats is the campaign's connection to NATS.

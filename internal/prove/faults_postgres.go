@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"posthaste/internal/oracle"
 	"posthaste/internal/pause"
 )
 
@@ -134,18 +135,13 @@ func transactionOpen(ctx context.Context, c *campaign, _ *rand.Rand) (string, he
 
 // transactionPrepared prepares a transaction with events, and finally commits it or rolls it back.
 func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
-	a := c.truth.newAggregate(types[r.IntN(len(types))])
-	name := fmt.Sprintf("prove-%d", a.number)
-	j := &job{truth: c.truth, pad: padding(r, 50)}
+	a := c.truth.NewAggregate("", types[r.IntN(len(types))])
+	name := fmt.Sprintf("prove-%d", a.Number)
+	j := &oracle.Job{Truth: c.truth, Pad: oracle.Padding(r, 50)}
 	const events = 5
-	finish, result := "ROLLBACK PREPARED", no
+	finish, result := "ROLLBACK PREPARED", oracle.No
 	if r.IntN(2) == 0 {
-		finish, result = "COMMIT PREPARED", yes
-	}
-	settle := func(o outcome) {
-		for _, p := range j.parts {
-			c.truth.end(p.first, p.n, o)
-		}
+		finish, result = "COMMIT PREPARED", oracle.Yes
 	}
 	err := func() error {
 		tx, err := c.stage.pool.Begin(ctx)
@@ -153,7 +149,7 @@ func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string
 			return err
 		}
 		defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after PREPARE, this has no effect
-		if err := j.insert(ctx, tx, a, events); err != nil {
+		if err := j.Insert(ctx, tx, a, events); err != nil {
 			return err
 		}
 		_, err = tx.Exec(ctx, fmt.Sprintf("PREPARE TRANSACTION '%s'", name))
@@ -163,9 +159,9 @@ func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string
 		// If the answer was lost, the transaction may be prepared. If it is not, the statement only fails.
 		_, rerr := c.exec(ctx, fmt.Sprintf("ROLLBACK PREPARED '%s'", name))
 		if rerr != nil {
-			settle(unknown)
+			j.End(oracle.Unknown)
 		} else {
-			settle(no)
+			j.End(oracle.No)
 		}
 		return "", nil, err
 	}
@@ -173,12 +169,12 @@ func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string
 		text := fmt.Sprintf("%s '%s'", finish, name)
 		for range 100 { // Postgres may be unavailable for a while
 			if _, err = c.exec(ctx, text); err == nil {
-				settle(result)
+				j.End(result)
 				return nil
 			}
 			pause.For(ctx, 200*time.Millisecond)
 		}
-		settle(unknown)
+		j.End(oracle.Unknown)
 		return fmt.Errorf("%s: %w", text, err)
 	}, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"posthaste/consumer"
 	"posthaste/internal/link"
+	"posthaste/internal/local"
 	"posthaste/internal/pause"
 )
 
@@ -21,10 +22,12 @@ func redisKilled(_ context.Context, c *campaign, _ *rand.Rand) (string, healing,
 	return "", c.stage.restart, err
 }
 
-func redisFrozen(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
-	rd := c.stage.leading()
-	err := rd.Signal(syscall.SIGSTOP)
-	return "", func(context.Context) error { return rd.Signal(syscall.SIGCONT) }, err
+// serverFrozen returns an injection that suspends a server.
+func serverFrozen(of func(s *stage) *local.Process) injection {
+	return func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
+		p := of(c.stage)
+		return "", func(context.Context) error { return p.Signal(syscall.SIGCONT) }, p.Signal(syscall.SIGSTOP)
+	}
 }
 
 // command returns an injection that runs a command on the leading server.

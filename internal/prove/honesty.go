@@ -114,7 +114,7 @@ func (h *honesty) run(ctx context.Context) {
 
 // judgeVerdicts requests the relays' verdicts if events are blocked.
 func (h *honesty) judgeVerdicts(ctx context.Context, took time.Duration) {
-	oldest, _ := h.c.pass.behind()
+	oldest, _ := h.c.pass.Behind()
 	if oldest.IsZero() || time.Since(oldest) < greenAfter || took > 3*verdictEvery {
 		return
 	}
@@ -144,8 +144,8 @@ func (h *honesty) wrong(count *time.Duration, took, since time.Duration, format 
 
 // judge evaluates the relays' reports. It adds took, the time since the last check, to the counts of wrong ones.
 func (h *honesty) judge(looks []readiness, now time.Time, took time.Duration) {
-	oldest, _ := h.c.pass.behind()
-	_, read, gone := h.c.pass.counts()
+	oldest, _ := h.c.pass.Behind()
+	_, read, gone := h.c.pass.Counts()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.last = looks

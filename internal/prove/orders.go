@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"posthaste/internal/oracle"
 )
 
 // orders records the orders: the answers to clients, and the events in the stream. It is the book of the stream of
@@ -36,7 +38,7 @@ func (o *orders) use(key uuid.UUID) {
 }
 
 // answer records the order that a client got. Every answer to a key must have the same order.
-func (o *orders) answer(key, order uuid.UUID) *breach {
+func (o *orders) answer(key, order uuid.UUID) *oracle.Breach {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	before := o.keys[key]
@@ -46,7 +48,7 @@ func (o *orders) answer(key, order uuid.UUID) *breach {
 	}
 	o.repeated++
 	if before != order {
-		return &breach{
+		return &oracle.Breach{
 			Promise: "orders", Subject: order.String(),
 			What: fmt.Sprintf("a key that has order %s was answered with order %s", before, order),
 		}
@@ -54,13 +56,13 @@ func (o *orders) answer(key, order uuid.UUID) *breach {
 	return nil
 }
 
-// see implements book.
-func (o *orders) see(e entry) *breach {
+// See implements book.
+func (o *orders) See(e oracle.Entry) *oracle.Breach {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	b := &breach{Event: e.id.String(), Subject: e.subject}
-	order, err := uuid.Parse(e.subject)
-	if err != nil || e.typ != "order.created" {
+	b := &oracle.Breach{Event: e.ID.String(), Subject: e.Subject}
+	order, err := uuid.Parse(e.Subject)
+	if err != nil || e.Type != "order.created" {
 		b.Promise, b.What = "phantom", "an event in the stream of orders that does not belong to an order"
 		return b
 	}
@@ -68,13 +70,13 @@ func (o *orders) see(e entry) *breach {
 		b.Promise, b.What = "duplicated", "an order that has an event in the stream already"
 		return b
 	}
-	o.events[e.id], o.inStream[order] = order, e.id
+	o.events[e.ID], o.inStream[order] = order, e.ID
 	delete(o.excused, order)
 	return nil
 }
 
-// unsee implements book.
-func (o *orders) unsee(event uuid.UUID) {
+// Unsee implements book.
+func (o *orders) Unsee(event uuid.UUID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.miss(event)
@@ -83,15 +85,16 @@ func (o *orders) unsee(event uuid.UUID) {
 // miss removes an event.
 func (o *orders) miss(event uuid.UUID) {
 	order := o.events[event]
-	if sec, nsec := order.Time().UnixTime(); order.Version() == 7 && time.Since(time.Unix(sec, nsec)) > excusedAfter {
+	sec, nsec := order.Time().UnixTime()
+	if order.Version() == 7 && time.Since(time.Unix(sec, nsec)) > oracle.ExcusedAfter {
 		o.excused[order] = true
 	}
 	delete(o.inStream, order)
 	delete(o.events, event)
 }
 
-// forget implements book.
-func (o *orders) forget() {
+// Forget implements book.
+func (o *orders) Forget() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for event := range o.events {

@@ -16,6 +16,7 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
+	"posthaste/internal/oracle"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -48,8 +49,6 @@ const (
 	flowing = 1500 * time.Millisecond
 	// steadyFor is how long after a fault a recovery takes at least: before that, its effects may not show yet.
 	steadyFor = 2 * time.Second
-	// restoreSpan is the relays' --restore: the relays restore events that Redis loses within this time.
-	restoreSpan = 10 * time.Minute
 )
 
 // errBroken ends a campaign early, after a broken promise.
@@ -63,8 +62,8 @@ type campaign struct {
 	logs    string // folder of the processes' logs
 
 	stage     *stage
-	truth     *truth
-	pass      *pass
+	truth     *oracle.Truth
+	pass      *oracle.Pass
 	orders    *orders
 	writers   *writers
 	shop      *shop
@@ -85,7 +84,7 @@ type campaign struct {
 	troubled atomic.Bool
 
 	mu     sync.Mutex
-	broken *breach
+	broken *oracle.Breach
 	halt   context.CancelCauseFunc
 	now    string // the active faults
 }
@@ -142,8 +141,8 @@ func (c *campaign) open(ctx context.Context) (err error) {
 	}
 	began := time.Now()
 	c.report = newReport(c, began)
-	c.truth = newTruth(c.options.Seed, began)
-	c.pass = newPass(c.truth)
+	c.truth = oracle.New(c.options.Seed, began)
+	c.pass = oracle.NewPass(c.truth)
 	if err := c.processes(ctx); err != nil {
 		return err
 	}
@@ -188,7 +187,7 @@ func (c *campaign) processes(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(
-		of(&c.relays, c.options.Relays, "relay", "relay", "--restore="+restoreSpan.String(), "--stream-maxlen=0",
+		of(&c.relays, c.options.Relays, "relay", "relay", "--restore="+oracle.RestoreSpan.String(), "--stream-maxlen=0",
 			"--drain-timeout=5s", "--redis-durability="+c.config.Durability.String(), "--wal-budget=256MiB"),
 		of(&c.serves, serveCount, "serve", "serve", "--drain-timeout=5s", "--log-level=error"),
 		of(&c.consumers, consumerCount, "consumer", "prove-consumer", "--log-level=error", "--drain-timeout=5s"),
@@ -196,7 +195,7 @@ func (c *campaign) processes(ctx context.Context) error {
 }
 
 // broke notes a broken promise. The first one ends the campaign.
-func (c *campaign) broke(b *breach) {
+func (c *campaign) broke(b *oracle.Breach) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.broken == nil {
@@ -208,7 +207,7 @@ func (c *campaign) broke(b *breach) {
 }
 
 // breach returns the first broken promise, or nil.
-func (c *campaign) breach() *breach {
+func (c *campaign) breach() *oracle.Breach {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.broken
@@ -423,7 +422,7 @@ func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
 	done.Fault, done.At = s.fault.name, time.Now()
 	inject, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	what, heal, err := s.fault.inject(inject, c, newRandom(s.seed, 1))
+	what, heal, err := s.fault.inject(inject, c, oracle.Random(s.seed, 1))
 	done.What = what
 	if err != nil {
 		done.Failed = ops.OneLine(err)
@@ -457,7 +456,7 @@ func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mod
 	for {
 		flows, why := c.flows(ctx, since, mode)
 		now := time.Now()
-		if _, n, _ := c.pass.counts(); n > seen {
+		if _, n, _ := c.pass.Counts(); n > seen {
 			moved, seen = now, n
 		}
 		switch {
@@ -483,8 +482,8 @@ func (c *campaign) recover(ctx context.Context, since time.Time, mode outbox.Mod
 // flows reports whether everything committed before since is in the streams, new events arrive there quickly, and the
 // desired mode is active. If not, it also returns the reason.
 func (c *campaign) flows(ctx context.Context, since time.Time, mode outbox.Mode) (bool, string) {
-	oldest, waiting := c.pass.behind()
-	_, _, gone := c.pass.counts()
+	oldest, waiting := c.pass.Behind()
+	_, _, gone := c.pass.Counts()
 	switch {
 	case gone > 0 || !oldest.IsZero() && (oldest.Before(since) || time.Since(oldest) > flowing):
 		return false, fmt.Sprintf("%d events wait, the oldest for %v", waiting, time.Since(oldest).Round(time.Second))

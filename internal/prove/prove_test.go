@@ -17,7 +17,14 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/oracle"
 	"posthaste/internal/testenv"
+)
+
+const (
+	yes     = oracle.Yes
+	no      = oracle.No
+	unknown = oracle.Unknown
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
@@ -25,42 +32,44 @@ func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 // world is a truth with one aggregate, and a pass over its stream.
 type world struct {
 	t     *testing.T
-	truth *truth
-	a     *aggregate
-	pass  *pass
+	truth *oracle.Truth
+	a     *oracle.Aggregate
+	pass  *oracle.Pass
 	next  int
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, truth: newTruth(5, time.Now())}
-	w.truth.newAggregate("parcel") // so that numbers are not zero
-	w.a = w.truth.newAggregate("cart")
-	w.pass = newPass(w.truth)
+	w := &world{t: t, truth: oracle.New(5, time.Now())}
+	w.truth.NewAggregate("", "parcel") // so that numbers are not zero
+	w.a = w.truth.NewAggregate("", "cart")
+	w.pass = oracle.NewPass(w.truth)
 	return w
 }
 
 // write writes n events with an outcome.
-func (w *world) write(n int, o outcome) ref {
-	first := w.truth.open(w.a, n)
-	w.truth.end(first, n, o)
+func (w *world) write(n int, o oracle.Outcome) oracle.Ref {
+	first := w.truth.Open(w.a, n)
+	w.truth.End(first, n, o)
 	return first
 }
 
 func (w *world) lacks() bool {
-	_, _, gone := w.pass.counts()
+	_, _, gone := w.pass.Counts()
 	return gone > 0
 }
 
-func (w *world) excused(r ref) bool { return w.pass.is(r, flagExcused) }
+func (w *world) excused(n uint32) bool {
+	return w.pass.Is(oracle.Ref{Aggregate: w.a.Number, N: n}, oracle.FlagExcused)
+}
 
 // entry is that of event n.
-func (w *world) entry(n uint32) entry {
+func (w *world) entry(n uint32) oracle.Entry {
 	w.next++
-	r := ref{w.a.number, n}
-	return entry{
-		at: fmt.Sprintf("%d-0", w.next), id: w.truth.id(r), stream: "outbox.cart", subject: w.a.id, typ: "cart.changed",
-		data: string(payload(r, "xyz")),
+	r := oracle.Ref{Aggregate: w.a.Number, N: n}
+	return oracle.Entry{
+		At: fmt.Sprintf("%d-0", w.next), ID: w.truth.ID(r), Stream: "outbox.cart", Subject: w.a.ID,
+		Type: "cart.changed", Data: string(oracle.Payload(r, "xyz")),
 	}
 }
 
@@ -68,7 +77,7 @@ func (w *world) entry(n uint32) entry {
 func (w *world) sees(want string, numbers ...uint32) {
 	w.t.Helper()
 	for i, n := range numbers {
-		b := w.pass.see(w.entry(n))
+		b := w.pass.See(w.entry(n))
 		got := ""
 		if b != nil {
 			got = b.Promise
@@ -82,15 +91,15 @@ func (w *world) sees(want string, numbers ...uint32) {
 func TestAnIDSaysWhichEventItIs(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, r := range []ref{{0, 1}, {1, 1}, {1<<24 - 1, 1<<32 - 1}} {
-		if got, ours := w.truth.of(w.truth.id(r)); !ours || got != r {
+	for _, r := range []oracle.Ref{{N: 1}, {Aggregate: 1, N: 1}, {Aggregate: 1<<24 - 1, N: 1<<32 - 1}} {
+		if got, ours := w.truth.Of(w.truth.ID(r)); !ours || got != r {
 			t.Errorf("%v became %v, %v", r, got, ours)
 		}
 	}
-	if _, ours := w.truth.of(newTruth(6, time.Now()).id(ref{1, 1})); ours {
+	if _, ours := w.truth.Of(oracle.New(6, time.Now()).ID(oracle.Ref{Aggregate: 1, N: 1})); ours {
 		t.Error("an event of another campaign is ours")
 	}
-	if v := w.truth.id(ref{1, 1}).Version(); v != 7 {
+	if v := w.truth.ID(oracle.Ref{Aggregate: 1, N: 1}).Version(); v != 7 {
 		t.Errorf("version %d", v) // by which the inbox finds the day
 	}
 }
@@ -133,19 +142,19 @@ func TestThePassNotices(t *testing.T) {
 
 func TestThePassNoticesWhatIsChanged(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(e *entry){
-		"another payload":   func(e *entry) { e.data = strings.Replace(e.data, "xyz", "xxz", 1) },
-		"another event's":   func(e *entry) { e.data = string(payload(ref{1, 2}, "xyz")) },
-		"no JSON":           func(e *entry) { e.data = "{" },
-		"another subject":   func(e *entry) { e.subject = "cart-9" },
-		"another type":      func(e *entry) { e.typ = "parcel.changed" },
-		"in another stream": func(e *entry) { e.stream = "outbox.parcel" },
+	for name, change := range map[string]func(e *oracle.Entry){
+		"another payload":   func(e *oracle.Entry) { e.Data = strings.Replace(e.Data, "xyz", "xxz", 1) },
+		"another event's":   func(e *oracle.Entry) { e.Data = strings.Replace(e.Data, `"n": 1`, `"n": 2`, 1) },
+		"no JSON":           func(e *oracle.Entry) { e.Data = "{" },
+		"another subject":   func(e *oracle.Entry) { e.Subject = "cart-9" },
+		"another type":      func(e *oracle.Entry) { e.Type = "parcel.changed" },
+		"in another stream": func(e *oracle.Entry) { e.Stream = "outbox.parcel" },
 	} {
 		w := newWorld(t)
 		w.write(2, yes)
 		e := w.entry(1)
 		change(&e)
-		if b := w.pass.see(e); b == nil || b.Promise != "corrupted" {
+		if b := w.pass.See(e); b == nil || b.Promise != "corrupted" {
 			t.Errorf("%s: %+v", name, b)
 		}
 	}
@@ -155,35 +164,35 @@ func TestThePassNoticesWhatIsChanged(t *testing.T) {
 func TestWhatWaits(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	if since, n := w.pass.behind(); !since.IsZero() || n != 0 {
+	if since, n := w.pass.Behind(); !since.IsZero() || n != 0 {
 		t.Errorf("nothing is written, and %d wait since %v", n, since)
 	}
 	w.write(3, yes)
 	w.write(1, no)
 	w.write(1, unknown)
 	w.sees("", 1)
-	if since, n := w.pass.behind(); since.IsZero() || n != 2 {
+	if since, n := w.pass.Behind(); since.IsZero() || n != 2 {
 		t.Errorf("%d wait since %v, want 2", n, since)
 	}
 	e2, e3 := w.entry(2), w.entry(3)
-	w.pass.see(e2)
-	w.pass.see(e3)
-	if since, n := w.pass.behind(); !since.IsZero() || n != 0 || w.lacks() {
+	w.pass.See(e2)
+	w.pass.See(e3)
+	if since, n := w.pass.Behind(); !since.IsZero() || n != 0 || w.lacks() {
 		t.Errorf("all are there, and %d wait since %v", n, since)
 	}
-	w.pass.unsee(e3.id)
-	w.pass.unsee(e2.id)
-	if _, n := w.pass.behind(); n != 2 || !w.lacks() {
+	w.pass.Unsee(e3.ID)
+	w.pass.Unsee(e2.ID)
+	if _, n := w.pass.Behind(); n != 2 || !w.lacks() {
 		t.Errorf("%d wait, two were forgotten", n)
 	}
 	w.sees("reordered", 3) // what was forgotten comes back in order, or not at all
 	w.sees("", 2, 3)
-	w.pass.forgetType("parcel")
+	w.pass.ForgetType("parcel")
 	if w.lacks() {
 		t.Error("another stream was forgotten")
 	}
-	w.pass.forgetType("cart")
-	if _, n := w.pass.behind(); n != 3 {
+	w.pass.ForgetType("cart")
+	if _, n := w.pass.Behind(); n != 3 {
 		t.Errorf("%d wait, three were forgotten", n)
 	}
 	w.sees("", 1, 2, 3)
@@ -199,11 +208,11 @@ func TestWhatIsTooOldIsExcused(t *testing.T) {
 	w.write(2, yes)
 	w.sees("", 1)
 	now := time.Now()
-	w.pass.mark(now.Add(-excusedAfter - time.Minute))
+	w.pass.Mark(now.Add(-oracle.ExcusedAfter - time.Minute))
 	w.sees("", 2)
-	w.pass.mark(now)
-	w.pass.forgetType("cart")
-	if _, n := w.pass.behind(); n != 1 || !w.excused(ref{w.a.number, 1}) || w.excused(ref{w.a.number, 2}) {
+	w.pass.Mark(now)
+	w.pass.ForgetType("cart")
+	if _, n := w.pass.Behind(); n != 1 || !w.excused(1) || w.excused(2) {
 		t.Errorf("%d have to come back", n)
 	}
 	w.sees("", 2)
@@ -212,18 +221,19 @@ func TestWhatIsTooOldIsExcused(t *testing.T) {
 // … and what came back before, twice as long after it was first there.
 func TestWhatComesBackAgainAndAgainIsExcused(t *testing.T) {
 	t.Parallel()
-	for age, excused := range map[time.Duration]bool{excusedForGood: true, excusedForGood - 2*time.Minute: false} {
+	const good = oracle.ExcusedForGood
+	for age, excused := range map[time.Duration]bool{good: true, good - 2*time.Minute: false} {
 		w := newWorld(t)
 		w.write(1, yes)
 		now := time.Now()
 		w.sees("", 1)
-		w.pass.mark(now.Add(-age - time.Minute))
-		w.pass.forgetType("cart")
-		w.pass.mark(now.Add(-excusedAfter - time.Minute))
+		w.pass.Mark(now.Add(-age - time.Minute))
+		w.pass.ForgetType("cart")
+		w.pass.Mark(now.Add(-oracle.ExcusedAfter - time.Minute))
 		w.sees("", 1) // it came back, not long ago
-		w.pass.mark(now)
-		w.pass.forgetType("cart")
-		if got := w.excused(ref{w.a.number, 1}); got != excused {
+		w.pass.Mark(now)
+		w.pass.ForgetType("cart")
+		if got := w.excused(1); got != excused {
 			t.Errorf("first seen %v ago: excused %v", age+time.Minute, got)
 		}
 		w.sees("", 1)
@@ -235,11 +245,11 @@ func TestAReaderGoesBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	rd := testenv.Redis(t)
-	var broken *breach
+	var broken *oracle.Breach
 	forgot, may := 0, true
 	r := &reader{
 		stream: "outbox.cart", book: typed{w.pass, "cart"}, streams: redisStreams{rd.Client},
-		broken: func(b *breach) { broken = b }, forgot: func() { forgot++ },
+		broken: func(b *oracle.Breach) { broken = b }, forgot: func() { forgot++ },
 		mayForget: func() bool { return may },
 	}
 	add := func(numbers ...uint32) (ids []string) {
@@ -248,7 +258,7 @@ func TestAReaderGoesBack(t *testing.T) {
 			e := w.entry(n)
 			id, err := rd.Client.XAdd(t.Context(), &redis.XAddArgs{
 				Stream: "outbox.cart",
-				Values: map[string]any{"id": e.id.String(), "subject": e.subject, "type": e.typ, "data": e.data},
+				Values: map[string]any{"id": e.ID.String(), "subject": e.Subject, "type": e.Type, "data": e.Data},
 			}).Result()
 			if err != nil {
 				t.Fatal(err)
@@ -264,7 +274,7 @@ func TestAReaderGoesBack(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if n, _, _ := w.pass.counts(); broken != nil || n != seen || forgot != times {
+		if n, _, _ := w.pass.Counts(); broken != nil || n != seen || forgot != times {
 			t.Fatalf("%d seen, forgot %d times, %+v; want %d and %d", n, forgot, broken, seen, times)
 		}
 	}
@@ -436,20 +446,20 @@ func TestAnOrderPerKey(t *testing.T) {
 	if b := o.answer(key, second); b == nil || b.Promise != "orders" {
 		t.Errorf("two orders for one key: %+v", b)
 	}
-	e := entry{id: uuid.New(), subject: first.String(), typ: "order.created"}
-	if b := o.see(e); b != nil {
+	e := oracle.Entry{ID: uuid.New(), Subject: first.String(), Type: "order.created"}
+	if b := o.See(e); b != nil {
 		t.Errorf("%+v", b)
 	}
 	again := e
-	again.id = uuid.New()
-	if b := o.see(again); b == nil || b.Promise != "duplicated" {
+	again.ID = uuid.New()
+	if b := o.See(again); b == nil || b.Promise != "duplicated" {
 		t.Errorf("two events of one order: %+v", b)
 	}
-	o.unsee(e.id)
-	if b := o.see(e); b != nil {
+	o.Unsee(e.ID)
+	if b := o.See(e); b != nil {
 		t.Errorf("%+v", b)
 	}
-	o.forget()
+	o.Forget()
 	if len(o.inStream) != 0 || len(o.excused) != 0 {
 		t.Errorf("%v %v", o.inStream, o.excused)
 	}
@@ -480,7 +490,7 @@ func TestTheReport(t *testing.T) {
 	for i := range 1200 {
 		r.Samples = append(r.Samples, sample{At: float64(i), Committed: i * 300, Seen: i * 300, Oldest: 0.5})
 	}
-	c.broke(&breach{Promise: "lost", What: "an event is <gone>"})
+	c.broke(&oracle.Breach{Promise: "lost", What: "an event is <gone>"})
 	r.finish(c, false)
 	page := r.page()
 	for _, want := range []string{"posthaste prove --seed=9 --duration=1m0s", "Broken: lost", "| `" + f.name + "` |"} {
@@ -522,7 +532,7 @@ func TestAClientGivesUpAtTheEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s := newShop(newOrders(), []*process{{http: "127.0.0.1:1"}})
-	if status, _ := s.insist(ctx, newRandom(1, 1), "/orders", newKey(), "", 201); status != 0 {
+	if status, _ := s.insist(ctx, oracle.Random(1, 1), "/orders", newKey(), "", 201); status != 0 {
 		t.Errorf("status %d of nobody", status)
 	}
 }

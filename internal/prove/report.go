@@ -20,6 +20,7 @@ import (
 	"posthaste/internal/cli"
 	"posthaste/internal/local"
 	"posthaste/internal/local/natslog"
+	"posthaste/internal/oracle"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"
@@ -42,9 +43,9 @@ type Report struct {
 	// WALMost is the most WAL that the slot retained, in bytes.
 	WALMost int64 `json:"wal_retained_most"`
 	// Broken is the promise that ended the campaign; nil if all were kept. Story is everything known about it.
-	Broken *breach   `json:"broken,omitempty"`
-	Story  []string  `json:"story,omitempty"`
-	Rounds []*played `json:"rounds"`
+	Broken *oracle.Breach `json:"broken,omitempty"`
+	Story  []string       `json:"story,omitempty"`
+	Rounds []*played      `json:"rounds"`
 	// Samples are taken once a second.
 	Samples []sample `json:"samples"`
 
@@ -137,7 +138,7 @@ func newReport(c *campaign, began time.Time) *Report {
 		Command: fmt.Sprintf("posthaste prove --seed=%d --duration=%v --faults=%s --relays=%d --rate=%d%s", o.Seed,
 			o.Duration, o.Faults, o.Relays, o.Rate, flags(c)),
 		Settings: map[string]string{
-			"redis_durability": c.config.Durability.String(), "restore": restoreSpan.String(),
+			"redis_durability": c.config.Durability.String(), "restore": oracle.RestoreSpan.String(),
 			"relays": strconv.Itoa(o.Relays),
 			"rate":   strconv.Itoa(o.Rate), "pubsub": fmt.Sprint(c.config.PubSub), "sink": o.Sink,
 		},
@@ -183,10 +184,10 @@ func (r *Report) played(p *played) {
 func (r *Report) sample(ctx context.Context, c *campaign) {
 	for pause.For(ctx, time.Second) == nil {
 		s := sample{At: time.Since(r.began).Seconds()}
-		oldest, waiting := c.pass.behind()
-		c.pass.mark(time.Now())
-		s.Committed, _, _ = c.truth.counts()
-		s.Seen, _, _ = c.pass.counts()
+		oldest, waiting := c.pass.Behind()
+		c.pass.Mark(time.Now())
+		s.Committed, _, _ = c.truth.Counts()
+		s.Seen, _, _ = c.pass.Counts()
 		s.Waiting = waiting
 		if !oldest.IsZero() {
 			s.Oldest = time.Since(oldest).Seconds()
@@ -225,7 +226,7 @@ func (r *Report) finish(c *campaign, interrupted bool) {
 	defer r.mu.Unlock()
 	r.Seconds, r.Interrupted = time.Since(r.began).Round(time.Second).Seconds(), interrupted
 	r.Lies = c.honesty.lies()
-	r.Counts.Committed, r.Counts.RolledBack, r.Counts.Unclear = c.truth.counts()
+	r.Counts.Committed, r.Counts.RolledBack, r.Counts.Unclear = c.truth.Counts()
 	r.Counts.Keys, r.Counts.Repeated = c.orders.counts()
 	r.Broken = c.breach()
 	r.Holds = r.Broken == nil

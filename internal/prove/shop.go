@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/internal/local"
+	"posthaste/internal/oracle"
 	"posthaste/internal/pause"
 )
 
@@ -31,7 +32,7 @@ type shop struct {
 	orders *orders
 	serves []*process
 	user   uuid.UUID
-	broken func(*breach)
+	broken func(*oracle.Breach)
 
 	mu       sync.Mutex
 	accounts []*account
@@ -56,7 +57,7 @@ func newShop(o *orders, serves []*process) *shop {
 func (s *shop) run(ctx context.Context, seed uint64) {
 	var all sync.WaitGroup
 	for i := range shoppers {
-		r := newRandom(seed, 1000+uint64(i))
+		r := oracle.Random(seed, 1000+uint64(i))
 		all.Go(func() {
 			for pause.About(ctx, shopEvery) == nil {
 				if r.IntN(3) == 0 {
@@ -86,7 +87,7 @@ func (s *shop) order(ctx context.Context, r *rand.Rand) {
 		}
 		var order struct{ ID uuid.UUID }
 		if err := json.Unmarshal(answer, &order); err != nil || order.ID == uuid.Nil {
-			s.broken(&breach{Promise: "orders", At: time.Now(), What: "201 for an order, without its id"})
+			s.broken(&oracle.Breach{Promise: "orders", At: time.Now(), What: "201 for an order, without its id"})
 			return
 		}
 		if b := s.orders.answer(key, order.ID); b != nil {

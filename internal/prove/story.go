@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/internal/ops"
+	"posthaste/internal/oracle"
 )
 
 const (
@@ -22,7 +23,7 @@ const (
 
 // story returns everything known about the cause of a broken promise. If a part cannot be read, a line reports that
 // instead.
-func (c *campaign) story(ctx context.Context, b *breach) []string {
+func (c *campaign) story(ctx context.Context, b *oracle.Breach) []string {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	s := &teller{}
@@ -68,16 +69,16 @@ func (s *teller) say(format string, args ...any) {
 }
 
 // storyOfEvent adds the records that writers, Postgres and Redis have of an event.
-func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
+func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *oracle.Breach) {
 	id, err := uuid.Parse(b.Event)
 	if err != nil {
 		return
 	}
 	subject := b.Subject
-	if r, ours := c.truth.of(id); ours {
-		if a := c.truth.aggregate(r.aggregate); a != nil {
-			subject = a.id
-			s.say("event %s: number %d of aggregate %s; its writer says: %s", id, r.n, a.id, c.truth.state(r))
+	if r, ours := c.truth.Of(id); ours {
+		if a := c.truth.Aggregate(r.Aggregate); a != nil {
+			subject = a.ID
+			s.say("event %s: number %d of aggregate %s; its writer says: %s", id, r.N, a.ID, c.truth.State(r))
 		}
 	}
 	rows, err := c.stage.pool.Query(ctx, `SELECT seq, part, xid::text, created_at,
@@ -123,7 +124,7 @@ func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *breach) {
 }
 
 // storyOfStream adds the last entries of the event's aggregate, up to shortly after the event.
-func (c *campaign) storyOfStream(ctx context.Context, s *teller, b *breach, subject string) {
+func (c *campaign) storyOfStream(ctx context.Context, s *teller, b *oracle.Breach, subject string) {
 	if b.Stream == "" {
 		return
 	}
@@ -139,16 +140,16 @@ func (c *campaign) storyOfStream(ctx context.Context, s *teller, b *breach, subj
 	}
 	told := 0
 	for _, m := range list {
-		e, err := parseEntry(b.Stream, m)
-		if err != nil || e.subject != subject && e.id.String() != b.Event || told == 10 {
+		e, err := oracle.ParseEntry(b.Stream, m)
+		if err != nil || e.Subject != subject && e.ID.String() != b.Event || told == 10 {
 			continue
 		}
 		told++
 		n := ""
-		if r, ours := c.truth.of(e.id); ours {
-			n = fmt.Sprintf(", number %d", r.n)
+		if r, ours := c.truth.Of(e.ID); ours {
+			n = fmt.Sprintf(", number %d", r.N)
 		}
-		s.say("stream: %s entry %s is event %s of %s%s", b.Stream, m.ID, e.id, e.subject, n)
+		s.say("stream: %s entry %s is event %s of %s%s", b.Stream, m.ID, e.ID, e.Subject, n)
 	}
 }
 
@@ -193,12 +194,4 @@ func lastLines(name string, n int) []string {
 		lines = append(lines, scan.Text())
 	}
 	return lines[max(0, len(lines)-n):]
-}
-
-// String describes a state in words.
-func (s state) String() string {
-	return map[state]string{
-		stateNone: "never written", stateOpen: "its commit was not answered", stateCommitted: "committed",
-		stateRolledBack: "rolled back",
-	}[s]
 }

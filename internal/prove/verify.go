@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
+	"posthaste/internal/oracle"
 )
 
 // verifyWithin bounds the verification as a whole. Single steps that wait for the system have shorter limits.
@@ -35,7 +36,7 @@ func (c *campaign) verify(ctx context.Context) error {
 
 // breaks records a broken promise that the verification found.
 func (c *campaign) breaks(promise string, event uuid.UUID, subject, format string, args ...any) {
-	b := &breach{Promise: promise, Subject: subject, At: time.Now(), What: fmt.Sprintf(format, args...)}
+	b := &oracle.Breach{Promise: promise, Subject: subject, At: time.Now(), What: fmt.Sprintf(format, args...)}
 	if event != uuid.Nil {
 		b.Event = event.String()
 	}
@@ -73,15 +74,15 @@ func (c *campaign) verifyTable(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.truth.each(func(r ref, s state) {
+	c.truth.Each(func(r oracle.Ref, s oracle.State) {
 		n := there[r]
 		switch {
-		case s == stateOpen:
-			c.truth.settle(r, n > 0)
-		case s == stateCommitted && n != 1:
-			c.breaks("lost", c.truth.id(r), "", "Postgres said that it had committed the event, and has it %d times", n)
-		case s == stateRolledBack && n != 0:
-			c.breaks("phantom", c.truth.id(r), "", "Postgres has an event that was rolled back")
+		case s == oracle.StateOpen:
+			c.truth.End(r, 1, map[bool]oracle.Outcome{true: oracle.Yes, false: oracle.No}[n > 0])
+		case s == oracle.StateCommitted && n != 1:
+			c.breaks("lost", c.truth.ID(r), "", "Postgres said that it had committed the event, and has it %d times", n)
+		case s == oracle.StateRolledBack && n != 0:
+			c.breaks("phantom", c.truth.ID(r), "", "Postgres has an event that was rolled back")
 		}
 	})
 	return nil
@@ -89,8 +90,8 @@ func (c *campaign) verifyTable(ctx context.Context) error {
 
 // verifyStreams reads the streams from their beginning.
 func (c *campaign) verifyStreams(ctx context.Context) error {
-	again := newPass(c.truth)
-	again.late = true
+	again := oracle.NewPass(c.truth)
+	again.Late = true
 	for _, typ := range types {
 		r := &reader{
 			stream: c.config.StreamPrefix + typ, book: typed{again, typ}, streams: c.stage.streams, broken: c.broke,
@@ -107,20 +108,20 @@ func (c *campaign) verifyStreams(ctx context.Context) error {
 		}
 	}
 	missing, excused := 0, 0
-	c.truth.each(func(r ref, s state) {
+	c.truth.Each(func(r oracle.Ref, s oracle.State) {
 		switch {
-		case s != stateCommitted || again.is(r, flagSeen):
-		case c.pass.is(r, flagExcused):
+		case s != oracle.StateCommitted || again.Is(r, oracle.FlagSeen):
+		case c.pass.Is(r, oracle.FlagExcused):
 			excused++
 		default:
 			missing++
-			c.breaks("lost", c.truth.id(r), c.truth.aggregate(r.aggregate).id, "a committed event is not in its stream")
+			c.breaks("lost", c.truth.ID(r), c.truth.Aggregate(r.Aggregate).ID, "a committed event is not in its stream")
 		}
 	})
 	n := &c.report.Counts
 	c.report.mu.Lock()
 	defer c.report.mu.Unlock()
-	n.Found, _, _ = again.counts()
+	n.Found, _, _ = again.Counts()
 	n.Lost, n.Expired = missing, excused
 	return nil
 }
@@ -153,46 +154,29 @@ func (c *campaign) verifyHistory(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.truth.each(func(r ref, s state) {
-		if n := there[r]; s == stateCommitted && n != 1 {
-			c.breaks("history", c.truth.id(r), "", "history has the event %d times", n)
+	c.truth.Each(func(r oracle.Ref, s oracle.State) {
+		if n := there[r]; s == oracle.StateCommitted && n != 1 {
+			c.breaks("history", c.truth.ID(r), "", "history has the event %d times", n)
 		}
 	})
 	return nil
 }
 
 // count returns how often a table has each event of the writers.
-func (c *campaign) count(ctx context.Context, table string) (map[ref]uint8, error) {
+func (c *campaign) count(ctx context.Context, table string) (map[oracle.Ref]uint8, error) {
 	rows, err := c.stage.pool.Query(ctx, "SELECT id FROM "+table+" WHERE aggregate_type = ANY ($1)", types)
 	if err != nil {
 		return nil, err
 	}
-	there := map[ref]uint8{}
+	there := map[oracle.Ref]uint8{}
 	var id uuid.UUID
 	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
-		if r, ours := c.truth.of(id); ours {
+		if r, ours := c.truth.Of(id); ours {
 			there[r] = min(there[r], 254) + 1
 		}
 		return nil
 	})
 	return there, err
-}
-
-// each calls do for every event. do may call methods of truth.
-func (t *truth) each(do func(r ref, s state)) {
-	t.mu.Lock()
-	list := t.aggregates
-	t.mu.Unlock()
-	for _, a := range list {
-		for n := uint32(1); ; n++ {
-			r := ref{a.number, n}
-			s := t.state(r)
-			if s == stateNone {
-				break
-			}
-			do(r, s)
-		}
-	}
 }
 
 // verifyOrders compares the orders with the answers to clients, and the events with the orders.

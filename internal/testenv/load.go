@@ -2,14 +2,9 @@ package testenv
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,7 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
+	"posthaste/internal/oracle"
 	"posthaste/outbox"
 )
 
@@ -28,14 +25,10 @@ type Load struct {
 	pool   *pgxpool.Pool
 	types  []string
 	cancel context.CancelFunc
-	wg     sync.WaitGroup
-
-	mu        sync.Mutex
-	next      map[string]int
-	committed map[uuid.UUID]bool
-	// unclear are events whose commit has no answer, or an error that leaves its outcome open.
-	unclear map[uuid.UUID]bool
-	failed  error
+	group  errgroup.Group
+	truth  *oracle.Truth
+	// aggregates are those of each type.
+	aggregates map[string][]*oracle.Aggregate
 }
 
 // LoadOptions describe a Load.
@@ -52,7 +45,7 @@ type LoadOptions struct {
 	Total int
 	// Tolerant makes it continue when Postgres refuses or is unreachable.
 	Tolerant bool
-	// Pad is the number of incompressible bytes in each payload. The default is 40 compressible ones.
+	// Pad is the number of incompressible bytes in each payload. Default 40.
 	Pad int
 	// Tag is prepended to the aggregates' names, to distinguish two databases on one Redis.
 	Tag string
@@ -71,18 +64,30 @@ func StartLoad(tb testing.TB, d *Database, o LoadOptions) *Load {
 		o.Types = []string{"order"}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Load{
-		tb: tb, pool: d.Pool, types: o.Types, cancel: cancel, next: map[string]int{},
-		committed: map[uuid.UUID]bool{}, unclear: map[uuid.UUID]bool{},
-	}
+	l := newLoad(tb, d, o.Tag, o.Aggregates, o.Types)
+	l.cancel = cancel
 	for w := range o.Writers {
-		l.wg.Go(func() { l.write(ctx, w, o) })
+		l.group.Go(func() error { return l.write(ctx, w, o) })
 	}
-	tb.Cleanup(func() { cancel(); l.wg.Wait() })
+	tb.Cleanup(func() { cancel(); _ = l.group.Wait() })
 	return l
 }
 
-func (l *Load) write(ctx context.Context, writer int, o LoadOptions) {
+// newLoad returns a load with n aggregates of each type.
+func newLoad(tb testing.TB, d *Database, tag string, n int, types []string) *Load {
+	l := &Load{
+		tb: tb, pool: d.Pool, types: types, cancel: func() {}, truth: oracle.New(uint64(counter.Add(1)), time.Now()),
+		aggregates: map[string][]*oracle.Aggregate{},
+	}
+	for _, typ := range types {
+		for range n {
+			l.aggregates[typ] = append(l.aggregates[typ], l.truth.NewAggregate(tag, typ))
+		}
+	}
+	return l
+}
+
+func (l *Load) write(ctx context.Context, writer int, o LoadOptions) error {
 	const perTx = 3
 	var tick <-chan time.Time
 	if o.Rate > 0 {
@@ -90,7 +95,7 @@ func (l *Load) write(ctx context.Context, writer int, o LoadOptions) {
 		defer t.Stop()
 		tick = t.C
 	}
-	total := 0
+	random, total := oracle.Random(1, uint64(writer)), 0
 	for i := 0; o.Total == 0 || total < o.Total/o.Writers; i++ {
 		if tick != nil {
 			select {
@@ -99,93 +104,42 @@ func (l *Load) write(ctx context.Context, writer int, o LoadOptions) {
 			}
 		}
 		if ctx.Err() != nil {
-			return
+			return nil
 		}
-		typ := o.Types[i%len(o.Types)]
-		aggregate := fmt.Sprintf("%s%s-%d", o.Tag, typ, (i*o.Writers+writer*7)%o.Aggregates)
-		n, err := l.transaction(typ, aggregate, perTx, padding(o.Pad))
-		total += n
+		a := l.aggregates[o.Types[i%len(o.Types)]][(i*o.Writers+writer*7)%o.Aggregates]
+		err := l.transaction(a, perTx, oracle.Padding(random, max(40, o.Pad)))
 		if err != nil && !o.Tolerant {
-			l.mu.Lock()
-			l.failed = err
-			l.mu.Unlock()
-			return
+			return err
 		}
+		total += perTx
 	}
-}
-
-// padding returns n bytes of text that hardly compresses.
-func padding(n int) string {
-	if n == 0 {
-		return "0123456789012345678901234567890123456789"
-	}
-	b := make([]byte, (n+1)/2)
-	_, _ = rand.Read(b) // never fails
-	return hex.EncodeToString(b)[:n]
+	return nil
 }
 
 // transaction writes n events of one aggregate under its lock.
-func (l *Load) transaction(typ, aggregate string, n int, pad string) (int, error) {
+func (l *Load) transaction(a *oracle.Aggregate, n int, pad string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // a commit may be held back on purpose
 	defer cancel()
-	ids := make([]uuid.UUID, n)
-	tx, err := l.pool.Begin(ctx)
-	if err != nil {
-		time.Sleep(20 * time.Millisecond)
-		return 0, err
-	}
-	defer func() { _ = tx.Rollback(ctx) }()
-	// The lock precedes the INSERT: the order of an aggregate's events is only guaranteed to writers that take it.
-	if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtextextended($1, 7))", aggregate); err != nil {
-		return 0, err
-	}
-	l.mu.Lock()
-	first := l.next[aggregate]
-	l.mu.Unlock()
-	for i := range ids {
-		payload := fmt.Appendf(nil, `{"n":%d,"pad":%q}`, first+i+1, pad)
-		id, err := outbox.Insert(ctx, tx, outbox.Event{
-			AggregateType: typ, AggregateID: aggregate, Type: typ + ".changed", Payload: payload,
-		})
-		if err != nil {
-			return 0, err
-		}
-		ids[i] = id[0]
-	}
-	// Numbers are used up before the commit: if its outcome is unclear there is a gap, which keeps the order.
-	l.mu.Lock()
-	l.next[aggregate] = first + n
-	for _, id := range ids {
-		l.unclear[id] = true // it may be in a stream before the commit is answered
-	}
-	l.mu.Unlock()
-	err = tx.Commit(ctx)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, id := range ids {
-		if err == nil {
-			delete(l.unclear, id)
-			l.committed[id] = true
-		}
-	}
-	return n, err
+	a.Lock()
+	defer a.Unlock()
+	job := &oracle.Job{Truth: l.truth, Pad: pad}
+	return job.Run(ctx, l.pool, []*oracle.Aggregate{a}, n)
 }
 
 // Bulk writes n events in one transaction, over a hundred aggregates, each payload with pad incompressible bytes. It
 // returns after the commit.
 func Bulk(tb testing.TB, d *Database, n, pad int) *Load {
 	tb.Helper()
-	l := &Load{
-		tb: tb, pool: d.Pool, types: []string{"order"}, cancel: func() {},
-		committed: make(map[uuid.UUID]bool, n),
-	}
+	l := newLoad(tb, d, "bulk-", 100, []string{"order"})
+	random := oracle.Random(1, 1)
 	columns := []string{"id", "aggregate_type", "aggregate_id", "event_type", "payload"}
 	_, err := d.Pool.CopyFrom(tb.Context(), pgx.Identifier{"outbox"}, columns,
 		pgx.CopyFromSlice(n, func(i int) ([]any, error) {
-			id := uuid.New()
-			l.committed[id] = true
-			payload := fmt.Sprintf(`{"n":%d,"pad":%q}`, i+1, padding(pad))
-			return []any{id, "order", fmt.Sprintf("bulk-%d", i%100), "order.changed", payload}, nil
+			a := l.aggregates["order"][i%100]
+			r := l.truth.Open(a, 1)
+			l.truth.End(r, 1, oracle.Yes)
+			payload := oracle.Payload(r, oracle.Padding(random, pad))
+			return []any{l.truth.ID(r), a.Type, a.ID, a.Type + ".changed", string(payload)}, nil
 		}))
 	Must(tb, err)
 	return l
@@ -201,18 +155,14 @@ func (l *Load) Stop() {
 // Wait waits for a load with a Total.
 func (l *Load) Wait() {
 	l.tb.Helper()
-	l.wg.Wait()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.failed != nil {
-		l.tb.Errorf("load: %v", l.failed)
+	if err := l.group.Wait(); err != nil {
+		l.tb.Errorf("load: %v", err)
 	}
 }
 
 func (l *Load) Committed() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.committed)
+	n, _, _ := l.truth.Counts()
+	return n
 }
 
 // Oracle compares what was committed with what is in the streams.
@@ -228,16 +178,12 @@ type Oracle struct {
 	Others []*Load
 }
 
-// others returns the ids of the events of o.Others.
-func (o Oracle) others() map[uuid.UUID]bool {
-	ids := map[uuid.UUID]bool{}
-	for _, l := range o.Others {
-		l.mu.Lock()
-		maps.Copy(ids, l.committed)
-		maps.Copy(ids, l.unclear)
-		l.mu.Unlock()
-	}
-	return ids
+// foreign reports whether an event is of one of o.Others.
+func (o Oracle) foreign(id uuid.UUID) bool {
+	return slices.ContainsFunc(o.Others, func(l *Load) bool {
+		_, theirs := l.truth.Of(id)
+		return theirs
+	})
 }
 
 // Entry is a stream entry.
@@ -340,62 +286,54 @@ func (o Oracle) WaitEmpty(tb testing.TB, within time.Duration) {
 	}
 }
 
-// Check waits like WaitEmpty and then compares l's committed events with the streams: lost 0, duplicates 0, order per
-// aggregate kept, history complete.
+// Check waits like WaitEmpty and then compares l's events with the streams: lost 0, duplicates 0, never committed 0,
+// changed 0, order per aggregate kept, history complete.
 func (o Oracle) Check(tb testing.TB, l *Load, within time.Duration) {
 	tb.Helper()
 	o.WaitEmpty(tb, within)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	entries := o.Entries(tb, l.types...)
-	seen := make(map[uuid.UUID]int, len(entries))
-	last := map[string]int{}
-	reordered, unknown := 0, 0
-	foreign := o.others() // they may still be written
-	for _, e := range entries {
-		id, err := uuid.Parse(e.ID)
-		if err != nil {
-			tb.Errorf("entry %s has id %q", e.EntryID, e.ID)
-			continue
-		}
-		if foreign[id] {
-			continue
-		}
-		seen[id]++
-		if !l.committed[id] && !l.unclear[id] {
-			unknown++
-		}
-		var body struct{ N int }
-		if err := json.Unmarshal([]byte(e.Data), &body); err != nil {
-			tb.Errorf("entry %s: data: %v", e.EntryID, err)
-		}
-		if body.N <= last[e.Subject] && seen[id] == 1 {
-			reordered++
-		}
-		last[e.Subject] = max(last[e.Subject], body.N)
-	}
-	lost, dup := 0, 0
-	for id := range l.committed {
-		if seen[id] == 0 {
-			lost++
+	pass, broken := oracle.NewPass(l.truth), map[string]int{}
+	pass.Late = true
+	for _, typ := range l.types {
+		for _, e := range o.Entries(tb, typ) {
+			id, err := uuid.Parse(e.ID)
+			if err != nil {
+				tb.Errorf("entry %s has id %q", e.EntryID, e.ID)
+			}
+			if err != nil || o.foreign(id) {
+				continue
+			}
+			b := pass.See(oracle.Entry{ID: id, Stream: typ, Subject: e.Subject, Type: e.Type, Data: e.Data})
+			if b == nil {
+				continue
+			}
+			if broken[b.Promise]++; broken[b.Promise] == 1 {
+				tb.Logf("%s: %+v: %s", b.Promise, e, b.What)
+			}
 		}
 	}
-	for _, n := range seen {
-		dup += n - 1
-	}
+	var committed []uuid.UUID
+	l.truth.Each(func(r oracle.Ref, s oracle.State) {
+		if s != oracle.StateCommitted {
+			return
+		}
+		committed = append(committed, l.truth.ID(r))
+		if !pass.Is(r, oracle.FlagSeen) {
+			broken["lost"]++
+		}
+	})
 	history := Value[int](tb, o.DB, `SELECT count(*) FROM unnest($1::uuid[]) id
 		LEFT JOIN (SELECT id, count(*) AS n FROM outbox_history GROUP BY id) h USING (id)
-		WHERE n IS DISTINCT FROM 1`, slices.Collect(maps.Keys(l.committed)))
-	tb.Logf("committed %d, in the streams %d, lost %d, duplicates %d, reordered %d", len(l.committed), len(seen), lost,
-		dup, reordered)
-	if o.Flushed {
-		lost, reordered = 0, 0 // events settled before the flush may be missing
+		WHERE n IS DISTINCT FROM 1`, committed)
+	seen, _, _ := pass.Counts()
+	tb.Logf("committed %d, in the streams %d, broken %v", len(committed), seen, broken)
+	if o.Flushed { // events settled before the flush may be missing
+		delete(broken, "lost")
+		delete(broken, "reordered")
 	}
 	if o.MayRepeat {
-		dup = 0
+		delete(broken, "duplicated")
 	}
-	if lost > 0 || dup > 0 || reordered > 0 || unknown > 0 || history > 0 {
-		tb.Errorf("lost %d, duplicates %d, reordered %d, never committed %d, not in history %d", lost, dup, reordered,
-			unknown, history)
+	if len(broken) > 0 || history > 0 {
+		tb.Errorf("broken: %v; not in history: %d", broken, history)
 	}
 }
