@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -215,20 +214,9 @@ func (g *guide) start(command string) process {
 	g.t.Helper()
 	cmd := exec.Command(testenv.Program(g.t, ""), command, "--log-format=json") //nolint:noctx // ended below
 	cmd.Env = g.environ()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log, err := cmd.StderrPipe()
 	must(g.t, err)
-	started, done, ended := make(chan error), make(chan struct{}), make(chan struct{})
-	go func() {
-		runtime.LockOSThread() // the parent-death signal is that of the thread
-		started <- cmd.Start()
-		<-done
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		close(ended)
-	}()
-	must(g.t, <-started)
-	g.t.Cleanup(func() { close(done); <-ended })
+	testenv.Start(g.t, cmd)
 	lines := bufio.NewScanner(log)
 	for lines.Scan() {
 		var line struct{ Admin, HTTP string }
@@ -309,19 +297,15 @@ func (g *guide) run(p page, list []block) {
 	defer out.Close()
 	cmd := exec.CommandContext(ctx, "bash", "-x", file)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = g.dir, g.environ(), out, out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	// The parent-death signal is sent when the thread that forked ends, which a locked thread does with its
-	// goroutine.
-	runtime.LockOSThread()
-	err = cmd.Run()
-	runtime.UnlockOSThread()
+	<-testenv.Start(g.t, cmd).Done()
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-	if err != nil || os.Getenv("POSTHASTE_TEST_LOGS") != "" {
+	failed := !cmd.ProcessState.Success()
+	if failed || os.Getenv("POSTHASTE_TEST_LOGS") != "" {
 		g.t.Logf("%s:\n%s", p.name, read(g.t, out.Name()))
 	}
-	if err != nil {
-		g.t.Errorf("%s: %v", p.name, err)
+	if failed {
+		g.t.Errorf("%s: %v", p.name, cmd.ProcessState)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"syscall"
 	"testing"
@@ -43,12 +42,10 @@ func TestConsoleInABrowser(t *testing.T) {
 	cmd.Env = append(os.Environ(), "RELAY="+b.relay.admin, "GUARDED="+b.guarded.admin, "SERVE="+b.serve.admin,
 		"CONTROL="+control.URL, "TOKEN=open-sesame", "READ_TOKEN=look")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	// The signal is sent when the thread that started the process ends.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("the browser tests failed: %v", err)
+	p := testenv.Start(t, cmd)
+	<-p.Done()
+	if p.ExitCode() != 0 {
+		t.Fatalf("the browser tests failed: %v", cmd.ProcessState)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -94,7 +93,7 @@ type child struct {
 	log   bytes.Buffer
 	read  int           // bytes of the log that were searched for the addresses
 	ready chan struct{} // closed when the process has logged its addresses
-	done  chan struct{}
+	done  <-chan struct{}
 }
 
 // spawn starts a command of the program as a process and waits until it has logged its addresses.
@@ -140,24 +139,20 @@ func (w *world) start(args ...string) *child {
 // launch starts a process of the program, which ends with the test. terminal is where it writes to, if not nil.
 func launch(t *testing.T, cmd *exec.Cmd, terminal io.Reader) *child {
 	t.Helper()
-	c := &child{t: t, cmd: cmd, ready: make(chan struct{}), done: make(chan struct{})}
+	c := &child{t: t, cmd: cmd, ready: make(chan struct{})}
 	if terminal == nil {
 		cmd.Stdout, cmd.Stderr = c, c
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	started := make(chan error)
-	go func() {
-		// The parent-death signal is sent when the thread that started the child ends. So this thread must live as long
-		// as the child.
-		runtime.LockOSThread()
-		started <- cmd.Start()
-		if terminal != nil {
+	c.done = testenv.Start(t, cmd).Done()
+	if terminal != nil {
+		ended, done := c.done, make(chan struct{})
+		c.done = done
+		go func() {
 			_, _ = io.Copy(c, terminal) // until the program has ended
-		}
-		_ = cmd.Wait()
-		close(c.done)
-	}()
-	must(t, <-started)
+			<-ended
+			close(done)
+		}()
+	}
 	t.Cleanup(c.kill)
 	return c
 }

@@ -12,11 +12,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -211,22 +209,12 @@ func startPrometheus(t *testing.T, jobs map[string][]*child) *scraper {
 	}
 	cmd := exec.Command(bin, args...) //nolint:noctx // ended by the test
 	cmd.Stderr = &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	started, ended := make(chan error), make(chan struct{})
-	go func() {
-		runtime.LockOSThread() // the thread must live as long as the child: its end sends the child a signal
-		started <- cmd.Start()
-		_ = cmd.Wait()
-		close(ended)
-	}()
-	must(t, <-started)
 	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGKILL)
-		<-ended
 		if t.Failed() {
 			t.Logf("prometheus: %s", log.String())
 		}
 	})
+	testenv.Start(t, cmd)
 	s := &scraper{"http://" + addr}
 	testenv.Eventually(t, 30*time.Second, func() error {
 		var status map[string]any

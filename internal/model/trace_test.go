@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/failpoint"
+	"posthaste/internal/local"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 )
@@ -237,7 +237,7 @@ type run struct {
 	names         [2]string // an aggregate in each
 	ids           []uuid.UUID
 	procs         map[int]int // the relays' indexes, by pid
-	live          []*exec.Cmd
+	live          []*local.Process
 	output        *os.File // of the relays
 }
 
@@ -280,7 +280,7 @@ func newRun(t *testing.T, program string, sc scene) *run {
 }
 
 // relay starts a relay with an index, and maybe with a failpoint.
-func (r *run) relay(place int, failpoints ...string) *exec.Cmd {
+func (r *run) relay(place int, failpoints ...string) *local.Process {
 	r.Helper()
 	args := []string{
 		"relay", "--postgres-url=" + r.db.URL, "--redis-url=" + r.redis.URL(), "--relay-name=" + r.db.Relay,
@@ -294,21 +294,11 @@ func (r *run) relay(place int, failpoints ...string) *exec.Cmd {
 	for _, f := range failpoints {
 		c.Env = append(c.Env, "POSTHASTE_FAILPOINT="+f)
 	}
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	c.Stdout, c.Stderr = r.output, r.output
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread() // the signal is sent when the thread ends
-		started <- c.Start()
-		<-r.Context().Done()
-		_ = c.Process.Kill()
-	}()
-	if err := <-started; err != nil {
-		r.Fatal(err)
-	}
-	r.procs[c.Process.Pid] = place
-	r.live = append(r.live, c)
-	return c
+	p := testenv.Start(r.T, c)
+	r.procs[p.PID()] = place
+	r.live = append(r.live, p)
+	return p
 }
 
 // says appends a line of the test to the log.
@@ -393,11 +383,11 @@ func (r *run) desire(mode string) {
 }
 
 // leads waits until a relay has adopted.
-func (r *run) leads(c *exec.Cmd) {
+func (r *run) leads(c *local.Process) {
 	r.Helper()
 	testenv.Eventually(r.T, 3*time.Minute, func() error {
 		for _, e := range r.events() {
-			if e.PID == c.Process.Pid && strings.Contains(e.Step, "leadership.record sql.Store.SetActive") {
+			if e.PID == c.PID() && strings.Contains(e.Step, "leadership.record sql.Store.SetActive") {
 				return nil
 			}
 		}
@@ -405,36 +395,33 @@ func (r *run) leads(c *exec.Cmd) {
 	})
 }
 
-func (r *run) stop(c *exec.Cmd) {
+func (r *run) stop(c *local.Process) {
 	r.Helper()
-	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
-		r.Fatal(err)
-	}
-	_ = c.Wait()
+	testenv.Must(r.T, c.Signal(syscall.SIGTERM))
+	<-c.Done()
 }
 
-func (r *run) kill(c *exec.Cmd, place int) {
+func (r *run) kill(c *local.Process, place int) {
 	r.Helper()
 	r.says("before", "kill", place)
-	_ = c.Process.Kill()
-	_ = c.Wait()
+	_ = c.Stop(syscall.SIGKILL, time.Minute)
 }
 
 // died waits until a relay has reached its failpoint.
-func (r *run) died(c *exec.Cmd, place int) {
+func (r *run) died(c *local.Process, place int) {
 	r.Helper()
-	late := time.AfterFunc(3*time.Minute, func() { _ = c.Process.Signal(syscall.SIGTERM) })
-	_ = c.Wait()
+	late := time.AfterFunc(3*time.Minute, func() { _ = c.Signal(syscall.SIGTERM) })
+	<-c.Done()
 	if !late.Stop() {
 		r.Fatalf("the relay was not killed: %s", r.failpoint)
 	}
 	r.says("before", "kill", place)
 }
 
-func (r *run) frozen(c *exec.Cmd, place int) {
+func (r *run) frozen(c *local.Process, place int) {
 	r.Helper()
 	testenv.Eventually(r.T, 3*time.Minute, func() error {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.Process.Pid))
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.PID()))
 		if _, rest, _ := bytes.Cut(stat, []byte(") ")); err == nil && !bytes.HasPrefix(rest, []byte("T")) {
 			err = errors.New("not frozen")
 		}
@@ -443,19 +430,16 @@ func (r *run) frozen(c *exec.Cmd, place int) {
 	r.says("before", "freeze", place)
 }
 
-func (r *run) wake(c *exec.Cmd, place int) {
+func (r *run) wake(c *local.Process, place int) {
 	r.Helper()
 	r.says("before", "wake", place)
-	if err := c.Process.Signal(syscall.SIGCONT); err != nil {
-		r.Fatal(err)
-	}
+	testenv.Must(r.T, c.Signal(syscall.SIGCONT))
 }
 
 func (r *run) end() {
 	r.Helper()
 	for _, c := range r.live {
-		_ = c.Process.Kill()
-		_ = c.Wait()
+		_ = c.Stop(syscall.SIGKILL, time.Minute)
 	}
 }
 

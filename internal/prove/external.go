@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
 
@@ -21,6 +20,7 @@ import (
 	"posthaste/internal/local/natslog"
 	"posthaste/internal/secretfile"
 	"posthaste/sink/jetstream"
+	"posthaste/sql"
 )
 
 // warning describes the effects of a campaign on servers that it did not start.
@@ -52,7 +52,7 @@ func (s *stage) borrow(ctx context.Context, c *app.Config, options Options) erro
 	if err != nil || u.Host == "" || strings.Contains(u.Host, ",") {
 		return cli.Usage("--external needs a --postgres-url of the form postgres://user@host:port/database")
 	}
-	if err := withSecret(u); err != nil {
+	if err := withSecret(ctx, u); err != nil {
 		return err
 	}
 	c.PostgresURL = u.String()
@@ -141,31 +141,20 @@ func eachStream(ctx context.Context, log *natslog.Log, c *app.Config, do func(na
 
 // withSecret replaces the file of the password that an address of Postgres names, if it does, by the password: a
 // campaign reads it once.
-func withSecret(u *url.URL) error {
+func withSecret(ctx context.Context, u *url.URL) error {
 	q := u.Query()
 	if !q.Has(secretfile.Parameter) {
 		return nil
 	}
-	file := secretfile.Parse(q.Get(secretfile.Parameter))
-	secret, err := file.Read()
+	cfg, err := sql.PoolConfig(u.String(), "public", "prove")
+	if err == nil {
+		err = cfg.BeforeConnect(ctx, cfg.ConnConfig) // reads the file
+	}
 	if err != nil {
 		return err
 	}
 	q.Del(secretfile.Parameter)
-	u.RawQuery = q.Encode()
-	if !file.HasURL() {
-		cfg, err := pgx.ParseConfig(u.String()) // libpq's variables may have the user
-		if err != nil {
-			return errors.New("--postgres-url cannot be parsed") // the error may quote it
-		}
-		u.User = url.UserPassword(cfg.User, secret)
-		return nil
-	}
-	from, err := url.Parse(secret)
-	if err != nil {
-		return fmt.Errorf("%s: want a URL", file.Setting)
-	}
-	u.User = from.User
+	u.RawQuery, u.User = q.Encode(), url.UserPassword(cfg.ConnConfig.User, cfg.ConnConfig.Password)
 	return nil
 }
 

@@ -213,37 +213,32 @@ func (o Oracle) Streams(tb testing.TB, typ string) []string {
 // which is that of publishing.
 func (o Oracle) Entries(tb testing.TB, types ...string) (out []Entry) {
 	tb.Helper()
+	const most = 5000
 	for _, typ := range types {
+		var list []Entry
 		streams := o.Streams(tb, typ)
-		list := o.entries(tb, streams)
+		for _, stream := range streams {
+			for from, n := "-", most; n == most; {
+				var page []redis.XMessage
+				o.read(tb, func() (err error) {
+					page, err = o.Redis.XRangeN(tb.Context(), stream, from, "+", most).Result()
+					return err
+				})
+				for _, m := range page {
+					get := func(k string) string { s, _ := m.Values[k].(string); return s }
+					list = append(list, Entry{
+						Stream: stream, EntryID: m.ID, ID: get("id"), Subject: get("subject"), Data: get("data"),
+						Type: get("type"), Time: get("time"), Source: get("source"),
+					})
+					from = "(" + m.ID
+				}
+				n = len(page)
+			}
+		}
 		if len(streams) > 1 {
 			slices.SortStableFunc(list, func(a, b Entry) int { return outbox.CompareIDs(a.EntryID, b.EntryID) })
 		}
 		out = append(out, list...)
-	}
-	return out
-}
-
-func (o Oracle) entries(tb testing.TB, streams []string) (out []Entry) {
-	tb.Helper()
-	const most = 5000
-	for _, stream := range streams {
-		for from, n := "-", most; n == most; {
-			var page []redis.XMessage
-			o.read(tb, func() (err error) {
-				page, err = o.Redis.XRangeN(tb.Context(), stream, from, "+", most).Result()
-				return err
-			})
-			for _, m := range page {
-				get := func(k string) string { s, _ := m.Values[k].(string); return s }
-				out = append(out, Entry{
-					Stream: stream, EntryID: m.ID, ID: get("id"), Subject: get("subject"), Data: get("data"),
-					Type: get("type"), Time: get("time"), Source: get("source"),
-				})
-				from = "(" + m.ID
-			}
-			n = len(page)
-		}
 	}
 	return out
 }

@@ -6,7 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"posthaste/internal/local"
 )
@@ -28,6 +30,15 @@ func Program(tb testing.TB, tag string) string {
 func NatsBin(tb testing.TB) string {
 	tb.Helper()
 	return build(tb, "nats-server", "github.com/nats-io/nats-server/v2")
+}
+
+// Start starts a process, which is killed when the test or this process ends.
+func Start(tb testing.TB, cmd *exec.Cmd) *local.Process {
+	tb.Helper()
+	p, err := local.StartProcess(cmd, syscall.SIGKILL)
+	Must(tb, err)
+	tb.Cleanup(func() { _ = p.Stop(syscall.SIGKILL, time.Minute) })
+	return p
 }
 
 // Nats starts a nats-server, which is killed when the test ends.
