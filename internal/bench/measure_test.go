@@ -142,9 +142,7 @@ func TestBenchDrain(t *testing.T) {
 	r, err := newWorld(t).measure(Drain{
 		Options: Options{Runs: 2}, Events: 700, Size: 300, Transaction: 1, Streams: 1, Mode: "both", Load: "both",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	positive(t, r.Limits, 2, "insert", "slot", "settle", "xadd")
 	positive(t, r.Results, 2, "backlog cdc", "backlog poll", "stream cdc", "stream poll")
 	if got := r.find("insert").median("wal_bytes"); got < 300 {
@@ -177,9 +175,7 @@ func TestBenchDrainIntoStreams(t *testing.T) {
 	r, err := newWorld(t).measure(Drain{
 		Options: Options{Runs: 1}, Events: 70, Size: 100_000, Transaction: 1, Streams: 8, Mode: "cdc", Load: "backlog",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	w := r.Results[0]
 	counts(t, w, 70)
 	mib := w.median("published_per_second") * 100_000 / (1 << 20)
@@ -233,9 +229,7 @@ func TestBenchIdle(t *testing.T) {
 	r, err := newWorld(t).measure(Latency{
 		Options: Options{Runs: 1}, Rate: []float64{0}, Duration: 100 * time.Millisecond, Size: 300, Mode: "both",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	names := func(rows []*row) (list []string) {
 		for _, w := range rows {
 			list = append(list, w.Name)
@@ -264,9 +258,7 @@ func TestBenchLatency(t *testing.T) {
 			r, err := newWorld(t).measure(Latency{
 				Options: Options{Runs: 1}, Rate: rates, Duration: 500 * time.Millisecond, Size: 300, Mode: "both",
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			var limits, results []string
 			for _, rate := range rates {
 				of := ""
@@ -304,9 +296,7 @@ func TestBenchLatencyWithATransactionOpen(t *testing.T) {
 	r, err := newWorld(t).measure(Latency{
 		Options: Options{Runs: 1}, Rate: []float64{100}, Duration: half, Size: 300, Mode: "both", Hold: half,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, w := range r.Results {
 		counts(t, w, 200)
 		if w.median("per_second") != 100 || w.Figures["backlog_rows"] == nil ||
@@ -324,9 +314,7 @@ func TestBenchOrders(t *testing.T) {
 			r, err := newWorld(t).measure(Orders{
 				Options: Options{Runs: 1}, Concurrency: 4, Rate: rate, Duration: 500 * time.Millisecond, Repeat: 20,
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			positive(t, r.Limits, 1, "empty", "transaction")
 			positive(t, r.Results, 1, "unguarded", "guarded")
 			for _, w := range r.Results {

@@ -84,12 +84,22 @@ func (c Peers) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	}
 	return benchmark(ctx, config, o, c.Options, Sink{}, r, func(b *session) (steps []step) {
 		p := &peers{session: b, c: c}
-		for _, l := range c.loads() {
+		add := func(l peerLoad) {
 			round := 0
 			steps = append(steps, step{l.name, 0, func(ctx context.Context) error {
 				round++
 				return p.measure(ctx, l, round)
 			}})
+		}
+		if c.Backlog > 0 {
+			add(peerLoad{name: fmt.Sprintf("backlog of %d", c.Backlog), backlog: true})
+		}
+		for _, r := range c.Rates {
+			name := fmt.Sprintf("%g/s", r)
+			if r == 0 {
+				name = fmt.Sprintf("%d writers", latencyWriters)
+			}
+			add(peerLoad{name: name, rate: r})
 		}
 		return steps
 	})
@@ -100,20 +110,6 @@ type peerLoad struct {
 	name    string
 	backlog bool
 	rate    float64
-}
-
-func (c Peers) loads() (list []peerLoad) {
-	if c.Backlog > 0 {
-		list = append(list, peerLoad{name: fmt.Sprintf("backlog of %d", c.Backlog), backlog: true})
-	}
-	for _, r := range c.Rates {
-		name := fmt.Sprintf("%g/s", r)
-		if r == 0 {
-			name = fmt.Sprintf("%d writers", latencyWriters)
-		}
-		list = append(list, peerLoad{name: name, rate: r})
-	}
-	return list
 }
 
 type peers struct {
@@ -431,7 +427,7 @@ func (s *peerScene) await(ctx context.Context, n int, most time.Duration, ask fu
 	}
 }
 
-// ages are the ages of the events that have arrived.
+// ages are the ages of the events that have arrived since the last take.
 type ages struct {
 	mu   sync.Mutex
 	took []time.Duration
@@ -443,6 +439,20 @@ func (a *ages) add(m redis.XMessage) {
 	a.took = append(a.took, time.Since(writtenAt(m.Values)))
 }
 
+func (a *ages) arrived(context.Context) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.took), nil
+}
+
+// take returns the ages, and removes them.
+func (a *ages) take() (took []time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	took, a.took = a.took, nil
+	return took
+}
+
 // writtenAt returns the time in the payload.
 func writtenAt(values map[string]any) time.Time {
 	text, ok := values["data"].(string)
@@ -452,19 +462,4 @@ func writtenAt(values map[string]any) time.Time {
 	text, _, _ = strings.Cut(strings.TrimPrefix(text, `{"at": `), ",")
 	ns, _ := strconv.ParseInt(text, 10, 64)
 	return time.Unix(0, ns)
-}
-
-func (a *ages) arrived(context.Context) (int, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(a.took), nil
-}
-
-// take returns the ages since the last call.
-func (a *ages) take() []time.Duration {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	took := a.took
-	a.took = nil
-	return took
 }

@@ -130,9 +130,7 @@ func frozen(r *run) {
 func TestFailpointsAreSteps(t *testing.T) {
 	t.Parallel()
 	steps, err := os.ReadFile("../../cmd/posthaste/testdata/steps.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, sc := range scenes {
 		_, place, _ := strings.Cut(sc.failpoint, " ")
 		if place != "" && !slices.Contains(strings.Split(string(steps), "\n"), place) {
@@ -161,9 +159,7 @@ func TestRelaysDoWhatTheModelSays(t *testing.T) {
 					name := strings.NewReplacer(" ", "-", ":", "").Replace(sc.name) + ".json"
 					err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 			}
 			if refused := c.refused(t); refused != "" {
 				t.Errorf("the machine does not allow this: %s", refused)
@@ -183,9 +179,7 @@ func TestWhatRelaysDidOnce(t *testing.T) {
 		}
 		for _, name := range files {
 			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			var c recording
 			if err = json.Unmarshal(text, &c); err != nil {
 				t.Fatal(err)
@@ -201,17 +195,13 @@ func TestWhatRelaysDidOnce(t *testing.T) {
 func TestNoStepCanBeMissing(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/allowed/toggles-and-a-kill.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, step := range []string{
 		" sql.Store.Adopt WITH was", " sink.Sink.Adopt ", "leadership.tryGates ", " sql.Sweep.Claim ",
 		" sink.delivery.Publish ", " sql.Store.SettleAll ",
 	} {
 		var c recording
-		if err := json.Unmarshal(text, &c); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, json.Unmarshal(text, &c))
 		for _, moment := range []string{"before", "after"} {
 			i := slices.IndexFunc(c.Events, func(e failpoint.Event) bool {
 				return e.Moment == moment && strings.Contains(e.Step, step)

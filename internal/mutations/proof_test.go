@@ -56,9 +56,7 @@ func TestTheProofListsTheSafeguards(t *testing.T) {
 	root := testenv.Root(t)
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(root, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return string(text)
 	}
 	var names []string
@@ -89,9 +87,7 @@ func TestTheProofListsTheSafeguards(t *testing.T) {
 	}
 	if os.Getenv("POSTHASTE_TEST_WRITE") != "" {
 		page = before + listBegin + want + listEnd + after
-		if err := os.WriteFile(filepath.Join(root, "docs/proof.md"), []byte(page), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, os.WriteFile(filepath.Join(root, "docs/proof.md"), []byte(page), 0o600))
 		return
 	}
 	if got != want {

@@ -260,9 +260,7 @@ func TestAReaderGoesBack(t *testing.T) {
 				Stream: "outbox.cart",
 				Values: map[string]any{"id": e.ID.String(), "subject": e.Subject, "type": e.Type, "data": e.Data},
 			}).Result()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			ids = append(ids, id)
 		}
 		return ids
@@ -281,23 +279,17 @@ func TestAReaderGoesBack(t *testing.T) {
 	w.write(6, yes)
 	ids := add(1, 2, 3, 4)
 	read(4, 0)
-	if err := rd.Client.XDel(t.Context(), "outbox.cart", ids[2:]...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, rd.Client.XDel(t.Context(), "outbox.cart", ids[2:]...).Err())
 	read(2, 1)
 	add(3, 4, 5)
 	read(5, 1)
-	if err := rd.Client.Del(t.Context(), "outbox.cart").Err(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, rd.Client.Del(t.Context(), "outbox.cart").Err())
 	add(1, 2)
 	read(2, 2)
 	add(3, 4, 5, 6)
 	read(6, 2)
 	may = false
-	if err := rd.Client.Del(t.Context(), "outbox.cart").Err(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, rd.Client.Del(t.Context(), "outbox.cart").Err())
 	if _, err := r.read(t.Context()); err != nil || broken == nil || broken.Promise != "lost" {
 		t.Errorf("%+v, %v", broken, err)
 	}

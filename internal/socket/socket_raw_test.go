@@ -28,9 +28,7 @@ func pair(t *testing.T, network string) (ours, theirs net.Conn) {
 		addr = filepath.Join(t.TempDir(), "s")
 	}
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), network, addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	defer l.Close()
 	accepted := make(chan net.Conn, 1)
 	go func() {
@@ -41,9 +39,7 @@ func pair(t *testing.T, network string) (ours, theirs net.Conn) {
 		accepted <- c
 	}()
 	ours, err = socket.Quiet((&net.Dialer{}).DialContext)(t.Context(), network, l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	theirs = <-accepted
 	t.Cleanup(func() { ours.Close(); theirs.Close() })
 	return ours, theirs

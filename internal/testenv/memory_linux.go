@@ -74,9 +74,6 @@ func (s *Server) SmallDisk(tb testing.TB, bytes int) string {
 	if out, err := exec.CommandContext(tb.Context(), "cp", "-a", wal, disk).CombinedOutput(); err != nil {
 		tb.Fatalf("copy the WAL: %v: %s", err, out)
 	}
-	err := errors.Join(os.RemoveAll(wal), os.Symlink(filepath.Join(disk, "pg_wal"), wal))
-	if err = errors.Join(err, s.Start(tb.Context())); err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, errors.Join(os.RemoveAll(wal), os.Symlink(filepath.Join(disk, "pg_wal"), wal), s.Start(tb.Context())))
 	return disk
 }

@@ -14,15 +14,11 @@ func TestWhatTheKilledLeaveInMemoryIsRemoved(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	ended := exec.CommandContext(t.Context(), "true")
-	if err := ended.Run(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, ended.Run())
 	folder := func(pid int) string { return filepath.Join(root, "posthaste-test-"+strconv.Itoa(pid)) }
 	left, others := folder(ended.Process.Pid), folder(os.Getppid())
 	for _, dir := range []string{left, others} {
-		if err := os.MkdirAll(filepath.Join(dir, "data"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.MkdirAll(filepath.Join(dir, "data"), 0o700))
 	}
 	disk := filepath.Join(left, "posthaste-disk-1")
 	if err := os.Mkdir(disk, 0o700); err != nil {

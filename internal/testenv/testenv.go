@@ -95,9 +95,7 @@ func NewServer(tb testing.TB, settings ...string) *Server {
 	tb.Helper()
 	dir := folder(tb, "pg")
 	pg, err := startPostgres(dir, settings...)
-	if err != nil {
-		tb.Fatalf("start postgres: %v", err)
-	}
+	Must(tb, err)
 	tb.Cleanup(func() { _ = pg.Stop("immediate") })
 	return &Server{pg}
 }
@@ -107,9 +105,7 @@ func (s *Server) Snapshot(tb testing.TB) *Server {
 	tb.Helper()
 	dir := folder(tb, "pg")
 	c, err := s.Copy(tb.Context(), dir)
-	if err != nil {
-		tb.Fatalf("copy the server: %v", err)
-	}
+	Must(tb, err)
 	return &Server{c}
 }
 
@@ -129,9 +125,7 @@ func (s *Server) Standby(tb testing.TB, through string, settings ...string) *Ser
 	if err == nil {
 		err = c.Start(tb.Context(), append([]string{"primary_conninfo=" + primary, "hot_standby=on"}, settings...)...)
 	}
-	if err != nil {
-		tb.Fatalf("start the standby: %v", err)
-	}
+	Must(tb, err)
 	tb.Cleanup(func() { _ = c.Stop("immediate") })
 	return c
 }
@@ -152,14 +146,10 @@ func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 	}
 	dir := folder(tb, "pg")
 	pg, err := startPostgresOf(bin, dir)
-	if err != nil {
-		tb.Fatalf("start postgres: %v", err)
-	}
+	Must(tb, err)
 	// The moved roles have the old server's password, and pg_upgrade connects before and after moving them.
 	err = execOn(tb.Context(), pg.URL("postgres"), "ALTER ROLE postgres PASSWORD '"+s.Password+"'")
-	if err = errors.Join(err, pg.Stop("fast"), s.Stop("fast")); err != nil {
-		tb.Fatal(err)
-	}
+	Must(tb, errors.Join(err, pg.Stop("fast"), s.Stop("fast")))
 	pg.Password = s.Password
 	data := filepath.Join(dir, "data")
 	info, err := os.Stat(data)
@@ -177,9 +167,7 @@ func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		tb.Fatalf("pg_upgrade: %v: %s", err, out)
 	}
-	if err := pg.Start(tb.Context()); err != nil {
-		tb.Fatalf("start the upgraded server: %v", err)
-	}
+	Must(tb, pg.Start(tb.Context()))
 	tb.Cleanup(func() { _ = pg.Stop("immediate") })
 	return &Server{pg}
 }
@@ -291,9 +279,8 @@ func (s *Server) Database(tb testing.TB) *Database {
 
 func (d *Database) migrate(tb testing.TB) {
 	tb.Helper()
-	if _, err := sql.Migrate(tb.Context(), d.URL, "public", slog.New(slog.DiscardHandler)); err != nil {
-		tb.Fatalf("migrate: %v", err)
-	}
+	_, err := sql.Migrate(tb.Context(), d.URL, "public", slog.New(slog.DiscardHandler))
+	Must(tb, err)
 }
 
 func newDatabase(tb testing.TB, pg *local.Postgres, template string) *Database {
@@ -301,13 +288,10 @@ func newDatabase(tb testing.TB, pg *local.Postgres, template string) *Database {
 	n := counter.Add(1)
 	d := &Database{Name: fmt.Sprintf("t%d", n), Relay: fmt.Sprintf("t%d_%d", os.Getpid(), n)}
 	d.URL = pg.URL(d.Name)
-	if err := execOn(tb.Context(), pg.URL("postgres"), "CREATE DATABASE "+d.Name+" TEMPLATE "+template); err != nil {
-		tb.Fatalf("create database: %v", err)
-	}
+	Must(tb, execOn(tb.Context(), pg.URL("postgres"), "CREATE DATABASE "+d.Name+" TEMPLATE "+template))
 	var err error
-	if d.Pool, err = pgxpool.New(tb.Context(), d.URL); err != nil {
-		tb.Fatalf("connect: %v", err)
-	}
+	d.Pool, err = pgxpool.New(tb.Context(), d.URL)
+	Must(tb, err)
 	tb.Cleanup(func() { d.cleanup(pg) })
 	return d
 }
@@ -365,9 +349,8 @@ func (d *Database) Strand(tb testing.TB) {
 	session := c.Hijack()
 	tb.Cleanup(func() { _ = session.Close(context.Background()) })
 	const lead = "SELECT pg_advisory_lock(hashtextextended('posthaste leader ' || 'outbox'::regclass::oid::text, 0))"
-	if _, err := session.Exec(tb.Context(), lead); err != nil {
-		tb.Fatal(err)
-	}
+	_, err = session.Exec(tb.Context(), lead)
+	Must(tb, err)
 }
 
 // Exec runs a statement and fails the test on an error.
@@ -471,9 +454,7 @@ func redisWith(tb testing.TB, bin string, client *tls.Config, config ...string) 
 	tb.Helper()
 	dir := folder(tb, "redis")
 	r, err := local.StartRedisTLS(tb.Context(), bin, dir, client, config...)
-	if err != nil {
-		tb.Fatalf("start redis: %v", err)
-	}
+	Must(tb, err)
 	tb.Cleanup(func() { _ = r.Kill() })
 	s := &RedisServer{Redis: r, Client: redis.NewClient(&redis.Options{Addr: r.Addr(), Protocol: 2, TLSConfig: client})}
 	tb.Cleanup(func() { _ = s.Client.Close() })
