@@ -104,19 +104,15 @@ func (p *Pass) See(e Entry) *Breach {
 		}
 	}
 	r, ours := p.truth.Of(e.ID)
-	if !ours {
-		return breaks("phantom", "an event that no writer wrote")
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.truth.mu.Lock()
 	defer p.truth.mu.Unlock()
-	switch p.truth.stateOf(r) {
-	case StateNone:
+	switch s := p.truth.stateOf(r); {
+	case !ours || s == StateNone:
 		return breaks("phantom", "an event that no writer wrote")
-	case StateRolledBack:
+	case s == StateRolledBack:
 		return breaks("phantom", "an event whose transaction was rolled back")
-	case StateOpen, StateCommitted:
 	}
 	if problem := p.truth.mismatch(r, e); problem != "" {
 		return breaks("corrupted", "%s", problem)

@@ -37,8 +37,7 @@ func Cluster(tb testing.TB, masters, replicas int, config ...string) *RedisClust
 // ClusterOf is Cluster with all options.
 func ClusterOf(tb testing.TB, o local.ClusterOptions) *RedisCluster {
 	tb.Helper()
-	bin := redisBin(tb)
-	return clusterWith(tb, bin, &RedisCluster{o: o})
+	return clusterWith(tb, redisBin(tb), &RedisCluster{o: o})
 }
 
 // ValkeyCluster is Cluster with Valkey, which has WAITAOF.
@@ -64,16 +63,14 @@ func FencedCluster(tb testing.TB, masters, replicas int, config ...string) *Redi
 			fmt.Sprintf("cluster-announce-bus-port %d", f[1].Port()),
 		}
 	}
-	bin := redisBin(tb)
-	return clusterWith(tb, bin, c)
+	return clusterWith(tb, redisBin(tb), c)
 }
 
 func clusterWith(tb testing.TB, bin string, c *RedisCluster) *RedisCluster {
 	tb.Helper()
-	dir := folder(tb, "redis")
 	c.o.Config = append([]string{kept}, c.o.Config...)
 	var err error
-	c.Cluster, err = local.StartCluster(tb.Context(), bin, dir, c.o)
+	c.Cluster, err = local.StartCluster(tb.Context(), bin, folder(tb, "redis"), c.o)
 	Must(tb, err)
 	tb.Cleanup(func() { _ = c.Kill() })
 	o := &redis.ClusterOptions{
@@ -372,10 +369,8 @@ func Sentinel(tb testing.TB, replicas int, config ...string) *RedisSentinel {
 // SentinelOf is Sentinel with all options.
 func SentinelOf(tb testing.TB, o local.SentinelOptions) *RedisSentinel {
 	tb.Helper()
-	bin := redisBin(tb)
-	dir := folder(tb, "redis")
 	o.Config = append([]string{kept}, o.Config...)
-	s, err := local.StartSentinel(tb.Context(), bin, dir, o)
+	s, err := local.StartSentinel(tb.Context(), redisBin(tb), folder(tb, "redis"), o)
 	Must(tb, err)
 	tb.Cleanup(func() { _ = s.Kill() })
 	return &RedisSentinel{s}

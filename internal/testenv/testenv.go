@@ -93,8 +93,7 @@ type Server struct {
 // NewServer starts a Postgres server for this test alone.
 func NewServer(tb testing.TB, settings ...string) *Server {
 	tb.Helper()
-	dir := folder(tb, "pg")
-	pg, err := startPostgres(dir, settings...)
+	pg, err := startPostgres(folder(tb, "pg"), settings...)
 	Must(tb, err)
 	tb.Cleanup(func() { _ = pg.Stop("immediate") })
 	return &Server{pg}
@@ -103,8 +102,7 @@ func NewServer(tb testing.TB, settings ...string) *Server {
 // Snapshot returns a stopped server with a copy of s, including its slots. s is restarted.
 func (s *Server) Snapshot(tb testing.TB) *Server {
 	tb.Helper()
-	dir := folder(tb, "pg")
-	c, err := s.Copy(tb.Context(), dir)
+	c, err := s.Copy(tb.Context(), folder(tb, "pg"))
 	Must(tb, err)
 	return &Server{c}
 }
@@ -416,8 +414,7 @@ const kept = "appendfsync no"
 // Redis starts a server for this test. Config lines are those of redis.conf.
 func Redis(tb testing.TB, config ...string) *RedisServer {
 	tb.Helper()
-	bin := redisBin(tb)
-	return redisWith(tb, bin, nil, append([]string{kept}, config...)...)
+	return redisWith(tb, redisBin(tb), nil, append([]string{kept}, config...)...)
 }
 
 // RedisTLS starts a server that accepts TLS only, with a certificate of ca, and requires a client certificate of ca.
@@ -452,8 +449,7 @@ func valkeyBin(tb testing.TB) string {
 
 func redisWith(tb testing.TB, bin string, client *tls.Config, config ...string) *RedisServer {
 	tb.Helper()
-	dir := folder(tb, "redis")
-	r, err := local.StartRedisTLS(tb.Context(), bin, dir, client, config...)
+	r, err := local.StartRedisTLS(tb.Context(), bin, folder(tb, "redis"), client, config...)
 	Must(tb, err)
 	tb.Cleanup(func() { _ = r.Kill() })
 	s := &RedisServer{Redis: r, Client: redis.NewClient(&redis.Options{Addr: r.Addr(), Protocol: 2, TLSConfig: client})}
