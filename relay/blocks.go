@@ -101,6 +101,25 @@ func (b *blocks) blocker(e *outbox.Record) string {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.find(e)
+}
+
+// blockers is blocker for events in their order. No refresh comes between them: the table does not know yet which of
+// them are parked again.
+func (b *blocks) blockers(events []*outbox.Record) []string {
+	ids := make([]string, len(events))
+	if b == nil {
+		return ids
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, e := range events {
+		ids[i] = b.find(e)
+	}
+	return ids
+}
+
+func (b *blocks) find(e *outbox.Record) string {
 	if len(b.dead) == 0 {
 		return ""
 	}

@@ -76,14 +76,9 @@ func TestBlocksHoldWhatWaitsBehindARetry(t *testing.T) {
 	b.add(first)
 	b.add(second)
 	second.Seq, first.Seq = 10, 11 // retried in the wrong order
-	if got := b.blocker(second); got != first.ID.String() {
-		t.Errorf("the second event is blocked by %q, want the first", got)
-	}
-	if got := b.blocker(first); got != "" {
-		t.Errorf("the first event is blocked by %q", got)
-	}
-	if got := b.blocker(ev(12)); got != second.ID.String() {
-		t.Errorf("the third event is blocked by %q, want the second", got)
+	want := []string{first.ID.String(), "", second.ID.String()}
+	if got := b.blockers([]*outbox.Record{second, first, ev(12)}); !slices.Equal(got, want) {
+		t.Errorf("blocked by %q, want %q", got, want)
 	}
 }
 

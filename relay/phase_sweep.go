@@ -180,10 +180,10 @@ func (s *sweeps) scope(g *gates) sweep.Scope {
 	return sweep.Scope{Host: host{s, g}, Owner: g.owner, Layout: g.layout, BlockKey: s.blocks != nil}
 }
 
-// Blocker, Parked, Outcome and Published implement sweep.Host.
-func (s *sweeps) Blocker(e *outbox.Record) string    { return s.blocks.blocker(e) }
-func (s *sweeps) Parked(e *outbox.Record, err error) { s.parked(e, err) }
-func (s *sweeps) Outcome(err error)                  { s.outcome(err) }
+// Blockers, Parked, Outcome and Published implement sweep.Host.
+func (s *sweeps) Blockers(events []*outbox.Record) []string { return s.blocks.blockers(events) }
+func (s *sweeps) Parked(e *outbox.Record, err error)        { s.parked(e, err) }
+func (s *sweeps) Outcome(err error)                         { s.outcome(err) }
 
 // Published implements sweep.Host.
 func (h host) Published(stream string, events []*outbox.Record) {

@@ -71,7 +71,7 @@ func TestPlansUseTheIndex(t *testing.T) {
 				"sweep_ahead":   {[]any{3, "{bad}", 20_000, nil}, 100 + owed},
 				"sweep_parts":   {nil, 300},
 				"sweep_begin":   {[]any{3, snapshot, 7, 20_000}, 100 + owed},
-				"sweep_page":    {[]any{3, 4 << 20, seqs, seqs, nil, nil}, 500 * 7},
+				"sweep_page":    {[]any{3, 4 << 20, seqs[499:], seqs[:1], snapshot, "3:3:"}, 500 * 7},
 				"sweep_park":    {[]any{"test", 0, make([]byte, 16), 3, 3, "why", "x", 1, true}, 100},
 				"sweep_settle":  {[]any{"test", 0, make([]byte, 16), 3, 9, snapshot, 1, snapshot, 1, 1, nil}, 100},
 				"sweep_reached": {[]any{3, snapshot}, 100},

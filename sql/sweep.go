@@ -21,8 +21,8 @@ import (
 // timeouts, which give better errors.
 const sweepTimeout = 35 * time.Second
 
-// listRows is how many rows a pass lists at once: about as many as a worker sweeps in a turn.
-const listRows = 20_000
+// listRows is how many rows a pass lists at once: about as many as a worker sweeps in a turn, and 20 pages.
+const listRows = 19_980
 
 // rangeGap is the greatest distance of two numbers of a part that are read as one range: a few times that of a part
 // that has its share of all numbers.

@@ -147,8 +147,9 @@ type putting struct {
 func (c *claim) publish(ctx context.Context, events []*outbox.Record, out *outcome) error {
 	var order []string
 	byStream := map[string][]*outbox.Record{}
-	for _, e := range events {
-		if blocker := c.blocker(e); blocker != "" {
+	blockers := c.w.scope.Blockers(events)
+	for i, e := range events {
+		if blocker := cmp.Or(blockers[i], c.blocker(e)); blocker != "" {
 			out.parked = append(out.parked, stream.Waits(e, blocker))
 			continue
 		}
@@ -189,12 +190,9 @@ func (c *claim) publish(ctx context.Context, events []*outbox.Record, out *outco
 	return stands
 }
 
-// blocker returns the parked event that e has to wait for, "" for none; the host does not know those of the claim.
+// blocker returns the event, parked by the claim, that e has to wait for, "" for none.
 func (c *claim) blocker(e *outbox.Record) string {
-	if id := c.w.scope.Blocker(e); id != "" || !c.w.scope.BlockKey {
-		return id
-	}
-	if p := c.held[[2]string{e.AggregateType, e.AggregateID}]; p != nil && p.Seq < e.Seq {
+	if p := c.held[[2]string{e.AggregateType, e.AggregateID}]; c.w.scope.BlockKey && p != nil && p.Seq < e.Seq {
 		return p.ID.String()
 	}
 	return ""

@@ -143,11 +143,14 @@ func (h *host) Refresh(ctx context.Context) error {
 	return h.refresh(ctx)
 }
 
-func (h *host) Blocker(e *outbox.Record) string {
-	if h.blocker == nil {
-		return ""
+func (h *host) Blockers(events []*outbox.Record) []string {
+	ids := make([]string, len(events))
+	for i, e := range events {
+		if h.blocker != nil {
+			ids[i] = h.blocker(e)
+		}
 	}
-	return h.blocker(e)
+	return ids
 }
 
 func (h *host) Published(_ string, events []*outbox.Record) {

@@ -32,7 +32,7 @@ const (
 	batchBytes = 4 << 20
 	// turn and turnTime bound the batches and the time that a worker spends on one part before it continues with the
 	// next part, so that a large backlog in one part does not delay the others.
-	turn, turnTime = 50, 5 * time.Second
+	turn, turnTime = 25, 5 * time.Second
 	// idleFirst and idleMost bound the wait when nothing was found.
 	idleFirst, idleMost = 20 * time.Millisecond, 500 * time.Millisecond
 	// failFirst and failMost bound the wait after a failure.
@@ -84,8 +84,8 @@ type Host interface {
 	// Refresh reloads the events that others have parked. It is called after a part was claimed and before its rows are
 	// read.
 	Refresh(ctx context.Context) error
-	// Blocker returns which parked event blocks e, "" for none.
-	Blocker(e *outbox.Record) string
+	// Blockers returns which parked event blocks each of events, "" for none.
+	Blockers(events []*outbox.Record) []string
 	// Published is called with published and settled events.
 	Published(stream string, events []*outbox.Record)
 	// Parked is called for each event moved to outbox_dead.
