@@ -58,14 +58,29 @@ func runAs(t *testing.T, env []string, args ...string) result {
 	return result{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
 }
 
-// once runs a command with the world's settings to its end. Flags given here override the settings.
+// runHere runs a command to its end in this process.
+func runHere(t *testing.T, args ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	var out, errOut bytes.Buffer
+	code := run(ctx, args, strings.NewReader(""), &out, &errOut)
+	return result{code, out.String(), errOut.String()}
+}
+
+// once runs a command with the world's settings to its end, in this process unless the world has an environment. Flags
+// given here override the settings.
 func (w *world) once(args ...string) result {
 	w.t.Helper()
 	n := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "--") })
 	if n < 0 {
 		n = len(args)
 	}
-	return runAs(w.t, w.env, slices.Concat(args[:n], w.args("--log-level=error"), args[n:])...)
+	args = slices.Concat(args[:n], w.args("--log-level=error"), args[n:])
+	if w.env == nil {
+		return runHere(w.t, args...)
+	}
+	return runAs(w.t, w.env, args...)
 }
 
 // oneLine fails unless the exit code is code and the error output is one line that contains text.

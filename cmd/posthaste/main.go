@@ -119,8 +119,9 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return exitBadUsage
 	}
 	config.Version = version
-	line.WarnOfSecrets(config.Logger())
-	line.WarnOfUnknown(parser.Model, config.Logger())
+	log := config.LoggerTo(stderr)
+	line.WarnOfSecrets(log)
+	line.WarnOfUnknown(parser.Model, log)
 	e := &env{
 		IO:     cli.IO{Stdin: stdin, Stdout: stdout, Stderr: stderr},
 		config: config, settings: line.Settings, model: parser.Model,

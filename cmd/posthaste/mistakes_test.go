@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"net"
 	"net/url"
@@ -94,11 +93,7 @@ func (m *mistakes) make(t *testing.T, c mistake) {
 		})
 		r = runAs(t, env, all...)
 	} else {
-		var out, errOut bytes.Buffer
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		r.code = run(ctx, all, strings.NewReader(""), &out, &errOut)
-		r.out, r.errOut = out.String(), errOut.String()
+		r = runHere(t, all...)
 	}
 	texts := strings.Split(c.line, " | ")
 	line := regexp.MustCompile(`(?m)^\{.*\n`).ReplaceAllString(r.errOut, "") // without the log
