@@ -87,10 +87,19 @@ func pgVersion(bin string) int {
 	return n
 }
 
-// StartPostgres makes a new cluster under dir and starts it. Each setting is "name=value". Postgres refuses to run as
-// root, so root runs it as the user postgres. Logical replication is on. It listens on loopback only, and
-// requires a password from every user: a superuser of Postgres may run programs as the server's user.
+// StartPostgres makes a new cluster under dir and starts it. Each setting is "name=value".
 func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*Postgres, error) {
+	p, err := InitPostgres(ctx, bin, dir, settings...)
+	if err != nil {
+		return nil, err
+	}
+	return p, p.run(ctx)
+}
+
+// InitPostgres is StartPostgres without the start. Postgres refuses to run as root, so root runs it as the user
+// postgres. Logical replication is on. It listens on loopback only, and requires a password from every user: a
+// superuser of Postgres may run programs as the server's user.
+func InitPostgres(ctx context.Context, bin, dir string, settings ...string) (*Postgres, error) {
 	cred, err := serverUser(dir)
 	if err != nil {
 		return nil, err
@@ -110,7 +119,7 @@ func StartPostgres(ctx context.Context, bin, dir string, settings ...string) (*P
 	if p.Port, p.hold, err = ReservePort(); err != nil {
 		return nil, err
 	}
-	return p, p.run(ctx)
+	return p, nil
 }
 
 // init makes the cluster. It passes the password in a file: every user can read a command line.
@@ -163,6 +172,15 @@ func (p *Postgres) Copy(ctx context.Context, dir string) (*Postgres, error) {
 	if err := p.Stop("fast"); err != nil {
 		return nil, err
 	}
+	c, err := p.Clone(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	return c, p.Start(ctx)
+}
+
+// Clone is Copy of a server that does not run.
+func (p *Postgres) Clone(ctx context.Context, dir string) (*Postgres, error) {
 	c := &Postgres{Dir: dir, Password: p.Password, bin: p.bin, cred: p.cred}
 	for _, arg := range p.args {
 		c.args = append(c.args, strings.Replace(arg, p.Dir, dir, 1))
@@ -178,7 +196,7 @@ func (p *Postgres) Copy(ctx context.Context, dir string) (*Postgres, error) {
 	if c.Port, c.hold, err = ReservePort(); err != nil {
 		return nil, err
 	}
-	return c, p.Start(ctx)
+	return c, nil
 }
 
 func serverUser(dir string) (*syscall.Credential, error) {

@@ -25,3 +25,13 @@ func TestALostSlotIsServedAgain(t *testing.T) {
 		t.Errorf("node %d serves the slot, and %d has its keys", now, other)
 	}
 }
+
+// Each server has its own system identifier, although all of them have the same files.
+func TestServersAreNumbered(t *testing.T) {
+	t.Parallel()
+	const id = "SELECT system_identifier FROM pg_control_system()"
+	one := testenv.Value[int64](t, testenv.NewServer(t).Empty(t), id)
+	if other := testenv.Value[int64](t, testenv.NewServer(t).Empty(t), id); one == other || one <= 0 || other <= 0 {
+		t.Errorf("two servers have the identifiers %d and %d", one, other)
+	}
+}
