@@ -19,7 +19,7 @@ func campaign(t *testing.T, args ...string) (result, string) {
 	t.Helper()
 	dir := t.TempDir()
 	args = append([]string{
-		"prove", "--seed=1", "--report=" + dir, "--pg-bin=" + os.Getenv("POSTHASTE_TEST_PG_BIN"),
+		"prove", "--seed=1", "--rate=" + scale("300", "100"), "--report=" + dir, "--pg-bin=" + os.Getenv("POSTHASTE_TEST_PG_BIN"),
 		"--redis-bin=" + os.Getenv("POSTHASTE_TEST_REDIS_BIN"),
 	}, args...)
 	return runToEnd(t, args...), dir
@@ -28,7 +28,7 @@ func campaign(t *testing.T, args ...string) (result, string) {
 // A short campaign with faults of every kind keeps its promises, and is reported as JSON, as a page and as a chart.
 func TestProve(t *testing.T) {
 	t.Parallel()
-	duration, faults := "6s", 1
+	duration, faults := "3s", 1
 	if full() {
 		duration, faults = "2m", 10
 	}
@@ -55,7 +55,7 @@ func TestProve(t *testing.T) {
 func TestProveNats(t *testing.T) {
 	t.Parallel()
 	for fault, promise := range map[string]string{"nats-*": "", "sabotage-duplicate": "duplicated"} {
-		r, _ := campaign(t, "--duration=6s", "--sink=nats", "--nats-bin="+testenv.NatsBin(t), "--faults="+fault)
+		r, _ := campaign(t, "--duration=3s", "--sink=nats", "--nats-bin="+testenv.NatsBin(t), "--faults="+fault)
 		kept := strings.Contains(r.out, "every promise was kept") && strings.Contains(r.out, "effects with the inbox")
 		if promise == "" && (r.code != 0 || !kept) ||
 			promise != "" && (r.code != 1 || !strings.Contains(r.out, "BROKEN: "+promise+": ")) {
