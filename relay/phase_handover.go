@@ -13,7 +13,7 @@ import (
 const (
 	// visibleWait is how long a hand-over waits for older transactions before it omits the short cut.
 	visibleWait = 5 * time.Second
-	// blockedWait is how long a hand-over waits for a stream that cannot be published to.
+	// blockedWait is how long a pass waits for a stream that cannot be published to.
 	blockedWait = 2 * time.Second
 	// movingWait is how long events wait while the slot is moved. That usually takes milliseconds, but the server first
 	// waits for the standbys in synchronized_standby_slots, and one of them may be down.

@@ -113,7 +113,7 @@ func (r *redis) judge(name string, o outbox.Owner) (*gate, error) {
 	g := r.gates[name]
 	switch {
 	case r.away[name]:
-		return nil, errDown
+		return nil, &outbox.StreamError{Stream: name, Err: errDown}
 	case g == nil, g.owner.Source != o.Source:
 		return nil, outbox.ErrGap
 	case g.owner.Epoch > o.Epoch, g.owner.Epoch == o.Epoch && g.owner.Nonce != o.Nonce:
