@@ -301,8 +301,8 @@ func (l *leadership) sweepWhile(ctx context.Context, right func(st outbox.State)
 }
 
 // drain makes one pass over the table, until another mode is desired. poll is whether polling is. When it returns nil,
-// every event that was visible at its start is settled. A part is not swept any more when its share is, so the pass ends
-// with errBlocked when a stream is blocked.
+// every event that was visible at its start is settled. A part is not swept any more when its share is, so the pass
+// ends with errBlocked when a stream is blocked.
 func (l *leadership) drain(ctx context.Context, poll bool) (outbox.Pass, error) {
 	began := time.Now()
 	return l.pass(ctx, func(st outbox.State) error {

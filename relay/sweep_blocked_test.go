@@ -8,8 +8,8 @@ import (
 	"posthaste/outbox"
 )
 
-// A leader that polls forgets the doubt of the owner before when all transactions from before its adoption have ended. A
-// stream that cannot be published to then does not hold up the others.
+// A leader that polls clears its doubt when all transactions from before its adoption have ended. A stream that cannot
+// be published to then does not delay the others.
 func TestOthersGoOnInASweepBesideABlockedStream(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {

@@ -19,7 +19,8 @@ func campaign(t *testing.T, args ...string) (result, string) {
 	t.Helper()
 	dir := t.TempDir()
 	args = append([]string{
-		"prove", "--seed=1", "--rate=" + scale("300", "100"), "--report=" + dir, "--pg-bin=" + os.Getenv("POSTHASTE_TEST_PG_BIN"),
+		"prove", "--seed=1", "--rate=" + scale("300", "100"), "--report=" + dir,
+		"--pg-bin=" + os.Getenv("POSTHASTE_TEST_PG_BIN"),
 		"--redis-bin=" + os.Getenv("POSTHASTE_TEST_REDIS_BIN"),
 	}, args...)
 	return runToEnd(t, args...), dir
