@@ -41,3 +41,28 @@ func TestOthersGoOnInASweepBesideABlockedStream(t *testing.T) {
 		w.settles(outbox.ModePoll)
 	})
 }
+
+// A toggle waits while one stream does not answer: the adoption that it needs would stop the others.
+func TestAToggleWaitsForABlockedStream(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.start("one")
+		w.event("order", "a")
+		w.event("user", "a")
+		w.settles(outbox.ModeCDC)
+		w.do(func() {
+			w.rd.away["outbox.order"] = true
+			w.pg.state.Desired = outbox.ModePoll
+		})
+		elapse(5 * time.Second)
+		row := w.event("user", "a")
+		elapse(10 * time.Second)
+		w.do(func() {
+			if !w.rd.has("outbox.user", row.ID) {
+				t.Error("the event of the other stream is not published")
+			}
+			w.rd.away["outbox.order"] = false
+		})
+		w.settles(outbox.ModePoll)
+	})
+}

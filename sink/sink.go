@@ -218,7 +218,7 @@ func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) erro
 	for i, stream := range streams {
 		calls[i] = streamCall{stream: stream, args: gateArgs(stream, o)}
 	}
-	return s.verdicts("check", calls, runAll(ctx, s.o.Client, checkScript, calls))
+	return s.verdicts(stepCheck, calls, runAll(ctx, s.o.Client, checkScript, calls))
 }
 
 // Settled implements stream.Sink. It tries every stream and returns the first error.
@@ -264,7 +264,7 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 func notAStream(err error) bool { return err != nil && Class(err) == classWrongType }
 
 // The steps that concern one stream of a node, so that those of other nodes need not wait.
-const stepPublish, stepAdopt = "publish to", "adopt"
+const stepPublish, stepAdopt, stepCheck = "publish to", "adopt", "check"
 
 // failed counts err and adds the step in which it happened and the node of a cluster.
 func (s *Sink) failed(step, stream string, err error) error {
@@ -294,7 +294,7 @@ func (s *Sink) failed(step, stream string, err error) error {
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
 	reply := redis.Error(nil)
 	answered := errors.As(err, &reply)
-	ofNode := cluster && (step == stepPublish || step == stepAdopt) && class != "canceled"
+	ofNode := cluster && (step == stepPublish || step == stepAdopt || step == stepCheck) && class != "canceled"
 	if ofNode || answered && oneStream[class] {
 		return &outbox.StreamError{
 			Stream: stream, Unknown: answered && class == classOther, Lost: !answered, Err: wrapped,

@@ -257,7 +257,15 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 		r.waitReady(t, 503, text, 20*time.Second)
 	}
 	w.listsTheOthers()
+	// A switch waits for the node, and holds up nothing.
+	r.setMode("poll")
+	_, before = settled()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		_, now := settled()
+		return testenv.FailIf(now < before+600, "%d events of others are settled, and were %d", now, before)
+	})
 	must(t, w.cluster.Nodes[0].Start(t.Context()))
+	w.waitMode("poll", 20*time.Second)
 	w.flows(load, 200)
 	w.ended(load)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
