@@ -424,6 +424,9 @@ func (s *peerScene) await(ctx context.Context, n int, most time.Duration, ask fu
 			}
 			return have, took, err
 		}
+		if err := pause.For(ctx, 5*time.Millisecond); err != nil {
+			return have, took, err
+		}
 	}
 }
 
