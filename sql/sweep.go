@@ -22,7 +22,7 @@ import (
 const sweepTimeout = 35 * time.Second
 
 // listRows is how many rows a pass lists at once: about as many as a worker sweeps in a turn, and 20 pages.
-const listRows = 19_980
+const listRows = 20 * 999
 
 // rangeGap is the greatest distance of two numbers of a part that are read as one range: a few times that of a part
 // that has its share of all numbers.
@@ -195,8 +195,8 @@ func (s *Sweep) Page(ctx context.Context, p *outbox.PartPass, limit, bytes int) 
 }
 
 // pageRows returns the first and the last numbers of the ranges that a page reads, and the snapshots that tell which of
-// their rows are of the pass. It costs less to read a few other rows in a range than to look each row up. Rows ahead
-// are of no pass: each is a range of its own.
+// their rows are of the pass. It costs less to read a few other rows in a range than to look each row up. What Ahead
+// lists is of no pass: each row is a range of its own.
 func pageRows(p *outbox.PartPass) []any {
 	var gap int64
 	var seen, settled *string
