@@ -278,14 +278,22 @@ func (l *leadership) watchGates(ctx context.Context) error {
 func anyMode(outbox.State) error { return nil }
 
 // toggled returns a function that ends what depends on the desired mode with errToggled, if another one is desired.
-// poll is whether polling was.
-func toggled(poll bool) func(st outbox.State) error {
+// poll is whether polling was. A toggle waits while some streams do not answer and others do: it needs an adoption,
+// which needs every gate, and until then nothing would be published.
+func (l *leadership) toggled(ctx context.Context, poll bool) func(st outbox.State) error {
 	return func(st outbox.State) error {
-		if (st.Desired == outbox.ModePoll) != poll {
-			return errToggled
+		if (st.Desired == outbox.ModePoll) == poll || l.apart(ctx) {
+			return nil
 		}
-		return nil
+		return errToggled
 	}
+}
+
+// apart reports whether some streams do not answer and others do.
+func (l *leadership) apart(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	return outbox.Alone(l.o.Sink.Check(ctx, l.gates.owner, l.gates.streams()))
 }
 
 // sweepWhile sweeps for as long as that is rightful, until check returns false or an error.
@@ -304,9 +312,9 @@ func (l *leadership) sweepWhile(ctx context.Context, right func(st outbox.State)
 // every event that was visible at its start is settled. A part is not swept any more when its share is, so the pass
 // ends with errBlocked when a stream is blocked.
 func (l *leadership) drain(ctx context.Context, poll bool) (outbox.Pass, error) {
-	began := time.Now()
+	began, toggled := time.Now(), l.toggled(ctx, poll)
 	return l.pass(ctx, func(st outbox.State) error {
-		err := toggled(poll)(st)
+		err := toggled(st)
 		if err == nil && time.Since(began) > blockedWait && l.health.lasting(conditionStreams) {
 			err = errBlocked
 		}

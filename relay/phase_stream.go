@@ -60,23 +60,6 @@ func (l *leadership) guard() func(ctx context.Context, well bool) error {
 		}
 		// This checks the gates also while nothing is published, so that a loss in the sink is noticed before the next
 		// event.
-		return l.rightful(ctx, l.leavable(ctx))
-	}
-}
-
-// leavable is toggled(false), but a toggle waits while some streams do not answer and others do. It needs an adoption,
-// which needs all of them: until then nothing would be published.
-func (l *leadership) leavable(ctx context.Context) func(st outbox.State) error {
-	return func(st outbox.State) error {
-		err := toggled(false)(st)
-		if err == nil {
-			return nil
-		}
-		actx, cancel := context.WithTimeout(ctx, time.Second)
-		defer cancel()
-		if outbox.Alone(l.o.Sink.Check(actx, l.gates.owner, l.gates.streams())) {
-			return nil
-		}
-		return err
+		return l.rightful(ctx, l.toggled(ctx, false))
 	}
 }

@@ -23,12 +23,13 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 	if err != nil {
 		return onOver, err
 	}
+	toggled := l.toggled(ctx, true)
 	for {
 		settled := false // everything committed before the adoption is visible
 		done := false
 		wanted := true // polling, not only for the time being
 		err := l.sweepWhile(ctx, func(st outbox.State) error {
-			wanted = st.Desired == outbox.ModePoll
+			wanted = st.Desired == outbox.ModePoll || wanted && toggled(st) == nil
 			return nil
 		}, func(ctx context.Context) (bool, error) {
 			l.working()
@@ -95,7 +96,7 @@ func (l *leadership) sweep(ctx context.Context) (transition, error) {
 	bo := pause.Backoff{First: time.Second, Most: 5 * time.Second}
 	due := time.Now().Add(l.delay())
 	usable := false
-	err := l.sweepWhile(ctx, toggled(false), func(ctx context.Context) (bool, error) {
+	err := l.sweepWhile(ctx, l.toggled(ctx, false), func(ctx context.Context) (bool, error) {
 		l.working()
 		select {
 		case err := <-answers:

@@ -45,24 +45,35 @@ func TestOthersGoOnInASweepBesideABlockedStream(t *testing.T) {
 // A toggle waits while one stream does not answer: the adoption that it needs would stop the others.
 func TestAToggleWaitsForABlockedStream(t *testing.T) {
 	t.Parallel()
-	inWorld(t, Options{}, func(w *world) {
-		w.start("one")
-		w.event("order", "a")
-		w.event("user", "a")
-		w.settles(outbox.ModeCDC)
-		w.do(func() {
-			w.rd.away["outbox.order"] = true
-			w.pg.state.Desired = outbox.ModePoll
+	for before, after := range map[outbox.Mode]outbox.Mode{
+		outbox.ModeCDC: outbox.ModePoll, outbox.ModePoll: outbox.ModeAuto,
+	} {
+		t.Run("from "+string(before), func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, Options{}, func(w *world) {
+				w.pg.state.Desired = before
+				w.start("one")
+				w.event("order", "a")
+				w.event("user", "a")
+				w.settles(before)
+				w.do(func() {
+					w.rd.away["outbox.order"] = true
+					w.pg.state.Desired = after
+				})
+				elapse(5 * time.Second)
+				row := w.event("user", "a")
+				elapse(10 * time.Second)
+				w.do(func() {
+					if !w.rd.has("outbox.user", row.ID) {
+						t.Error("the event of the other stream is not published")
+					}
+					w.rd.away["outbox.order"] = false
+				})
+				if after == outbox.ModeAuto {
+					after = outbox.ModeCDC
+				}
+				w.settles(after)
+			})
 		})
-		elapse(5 * time.Second)
-		row := w.event("user", "a")
-		elapse(10 * time.Second)
-		w.do(func() {
-			if !w.rd.has("outbox.user", row.ID) {
-				t.Error("the event of the other stream is not published")
-			}
-			w.rd.away["outbox.order"] = false
-		})
-		w.settles(outbox.ModePoll)
-	})
+	}
 }

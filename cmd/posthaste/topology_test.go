@@ -295,7 +295,14 @@ func TestOthersFlowInASweepWhileANodeIsDown(t *testing.T) {
 	})
 	r.waitReady(t, 503, "outbox."+w.types[0]+" is blocked", 20*time.Second)
 	r.waitReady(t, 503, w.cluster.Nodes[0].Addr(), 20*time.Second)
+	r.setMode("auto") // which waits for the node
+	before = others()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		now := others()
+		return testenv.FailIf(now < before+600, "%d events of others are published, and were %d", now, before)
+	})
 	must(t, w.cluster.Nodes[0].Start(t.Context()))
+	w.waitMode("cdc", 20*time.Second)
 	w.flows(load, 200)
 	w.ended(load)
 	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
