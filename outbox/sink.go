@@ -97,6 +97,8 @@ type StreamState struct {
 	Now time.Time
 	// Missing is by how much the gate's count of events is lower than this process's.
 	Missing int64
+	// Err is a *StreamError if the stream cannot be looked at; the rest is unknown then.
+	Err error
 }
 
 // Intact reports whether gate and stream are consistent: the gate knows which unsettled events are in the stream.

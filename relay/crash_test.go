@@ -119,6 +119,42 @@ var scenarios = map[string]scenario{
 			})
 		}
 	}},
+	// Leaders adopt while the server of one stream is down, and publish to the others. It returns as it was, or has lost
+	// what came last, all but the gate, or everything; or the others have lost something in the meantime.
+	"absent": {standby: true, story: func(w *world) {
+		for round := range 5 {
+			var old *redis
+			w.do(func() { old = w.rd.copy() })
+			w.event("order", "p")
+			elapse(900 * time.Millisecond)
+			w.do(func() {
+				w.rd.away["outbox.order"] = true
+				w.pg.state.Desired = []outbox.Mode{outbox.ModePoll, outbox.ModeAuto}[round%2]
+			})
+			tx := w.begin()
+			tx.insert("user", "q", "done")
+			tx.insert("order", "p", "done")
+			tx.commitNow()
+			elapse(4 * time.Second)
+			if round == 4 {
+				w.do(func() { w.rd.flush(); w.rd.restart() })
+			}
+			w.event("user", "q")
+			elapse(time.Second)
+			w.do(func() {
+				w.rd.away["outbox.order"] = false
+				switch round {
+				case 1:
+					w.rd.revert("outbox.order", old)
+				case 2:
+					w.rd.drop("outbox.order")
+				case 3:
+					w.rd.revert("outbox.order", &redis{})
+				}
+			})
+		}
+		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+	}},
 	// Another database shares the streams, and is the first to publish after a loss, or not.
 	"shared": {standby: true, story: func(w *world) {
 		beside := func(times int) {

@@ -42,7 +42,7 @@ func (r *Relay) assist(ctx context.Context, locks outbox.LockSession) error {
 func (r *Relay) sweepAlong(ctx context.Context, locks outbox.LockSession, st outbox.State) error {
 	// A follower publishes only to the server that the leader has adopted. Another server may lack events, and only an
 	// adoption by the leader finds out which.
-	server, err := r.o.Sink.Bind(ctx)
+	server, err := r.o.Sink.Bind(ctx, false)
 	defer r.o.Sink.Release()
 	var twin *outbox.Sign // of a copy's table the original's relay is the leader until the copy's has adopted
 	if err == nil {
@@ -54,7 +54,7 @@ func (r *Relay) sweepAlong(ctx context.Context, locks outbox.LockSession, st out
 	}
 	r.activity.own(st.Owner)
 	r.activity.enter(phasePoll, outbox.ReasonToggle)
-	g := newGates(st.Owner, st.Layout, r.o.Sink, r.o.Store)
+	g := newGates(st.Owner, st.Layout, r.o.Sink, r.o.Store, nil)
 	err = r.sweeps.while(ctx, g, func(ctx context.Context) (bool, error) {
 		now, err := r.activity.state(ctx)
 		if err != nil {

@@ -19,6 +19,9 @@ type gates struct {
 	sink   stream.Gates
 	store  KnownStreams
 
+	// away are the streams that the adoption left out, with the reasons. It never changes.
+	away map[string]error
+
 	mu      sync.RWMutex
 	adopted map[string]string // by name, the base of each
 	// taken are the streams that would have the name of another type's.
@@ -27,9 +30,10 @@ type gates struct {
 	fresh func(ctx context.Context) error
 }
 
-func newGates(o outbox.Owner, layout outbox.Layout, sink stream.Gates, store KnownStreams) *gates {
+func newGates(o outbox.Owner, layout outbox.Layout, sink stream.Gates, store KnownStreams, away map[string]error,
+) *gates {
 	return &gates{
-		owner: o, layout: layout, sink: sink, store: store, adopted: map[string]string{},
+		owner: o, layout: layout, sink: sink, store: store, away: away, adopted: map[string]string{},
 		taken: map[string]*outbox.TakenError{},
 	}
 }
@@ -49,11 +53,24 @@ func (g *gates) ready(s outbox.Stream) {
 	g.adopted[s.Name] = s.Base
 }
 
+// back returns ErrGap if a stream that the adoption left out answers: before anything is published there, another
+// adoption must find out what it has lost.
+func (g *gates) back(ctx context.Context, stream string) error {
+	err := g.sink.Adopt(ctx, stream, g.owner, true)
+	if err == nil {
+		err = fmt.Errorf("stream %q answers again: %w", stream, outbox.ErrGap)
+	}
+	return err
+}
+
 // Ensure prepares the stream for its first publish under this owner. It commits the stream's row before it raises the
 // gate, so that a later adoption cannot overlook the stream. For a stream of another type it returns a
 // *outbox.TakenError. If a gate was raised before and no longer exists, Ensure returns ErrGap: a follower must not
 // recreate it.
 func (g *gates) Ensure(ctx context.Context, stream string) error {
+	if g.away[stream] != nil {
+		return g.back(ctx, stream)
+	}
 	s := outbox.Stream{Name: stream, Base: outbox.BaseName(stream, g.layout.Shards)}
 	g.mu.RLock()
 	base, ok := g.adopted[stream]

@@ -260,7 +260,7 @@ func (l *leadership) rightful(ctx context.Context, right func(st outbox.State) e
 	return l.watchGates(ctx)
 }
 
-// watchGates checks the gates about once a second.
+// watchGates checks the gates about once a second, also those that the adoption left out.
 func (l *leadership) watchGates(ctx context.Context) error {
 	if time.Since(l.watched) < time.Second {
 		return nil
@@ -268,7 +268,14 @@ func (l *leadership) watchGates(ctx context.Context) error {
 	l.watched = time.Now()
 	actx, cancel := context.WithTimeout(ctx, time.Second) // a toggle waits for the answer
 	defer cancel()
-	if err := l.o.Sink.Check(actx, l.gates.owner, l.gates.streams()); displaced(err) {
+	err := l.o.Sink.Check(actx, l.gates.owner, l.gates.streams())
+	for stream := range l.gates.away { // each time in another order: one call may use all the time
+		if actx.Err() != nil || displaced(err) {
+			break
+		}
+		err = l.gates.back(actx, stream)
+	}
+	if displaced(err) {
 		return err
 	}
 	return nil
@@ -278,22 +285,14 @@ func (l *leadership) watchGates(ctx context.Context) error {
 func anyMode(outbox.State) error { return nil }
 
 // toggled returns a function that ends what depends on the desired mode with errToggled, if another one is desired.
-// poll is whether polling was. A toggle waits while some streams do not answer and others do: it needs an adoption,
-// which needs every gate, and until then nothing would be published.
-func (l *leadership) toggled(ctx context.Context, poll bool) func(st outbox.State) error {
+// poll is whether polling was.
+func toggled(poll bool) func(st outbox.State) error {
 	return func(st outbox.State) error {
-		if (st.Desired == outbox.ModePoll) == poll || l.apart(ctx) {
-			return nil
+		if (st.Desired == outbox.ModePoll) != poll {
+			return errToggled
 		}
-		return errToggled
+		return nil
 	}
-}
-
-// apart reports whether some streams do not answer and others do.
-func (l *leadership) apart(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	return outbox.Alone(l.o.Sink.Check(ctx, l.gates.owner, l.gates.streams()))
 }
 
 // sweepWhile sweeps for as long as that is rightful, until check returns false or an error.
@@ -312,7 +311,7 @@ func (l *leadership) sweepWhile(ctx context.Context, right func(st outbox.State)
 // every event that was visible at its start is settled. A part is not swept any more when its share is, so the pass
 // ends with errBlocked when a stream is blocked.
 func (l *leadership) drain(ctx context.Context, poll bool) (outbox.Pass, error) {
-	began, toggled := time.Now(), l.toggled(ctx, poll)
+	began, toggled := time.Now(), toggled(poll)
 	return l.pass(ctx, func(st outbox.State) error {
 		err := toggled(st)
 		if err == nil && time.Since(began) > blockedWait && l.health.lasting(conditionStreams) {

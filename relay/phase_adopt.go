@@ -5,7 +5,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -15,7 +17,8 @@ import (
 )
 
 // adopt takes the pipe lock that the desired mode needs, raises the epoch and then every gate. It does not read the
-// table before that is complete.
+// table before that is complete. A stream that does not answer is left out after a while, if others do: its events wait
+// until it answers, and then another adoption examines all streams.
 func (l *leadership) adopt(ctx context.Context) (transition, error) {
 	st, err := l.activity.state(ctx)
 	if err != nil {
@@ -40,7 +43,7 @@ func (l *leadership) adopt(ctx context.Context) (transition, error) {
 	if err := l.sweeps.Refresh(ctx); err != nil {
 		return onOver, err
 	}
-	if l.wantedLayout() != l.gates.layout {
+	if l.wantedLayout() != l.gates.layout && len(l.gates.away) == 0 {
 		return onWantLayout, nil
 	}
 	l.health.clear(conditionLayout) // it may be that only the answer of a change was lost
@@ -96,21 +99,25 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	if l.gates == nil {
 		l.activity.own(st.Owner) // under which the slot is kept until then: Redis may be gone for long
 	}
+	a := &absent{never: l.o.Spread != nil, since: time.Now(), why: map[string]error{}}
 	for {
-		a := outbox.Adoption{
+		next := outbox.Adoption{
 			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()},
 			Holder: l.o.Holder, WentBack: wentBack,
 		}
-		f, err := l.bind(ctx, st)
+		f, err := l.bind(ctx, st, a)
 		if err != nil {
 			return err
 		}
-		a.Sink, a.Suspects, a.Delivered = f.server, f.suspects, f.delivered
+		next.Sink, next.Suspects, next.Delivered = f.server, f.suspects, f.delivered
+		if len(a.why) > 0 {
+			next.Sink = "" // so the next adoption suspects every stream
+		}
 		if f.beyond > 0 { // noted with this adoption: who is killed behind it has not seen it for nothing
 			epoch = max(epoch, f.beyond+1)
-			a.To.Epoch, a.WentBack = epoch, true
+			next.To.Epoch, next.WentBack = epoch, true
 		}
-		ok, err := l.o.Store.Adopt(ctx, a)
+		ok, err := l.o.Store.Adopt(ctx, next)
 		if err != nil {
 			return err
 		}
@@ -118,22 +125,25 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return outbox.ErrSuperseded
 		}
 		l.reconciler.uncounted.Store(true)
-		l.owner = a.To
+		l.owner = next.To
 		// The owner before may have changed the layout until the adoption.
 		err = l.persist(ctx, func() (err error) { st, err = l.check(ctx); return err }, superseded, func(error) {})
 		if err != nil {
 			return err
 		}
-		l.gates = newGates(a.To, st.Layout, l.o.Sink, l.o.Store)
-		l.activity.own(a.To)
-		if err = l.raiseGates(ctx, f.intact); err == nil {
+		l.gates = newGates(next.To, st.Layout, l.o.Sink, l.o.Store, maps.Clone(a.why))
+		l.activity.own(next.To)
+		if err = l.raiseGates(ctx, f.intact, a); err == nil {
 			err = l.awaitLayout(ctx)
 		}
 		if err == nil {
-			err = l.repair(ctx)
+			err = l.repair(ctx, a)
+		}
+		if err == nil && len(a.why) > 0 {
+			l.health.degrade(conditionAdopt, a.text())
 		}
 		var fenced *outbox.FencedError
-		if !errors.As(err, &fenced) && !errors.Is(err, outbox.ErrGap) {
+		if !errors.As(err, &fenced) && !errors.Is(err, outbox.ErrGap) && !outbox.Alone(err) {
 			return err
 		}
 		if st, err = l.check(ctx); err != nil {
@@ -149,13 +159,16 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 }
 
 // repair makes the streams whole. Only then the losses can be counted that it cannot restore.
-func (l *leadership) repair(ctx context.Context) error {
+func (l *leadership) repair(ctx context.Context, a *absent) error {
 	err := l.persist(ctx, func() error {
-		return l.reconciler.run(ctx, l.owner, func(ctx context.Context) error {
+		return l.reconciler.run(ctx, l.owner, l.gates.away, func(ctx context.Context) error {
 			_, err := l.check(ctx)
 			return err
 		})
-	}, func(err error) bool { return finished(err) || superseded(err) }, func(err error) {
+	}, func(err error) bool {
+		of := (*outbox.StreamError)(nil)
+		return finished(err) || superseded(err) || errors.As(err, &of) && l.leave(a, map[string]error{of.Stream: err})
+	}, func(err error) {
 		if l.health.fail(conditionRestore, err.Error()) {
 			l.log.Warn("cannot reconcile the streams with the outbox; retrying", "err", err)
 		}
@@ -163,8 +176,9 @@ func (l *leadership) repair(ctx context.Context) error {
 	l.reconciler.uncounted.Store(true)
 	if err == nil {
 		l.health.clear(conditionRestore)
-		o := l.owner
-		l.housekeeper.whole.Store(&o)
+		if o := l.owner; len(l.gates.away) == 0 {
+			l.housekeeper.whole.Store(&o)
+		}
 	}
 	return err
 }
@@ -183,11 +197,40 @@ type found struct {
 	beyond int64
 }
 
+// absent are the streams that an adoption leaves out, because they do not answer, or refuse it, and others do not.
+type absent struct {
+	// never is set for a change of the layout, which needs all streams.
+	never bool
+	// since is when the adoption began, known how many streams there are.
+	since time.Time
+	known int
+	why   map[string]error
+}
+
+// late reports whether the others have waited long enough.
+func (a *absent) late() bool { return !a.never && time.Since(a.since) > blockedWait }
+
+func (a *absent) text() string {
+	names := slices.Sorted(maps.Keys(a.why))
+	return fmt.Sprintf("nothing is published to %s until it can be adopted: %v", strings.Join(names, ", "),
+		a.why[names[0]])
+}
+
+// leave leaves out streams, and reports whether it does: if others remain, and have waited long enough.
+func (l *leadership) leave(a *absent, why map[string]error) bool {
+	if len(why) == 0 || !a.late() || len(a.why)+len(why) >= a.known {
+		return false
+	}
+	maps.Copy(a.why, why)
+	l.log.Warn("some streams cannot be adopted; going on without them", "why", a.text())
+	return true
+}
+
 // bind chooses the server to publish to. It checks whether the server is the one of the last adoption and has the
 // events that were published there. It retries temporary failures.
-func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err error) {
+func (l *leadership) bind(ctx context.Context, st outbox.State, a *absent) (f found, err error) {
 	var seen twin
-	err = l.persist(ctx, func() (err error) { f, err = l.tryBind(ctx, st, &seen); return err }, never,
+	err = l.persist(ctx, func() (err error) { f, err = l.tryBind(ctx, st, &seen, a); return err }, never,
 		func(err error) { l.refused(ctx, err) })
 	return f, err
 }
@@ -215,14 +258,15 @@ func (l *leadership) refused(ctx context.Context, err error) {
 	}
 }
 
-func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (f found, err error) {
+func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin, a *absent) (f found, err error) {
 	list, err := l.o.Store.Streams(ctx)
 	if err != nil {
 		return f, err
 	}
-	streams := outbox.StreamNames(list)
+	a.known = len(list)
+	streams := slices.DeleteFunc(outbox.StreamNames(list), func(s string) bool { return a.why[s] != nil })
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
-	f.server, err = l.o.Sink.Bind(actx)
+	f.server, err = l.o.Sink.Bind(actx, a.late())
 	cancel()
 	if err == nil {
 		err = l.alone(ctx, st, seen)
@@ -235,6 +279,17 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (
 		return f, err
 	}
 	states, err := l.o.Sink.Look(ctx, st.Owner.Source, streams, noted) // for as long as there is something to read
+	if outbox.Alone(err) {
+		away := map[string]error{}
+		states = slices.DeleteFunc(states, func(s outbox.StreamState) bool {
+			away[s.Stream] = s.Err
+			return s.Err != nil
+		})
+		maps.DeleteFunc(away, func(_ string, err error) bool { return err == nil })
+		if l.leave(a, away) {
+			err = nil
+		}
+	}
 	if err != nil {
 		return f, err
 	}
@@ -292,9 +347,11 @@ func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, sta
 	return nil
 }
 
-// raiseGates raises the gate of every known stream and retries temporary failures.
-func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) error {
-	err := l.persist(ctx, func() error { return l.tryGates(ctx, intact) }, displaced,
+// raiseGates raises the gate of every known stream that is not absent and retries temporary failures.
+func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool, a *absent) error {
+	var away map[string]error
+	err := l.persist(ctx, func() (err error) { away, err = l.tryGates(ctx, intact); return err },
+		func(err error) bool { return displaced(err) || l.leave(a, away) },
 		func(err error) { l.refused(ctx, err) })
 	if err == nil {
 		l.health.clear(conditionAdopt)
@@ -304,21 +361,34 @@ func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) err
 	return err
 }
 
-func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) error {
+// tryGates returns, with an error, the streams that fail although others may not. It ends at the first without a reply:
+// binding again shows which servers answer.
+func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) (away map[string]error, err error) {
 	streams, err := l.o.Store.Streams(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	streams = slices.DeleteFunc(streams, func(s outbox.Stream) bool { return l.gates.away[s.Name] != nil })
+	away = map[string]error{}
 	for _, s := range streams {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		err := l.gates.adopt(actx, s, intact[s.Name])
 		cancel()
-		if err != nil {
-			return err
+		if err != nil && !outbox.Alone(err) {
+			return nil, err
 		}
-		l.gates.ready(s)
+		if err == nil {
+			l.gates.ready(s)
+			continue
+		}
+		if away[s.Name] = err; outbox.Lost(err) {
+			break
+		}
 	}
-	return l.o.Store.Gated(ctx, outbox.StreamNames(streams))
+	for _, err := range away {
+		return away, err
+	}
+	return nil, l.o.Store.Gated(ctx, outbox.StreamNames(streams))
 }
 
 func newNonce() outbox.Nonce {

@@ -88,7 +88,7 @@ func (l *leadership) beside(ctx context.Context, fn func(ctx context.Context) er
 	}
 	var err error
 	answered := false
-	over := l.sweepWhile(ctx, l.toggled(ctx, false), func(context.Context) (bool, error) {
+	over := l.sweepWhile(ctx, toggled(false), func(context.Context) (bool, error) {
 		select {
 		case err = <-answer:
 			answered = true
@@ -129,7 +129,7 @@ func (l *leadership) waitVisible(ctx context.Context, xid uint64) (bool, error) 
 	}
 	// Events do not wait for it.
 	deadline := time.Now().Add(visibleWait)
-	err = l.sweepWhile(ctx, l.toggled(ctx, false), func(ctx context.Context) (bool, error) {
+	err = l.sweepWhile(ctx, toggled(false), func(ctx context.Context) (bool, error) {
 		visible, err = l.o.Store.VisibleBelow(ctx, xid)
 		return !visible && time.Now().Before(deadline), err
 	})

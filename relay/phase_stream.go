@@ -60,6 +60,6 @@ func (l *leadership) guard() func(ctx context.Context, well bool) error {
 		}
 		// This checks the gates also while nothing is published, so that a loss in the sink is noticed before the next
 		// event.
-		return l.rightful(ctx, l.toggled(ctx, false))
+		return l.rightful(ctx, toggled(false))
 	}
 }

@@ -23,7 +23,7 @@ func (l *leadership) poll(ctx context.Context) (transition, error) {
 	if err != nil {
 		return onOver, err
 	}
-	toggled := l.toggled(ctx, true)
+	toggled := toggled(true)
 	for {
 		settled := false // everything committed before the adoption is visible
 		done := false
@@ -96,7 +96,7 @@ func (l *leadership) sweep(ctx context.Context) (transition, error) {
 	bo := pause.Backoff{First: time.Second, Most: 5 * time.Second}
 	due := time.Now().Add(l.delay())
 	usable := false
-	err := l.sweepWhile(ctx, l.toggled(ctx, false), func(ctx context.Context) (bool, error) {
+	err := l.sweepWhile(ctx, toggled(false), func(ctx context.Context) (bool, error) {
 		l.working()
 		select {
 		case err := <-answers:

@@ -35,13 +35,18 @@ type reconciler struct {
 // RestoreAll is Options.Restore without a bound.
 const RestoreAll = time.Duration(math.MaxInt64)
 
-// run makes all pending repairs. It calls owned about once a second.
-func (r *reconciler) run(ctx context.Context, o outbox.Owner, owned func(ctx context.Context) error) error {
+// run makes all pending repairs, except of the streams in away. It calls owned about once a second.
+func (r *reconciler) run(ctx context.Context, o outbox.Owner, away map[string]error,
+	owned func(ctx context.Context) error,
+) error {
 	list, err := r.o.Store.Repairs(ctx, r.o.Restore)
 	if err != nil {
 		return err
 	}
 	for _, job := range list {
+		if away[job.Stream] != nil {
+			continue
+		}
 		lane := outbox.Lane{Part: outbox.RestoreLane, Nonce: o.Nonce}
 		c := &comparison{
 			reconciler: r, owner: o, owned: owned, job: job, lane: lane, checked: time.Now(),

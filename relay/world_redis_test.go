@@ -192,7 +192,7 @@ func (r *redis) adopt(name string, o outbox.Owner) (n int64, err error) {
 	g := r.gates[name]
 	switch {
 	case r.away[name]:
-		return 0, errDown
+		return 0, &outbox.StreamError{Stream: name, Err: errDown}
 	case g == nil:
 		g = &gate{}
 	case r.foreign(name, o.Source) != nil:
@@ -581,6 +581,22 @@ func (r *redis) back(old *redis) {
 	}
 	r.streams, r.gates, r.neighbours = old.streams, old.gates, old.neighbours
 	r.restart()
+}
+
+// revert restores one stream and its gate from a dump.
+func (r *redis) revert(name string, old *redis) {
+	if s := r.streams[name]; s != nil {
+		kept := 0
+		if o := old.streams[name]; o != nil {
+			kept = len(o.entries)
+		}
+		r.loses(s.entries[min(kept, len(s.entries)):])
+	}
+	delete(r.streams, name)
+	delete(r.gates, name)
+	if s, g := old.streams[name], old.gates[name]; s != nil && g != nil {
+		r.streams[name], r.gates[name] = s, g
+	}
 }
 
 // last is the last entry of ours that is there, as far as is known, "" without one; and whether it is one that the gate

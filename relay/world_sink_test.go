@@ -61,7 +61,7 @@ func marked(marks []outbox.Mark) (streams []string) {
 	return streams
 }
 
-func (s memSink) Bind(ctx context.Context) (string, error) {
+func (s memSink) Bind(ctx context.Context, _ bool) (string, error) {
 	s.i.w.do(func() { s.i.anyone = true })
 	return sinkCall(ctx, s.i, "Sink.Bind", func(r *redis) (string, error) {
 		s.i.anyone, s.i.bound = false, r.server()
@@ -84,11 +84,13 @@ func (s memSink) Release() { s.i.w.do(func() { s.i.anyone = true }) }
 func (s memSink) Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) (
 	[]outbox.StreamState, error,
 ) {
-	return sinkCall(ctx, s.i, "Sink.Look", func(r *redis) ([]outbox.StreamState, error) {
+	return sinkCall(ctx, s.i, "Sink.Look", func(r *redis) (_ []outbox.StreamState, alone error) {
 		out := make([]outbox.StreamState, len(streams))
 		for n, name := range streams {
 			if r.away[name] {
-				return nil, errDown
+				alone = &outbox.StreamError{Stream: name, Err: errDown}
+				out[n] = outbox.StreamState{Stream: name, Err: alone}
+				continue
 			}
 			st := outbox.StreamState{Stream: name, Forgot: r.forgot(name), Now: time.Now(), Missing: s.i.let[name]}
 			if g := r.gates[name]; g != nil {
@@ -104,14 +106,14 @@ func (s memSink) Look(ctx context.Context, source uuid.UUID, streams []string, n
 			}
 			out[n] = st
 		}
-		return out, nil
+		return out, alone
 	})
 }
 
 func (s memSink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry, error) {
 	return sinkCall(ctx, s.i, "Sink.Tail", func(r *redis) (tail []outbox.Entry, err error) {
 		if r.away[stream] {
-			return nil, errDown
+			return nil, &outbox.StreamError{Stream: stream, Err: errDown}
 		}
 		if st := r.streams[stream]; st != nil {
 			for _, e := range st.entries {
@@ -145,7 +147,8 @@ func (s memSink) Missed(int) {}
 
 func (s memSink) Adopt(ctx context.Context, stream string, o outbox.Owner, intact bool) error {
 	n, err := sinkCall(ctx, s.i, "Sink.Adopt", func(r *redis) (int64, error) {
-		if intact && (r.gates[stream] == nil || r.forgot(stream) || r.gates[stream].n < s.i.let[stream]) {
+		g := r.gates[stream]
+		if intact && !r.away[stream] && (g == nil || r.forgot(stream) || g.n < s.i.let[stream]) {
 			return 0, outbox.ErrGap
 		}
 		return r.adopt(stream, o)

@@ -1,6 +1,7 @@
 package sink
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -65,7 +66,7 @@ type member struct {
 	// bound is the process that was met; zero if it is unknown.
 	bound instance
 	met   bool
-	// first is set if the first process that answers is met.
+	// first is set if the first process that answers will be met.
 	first bool
 }
 
@@ -112,8 +113,9 @@ func (m *member) onConnect(ctx context.Context, cn *redis.Conn) error {
 	return m.meet(id)
 }
 
-// meet binds the first process if first is set, and refuses a process other than the bound one. At an address without a
-// bound process it accepts the connection, because commands about the cluster are allowed; allowed refuses the others.
+// meet binds the first process if first is set, and refuses a process other than the bound one. At another address
+// without a bound process it accepts the connection, because commands about the cluster are allowed; allowed refuses
+// the others.
 func (m *member) meet(p instance) error {
 	m.server.mu.Lock()
 	defer m.server.mu.Unlock()
@@ -141,10 +143,10 @@ func (s *Server) nameOf(p instance) string {
 	return p.String()
 }
 
-// allowed refuses commands to a node that was not met, except the harmless ones.
+// allowed refuses commands to a node that was not met and will not be, except the harmless ones.
 func (m *member) allowed(cmds ...redis.Cmder) error {
 	m.server.mu.Lock()
-	refuse := !m.server.any && !m.met
+	refuse := !m.server.any && !m.met && !m.first
 	m.server.mu.Unlock()
 	if refuse && slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return !harmless[c.Name()] }) {
 		return errOther
@@ -292,15 +294,15 @@ func (s *Server) at(addr string) *member {
 }
 
 // Bind implements stream.Sink.
-func (s *Sink) Bind(ctx context.Context) (string, error) {
-	name, err := s.bind(ctx)
+func (s *Sink) Bind(ctx context.Context, some bool) (string, error) {
+	name, err := s.bind(ctx, some)
 	s.moved.Store(false)
 	return name, s.failed("identify", "", err)
 }
 
-func (s *Sink) bind(ctx context.Context) (string, error) {
+func (s *Sink) bind(ctx context.Context, some bool) (string, error) {
 	if many, ok := s.o.Client.(*redis.ClusterClient); ok {
-		return s.bindAll(ctx, many)
+		return s.bindAll(ctx, many, some)
 	}
 	server := s.o.Server
 	if server == nil {
@@ -388,18 +390,21 @@ func identifyAnew(ctx context.Context, c *redis.Client) (instance, error) {
 	return identify(ctx, c)
 }
 
-// bindAll meets all current masters of a cluster.
-func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient) (string, error) {
+// bindAll meets all current masters of a cluster. With some, those that do not answer are met when they do.
+func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient, some bool) (string, error) {
 	server := s.o.Server
 	if server != nil {
 		server.mu.Lock()
 		server.any, server.masters = false, nil
 		for _, m := range server.many {
-			m.bound, m.met = instance{}, false
+			m.bound, m.met, m.first = instance{}, false, false
 		}
 		server.mu.Unlock()
 	}
-	found, err := masters(ctx, many)
+	found, silent, err := masters(ctx, many)
+	if some && len(found) > 0 && len(silent) > 0 {
+		err = nil
+	}
 	if err != nil {
 		return "", err
 	}
@@ -414,6 +419,9 @@ func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient) (string, 
 	for addr, p := range found {
 		m := server.at(addr)
 		m.bound, m.met = p, true
+	}
+	for _, addr := range silent {
+		server.at(addr).first = true
 	}
 	server.masters = addrs
 	return name, nil
@@ -433,30 +441,41 @@ func nameOf(found map[string]instance, name func(p instance) string) string {
 	return "cluster/" + hex.EncodeToString(sum[:20])
 }
 
-// masters identifies all masters with slots, by address. With an error it returns those that have answered.
-func masters(ctx context.Context, many *redis.ClusterClient) (map[string]instance, error) {
+// masters identifies all masters with slots, by address. With an error it returns those that have answered, and the
+// silent ones if that is the only reason.
+func masters(ctx context.Context, many *redis.ClusterClient) (found map[string]instance, silent []string, err error) {
 	var mu sync.Mutex
-	found := map[string]instance{}
-	err := many.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+	found = map[string]instance{}
+	unlike := false
+	err = many.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+		addr := c.Options().Addr
 		ctx, cancel := half(ctx)
 		defer cancel()
 		p, err := identify(ctx, c)
 		if err == nil && p.replica {
 			err = errors.New("it is a replica")
 		}
-		if err != nil {
-			return redisurl.Node{Addr: c.Options().Addr}.Named(err)
-		}
 		mu.Lock()
 		defer mu.Unlock()
-		found[c.Options().Addr] = p
-		return nil
+		if err == nil {
+			found[addr] = p
+			return nil
+		}
+		silent = append(silent, addr)
+		unlike = unlike || !silence[Class(err)]
+		return redisurl.Node{Addr: addr}.Named(err)
 	})
 	if err == nil && len(found) == 0 {
 		err = errors.New("the cluster has no masters")
 	}
-	return found, err
+	if unlike {
+		silent = nil
+	}
+	return found, silent, err
 }
+
+// silence are the classes of errors of a process that does not answer.
+var silence = map[string]bool{"connection": true, "timeout": true}
 
 // spares returns the masters without slots that can be listed and answer. They may get slots, and then calls are
 // redirected to them. Any other is met when it has a slot.
@@ -531,7 +550,7 @@ func (s *Sink) stays(ctx context.Context) error {
 		}
 		return err
 	}
-	found, err := masters(ctx, many)
+	found, _, err := masters(ctx, many)
 	for addr, p := range found { // a node without an answer does not affect the others
 		if server.member(addr).meet(p) != nil {
 			s.moved.Store(true)
@@ -561,6 +580,7 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 	cmds := runAll(pctx, s.o.Client, lookScript, calls)
 	cancel()
 	out := make([]outbox.StreamState, len(streams))
+	var alone error
 	for i, stream := range streams {
 		reply, err := cmds[i].Slice()
 		switch {
@@ -570,8 +590,13 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 		case len(reply) != 8:
 			err = fmt.Errorf("unexpected reply to the look script")
 		}
+		if err = s.failed(stepLook, stream, err); outbox.Alone(err) {
+			out[i] = outbox.StreamState{Stream: stream, Err: err}
+			alone = cmp.Or(alone, err)
+			continue
+		}
 		if err != nil {
-			return nil, s.failed("look at", stream, err)
+			return nil, err
 		}
 		out[i] = outbox.StreamState{
 			Stream: stream, Gate: number(reply, 0) == 1, Now: time.UnixMilli(number(reply, 2)), Last: text(reply, 3),
@@ -588,28 +613,65 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 			}
 		}
 	}
-	return out, nil
+	return out, alone
 }
 
-// Alive implements stream.Sink. A relay without the right to the key counts as the only one.
+// Alive implements stream.Sink. It signs on every master of a cluster, because any of them may be down when another
+// leader looks, except on those that were silent when the sink was bound. A relay without the right to the key counts
+// as the only one.
 func (s *Sink) Alive(ctx context.Context, source uuid.UUID, m outbox.Member, before *outbox.Sign) (
-	*outbox.Sign, error,
+	other *outbox.Sign, err error,
 ) {
-	seen := ""
+	args := []any{
+		m.ID, m.Server, m.Holder, outbox.SignLasts.Milliseconds(), outbox.TwinLasts.Milliseconds(), "",
+		uuid.NewString(),
+	}
 	if before != nil {
-		seen = before.Text
+		args[5] = before.Text
 	}
-	reply, err := run(ctx, s.o.Client, aliveScript, []any{
-		1, "{posthaste:" + source.String() + "}:alive", m.ID, m.Server, m.Holder, outbox.SignLasts.Milliseconds(),
-		outbox.TwinLasts.Milliseconds(), seen,
+	var mu sync.Mutex
+	signed := false
+	err = s.each(ctx, func(ctx context.Context, c *redis.Client) error {
+		if s.silent(c) {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, signTimeout)
+		defer cancel()
+		key := s.keyOn(ctx, c, "posthaste:"+source.String(), "alive")
+		reply, err := run(ctx, c, aliveScript, append([]any{1, key}, args...))
+		mu.Lock()
+		defer mu.Unlock()
+		switch _, moved := redis.IsMovedError(err); {
+		case moved: // the node has too few slots, or the slot has just moved
+			return nil
+		case len(reply) > 0:
+			who := outbox.Member{ID: text(reply, 0), Server: text(reply, 1), Holder: text(reply, 2)}
+			other = &outbox.Sign{Member: who, Text: text(reply, 3)}
+		case err == nil || Class(err) == "noperm":
+			signed, err = true, nil
+		}
+		return err
 	})
-	if err != nil && Class(err) == "noperm" {
-		return nil, nil
+	switch {
+	case other != nil:
+		err = nil
+	case err == nil && !signed:
+		err = errors.New("no node takes the sign of life")
 	}
-	if err != nil || len(reply) == 0 {
-		return nil, s.failed("sign", "", err)
+	return other, s.failed("sign", "", err)
+}
+
+// signTimeout is less than outbox.SignLasts, so that a node that hangs does not keep the sign from being renewed on the
+// others.
+const signTimeout = 2 * time.Second
+
+// silent reports whether the node has not answered when the sink was bound.
+func (s *Sink) silent(c *redis.Client) bool {
+	if s.o.Server == nil {
+		return false
 	}
-	return &outbox.Sign{
-		Member: outbox.Member{ID: text(reply, 0), Server: text(reply, 1), Holder: text(reply, 2)}, Text: text(reply, 3),
-	}, nil
+	m := s.o.Server.member(c.Options().Addr)
+	m.server.mu.Lock()
+	defer m.server.mu.Unlock()
+	return m.first && !m.met
 }

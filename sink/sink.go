@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -175,7 +176,7 @@ func (s *Sink) entries(ctx context.Context, stream, after string, visit func(pag
 			return nil
 		}
 		if err != nil {
-			return s.failed("list", stream, err)
+			return s.failed(stepList, stream, err)
 		}
 		for i := 1; i+1 < len(page); i += 2 {
 			if id, err := uuid.Parse(text(page, i+1)); err == nil {
@@ -263,8 +264,7 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 // refused and reported by the publisher; the housekeeping of the other streams continues.
 func notAStream(err error) bool { return err != nil && Class(err) == classWrongType }
 
-// The steps that concern one stream of a node, so that those of other nodes need not wait.
-const stepPublish, stepAdopt, stepCheck = "publish to", "adopt", "check"
+const stepPublish, stepAdopt, stepCheck, stepLook, stepList = "publish to", "adopt", "check", "look at", "list"
 
 // failed counts err and adds the step in which it happened and the node of a cluster.
 func (s *Sink) failed(step, stream string, err error) error {
@@ -294,7 +294,7 @@ func (s *Sink) failed(step, stream string, err error) error {
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
 	reply := redis.Error(nil)
 	answered := errors.As(err, &reply)
-	ofNode := cluster && (step == stepPublish || step == stepAdopt || step == stepCheck) && class != "canceled"
+	ofNode := cluster && slices.Contains(nodeSteps, step) && class != "canceled"
 	if ofNode || answered && oneStream[class] {
 		return &outbox.StreamError{
 			Stream: stream, Unknown: answered && class == classOther, Lost: !answered, Err: wrapped,
@@ -302,6 +302,9 @@ func (s *Sink) failed(step, stream string, err error) error {
 	}
 	return wrapped
 }
+
+// nodeSteps are the steps that concern one stream, so that those of other nodes need not wait.
+var nodeSteps = []string{stepPublish, stepAdopt, stepCheck, stepLook, stepList}
 
 // oneStream are the classes of replies that concern one stream. No known server refuses all streams with one of them;
 // one that does refuses each separately.

@@ -225,6 +225,36 @@ func TestARelayStartsWhileAStreamTakesNothing(t *testing.T) {
 	r.waitReady(t, http.StatusOK, "", 20*time.Second)
 }
 
+// A relay that starts while one stream cannot be adopted, here because its gate has another type, leaves it out: the
+// others are streamed. When that is mended, it is adopted, and nothing is published twice.
+func TestARelayStartsWhileAStreamCannotBeAdopted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.relayIn("cdc")
+	w.waitIDs("outbox.full", w.insert("full", "a", 1))
+	w.waitSettled(1)
+	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
+	w.waitLen("outbox.order", 300, 60*time.Second)
+	r.kill()
+	gate := "{outbox.full}:gate:" + testenv.Value[string](t, w.db, "SELECT source::text FROM relay_state")
+	must(t, w.redis.Client.Set(t.Context(), gate, "x", 0).Err())
+	r = w.spawn("relay")
+	const adopt = "adopt: nothing is published to outbox.full until it can be adopted: look at stream " +
+		`"outbox.full": GATETYPE`
+	r.waitReady(t, http.StatusOK, adopt, 30*time.Second)
+	w.waitMode("cdc", 30*time.Second)
+	w.waitLen("outbox.order", w.redis.Client.XLen(t.Context(), "outbox.order").Val()+300, 60*time.Second)
+	w.insert("full", "a", 2)
+	r.waitReady(t, http.StatusServiceUnavailable, "streams: publishing to outbox.full is blocked", 20*time.Second)
+	w.waitLen("outbox.order", w.redis.Client.XLen(t.Context(), "outbox.order").Val()+300, 60*time.Second)
+	must(t, w.redis.Client.Del(t.Context(), gate).Err())
+	r.waitReady(t, http.StatusOK, "", 30*time.Second)
+	w.ended(load)
+	if n := len(rawEntries(t, w, "outbox.full")); n != 2 {
+		t.Errorf("%d events of the mended stream are published, want 2", n)
+	}
+}
+
 // A row whose text cannot be represented in UTF-8 is parked and named. The following rows are delivered, in the desired
 // mode.
 func TestTextThatUTF8LacksIsParked(t *testing.T) {

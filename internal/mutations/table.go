@@ -314,7 +314,7 @@ var mutations = []mutation{
 	{
 		safeguard: "gates are raised before the table is read", about: "they are not raised",
 		file:        "relay/phase_adopt.go",
-		old:         "if err = l.raiseGates(ctx, f.intact); err == nil {",
+		old:         "if err = l.raiseGates(ctx, f.intact, a); err == nil {",
 		replacement: "if err == nil {", pkg: "./relay", test: "TestCrashPoints",
 	},
 	{
@@ -331,7 +331,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "streams are repaired before anything newer", about: "they are not",
-		file: "relay/phase_adopt.go", old: `			err = l.repair(ctx)
+		file: "relay/phase_adopt.go", old: `			err = l.repair(ctx, a)
 `,
 		replacement: `			_ = l.repair
 `,

@@ -34,8 +34,9 @@ type Sink interface {
 type Servers interface {
 	// Bind binds the sink to the servers that answer now: one, or those that share the streams. It returns their name,
 	// "" if it is unknown. From then on a call that another or a restarted server would execute is refused with
-	// ErrMoved, because such a server may lack acknowledged events.
-	Bind(ctx context.Context) (server string, err error)
+	// ErrMoved, because such a server may lack acknowledged events. some: of the servers that share the streams, only
+	// some need to answer. Each other one is bound when it does.
+	Bind(ctx context.Context, some bool) (server string, err error)
 	// Release ends the binding, so that any server is accepted. It does no I/O.
 	Release()
 	// Alive is the sign of life of a leader or a candidate. If another process signs for source, and is neither m nor
@@ -49,7 +50,8 @@ type Gates interface {
 	// Look returns the states of streams and of the gates of a source, in the order of streams. It may have to read
 	// long in a stream that others write to. Each call to the server has a timeout, so ctx should only bound Look if
 	// the caller can continue without an answer. noted has, by stream, an entry that the table knows: a stream without
-	// it has lost events, whatever its gate knows. *ForeignError as for Adopt.
+	// it has lost events, whatever its gate knows. With a *StreamError, the states without an Err are valid.
+	// *ForeignError as for Adopt.
 	Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) ([]outbox.StreamState, error)
 	// Missed counts streams that were found to be gone, as ErrGap is counted. It does no I/O.
 	Missed(streams int)

@@ -14,7 +14,7 @@ import (
 
 // Check implements stream.Sink.
 func (s *Sink) Check(ctx context.Context, o outbox.Owner, streams []string) error {
-	return s.each(ctx, "check", streams, func(c *conn, i int) error { return s.check(ctx, c, o, streams[i]) })
+	return gravest(s.each(ctx, "check", streams, func(c *conn, i int) error { return s.check(ctx, c, o, streams[i]) }))
 }
 
 func (s *Sink) check(ctx context.Context, c *conn, o outbox.Owner, stream string) error {
@@ -51,7 +51,7 @@ func byStream(marks []outbox.Mark) (streams []string, of map[string][]outbox.Mar
 // Confirm only verifies these, as far as a client can.
 func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	streams, of := byStream(marks)
-	return s.each(ctx, "confirm", streams, func(c *conn, i int) error {
+	return gravest(s.each(ctx, "confirm", streams, func(c *conn, i int) error {
 		g, err := c.owned(ctx, streams[i], o)
 		if err != nil {
 			return err
@@ -74,7 +74,7 @@ func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark)
 			}
 		}
 		return s.durable(g)
-	})
+	}))
 }
 
 // DurabilityError means that a stream cannot have the durability that is configured.
@@ -109,7 +109,7 @@ func (s *Sink) durable(g *gate) error {
 // Settled implements stream.Sink.
 func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
 	streams, of := byStream(marks)
-	return s.each(ctx, "settle", streams, func(c *conn, i int) error {
+	return gravest(s.each(ctx, "settle", streams, func(c *conn, i int) error {
 		g, err := c.owned(ctx, streams[i], o)
 		for _, m := range of[streams[i]] {
 			if err == nil {
@@ -117,7 +117,7 @@ func (s *Sink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark)
 			}
 		}
 		return err
-	})
+	}))
 }
 
 // settle reports that batches of one lane are settled.

@@ -38,7 +38,7 @@ func (c *conn) consumers(ctx context.Context, name string) (list []js.ConsumerIn
 func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (map[string][]string, error) {
 	var mu sync.Mutex
 	all := map[string][]string{}
-	err := s.each(ctx, "list the groups of", streams, func(c *conn, i int) error {
+	err := gravest(s.each(ctx, "list the groups of", streams, func(c *conn, i int) error {
 		stream := streams[i]
 		if err := s.check(ctx, c, o, stream); err != nil {
 			if metrics.Permanent(err) { // Check reports it as well
@@ -57,7 +57,7 @@ func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (ma
 			all[stream] = groups
 		}
 		return err
-	})
+	}))
 	return all, err
 }
 
@@ -142,10 +142,10 @@ func (s *Sink) observe(ctx context.Context, step string, streams []string, oldes
 		return nil, err
 	}
 	all := make([]observation, len(streams))
-	err := s.each(ctx, step, streams, func(c *conn, i int) error {
+	err := gravest(s.each(ctx, step, streams, func(c *conn, i int) error {
 		all[i] = c.observe(ctx, streams[i], oldest)
 		return all[i].err
-	})
+	}))
 	return all, err
 }
 

@@ -17,14 +17,16 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 	[]outbox.StreamState, error,
 ) {
 	states := make([]outbox.StreamState, len(streams))
-	err := s.each(ctx, "look at", streams, func(c *conn, i int) (err error) {
+	errs, err := s.each(ctx, "look at", streams, func(c *conn, i int) (err error) {
 		states[i], err = s.look(ctx, c, source, streams[i], noted[streams[i]])
 		return err
 	})
-	if err != nil {
-		return nil, err
+	for i, e := range errs {
+		if outbox.Alone(e) {
+			states[i] = outbox.StreamState{Stream: streams[i], Err: e}
+		}
 	}
-	return states, nil
+	return states, gravest(errs, err)
 }
 
 func (s *Sink) look(ctx context.Context, c *conn, source uuid.UUID, stream, noted string) (

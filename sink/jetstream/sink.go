@@ -142,13 +142,28 @@ func (s *Sink) on(ctx context.Context, step, stream string, f func(c *conn) erro
 	return s.failed(c, step, stream, f(c))
 }
 
-// each calls f for streams[i] concurrently and returns the gravest error: one that is permanent, or the first.
-func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c *conn, i int) error) error {
+// gravest returns the error of streams that is gravest, or err. The gravest is one that is permanent, then one that
+// concerns all of them, then the first.
+func gravest(errs []error, err error) error {
+	for _, grave := range []func(error) bool{
+		metrics.Permanent, func(err error) bool { return err != nil && !outbox.Alone(err) },
+	} {
+		if i := slices.IndexFunc(errs, grave); i >= 0 {
+			return errs[i]
+		}
+	}
+	return cmp.Or(append(errs, err)...)
+}
+
+// each calls f for streams[i] concurrently and returns the error of each; err if f was not called.
+func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c *conn, i int) error) (
+	errs []error, err error,
+) {
 	c, err := s.open(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	errs := make([]error, len(streams))
+	errs = make([]error, len(streams))
 	var all sync.WaitGroup
 	slots := make(chan struct{}, parallel)
 	for i, stream := range streams {
@@ -159,10 +174,7 @@ func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c
 		})
 	}
 	all.Wait()
-	if i := slices.IndexFunc(errs, metrics.Permanent); i >= 0 {
-		return errs[i]
-	}
-	return cmp.Or(errs...)
+	return errs, nil
 }
 
 // parallel bounds how many streams are asked at once.

@@ -12,8 +12,11 @@ local r, err = register_of(base)
 if err then return err end
 local foreign = foreign_to(r, source, name, alone)
 if foreign then return foreign end
-local key = r.id and r.id == redis.call('HGET', KEYS[3], 'reg') and KEYS[3]
-local g = key and redis.call('HMGET', key, 'n', 'last', 'owner', 'gone', 'base') or {}
+local g
+g, err = read('HMGET', KEYS[3], 'n', 'last', 'owner', 'gone', 'base', 'reg')
+if err then return err end
+local key = r.id and r.id == g[6] and KEYS[3]
+if not key then g = {} end
 local n, s, t = tonumber(g[1] or '0'), state_of(stream), redis.call('TIME')
 local last, gone = s.last, g[4]
 if lacks(last, gone) then gone = kept(s, r) end

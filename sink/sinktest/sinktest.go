@@ -134,7 +134,7 @@ type fixture struct {
 func (f *fixture) open() stream.Sink {
 	f.Helper()
 	s := f.Open()
-	_, err := s.Bind(f.Context())
+	_, err := s.Bind(f.Context(), false)
 	f.must(err)
 	return s
 }
