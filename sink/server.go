@@ -1,24 +1,19 @@
 package sink
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/redisurl"
-	"posthaste/outbox"
 )
 
 // Server binds a client to the processes of Redis that it has met: one, or the masters of a cluster. A process that was
@@ -565,113 +560,4 @@ func (s *Sink) stays(ctx context.Context) error {
 		s.moved.Store(true)
 	}
 	return nil
-}
-
-// Look implements stream.Sink.
-func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) (
-	[]outbox.StreamState, error,
-) {
-	calls := make([]streamCall, len(streams))
-	for i, stream := range streams {
-		args := append(keys(stream, source), source.String(), s.o.Source, s.alone(), noted[stream])
-		calls[i] = streamCall{stream: stream, args: args}
-	}
-	pctx, cancel := context.WithTimeout(ctx, pageTimeout)
-	cmds := runAll(pctx, s.o.Client, lookScript, calls)
-	cancel()
-	out := make([]outbox.StreamState, len(streams))
-	var alone error
-	for i, stream := range streams {
-		reply, err := cmds[i].Slice()
-		switch {
-		case err != nil:
-		case text(reply, 0) == "FOREIGN":
-			err = s.foreign(stream, reply)
-		case len(reply) != 8:
-			err = fmt.Errorf("unexpected reply to the look script")
-		}
-		if err = s.failed(stepLook, stream, err); outbox.Alone(err) {
-			out[i] = outbox.StreamState{Stream: stream, Err: err}
-			alone = cmp.Or(alone, err)
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		out[i] = outbox.StreamState{
-			Stream: stream, Gate: number(reply, 0) == 1, Now: time.UnixMilli(number(reply, 2)), Last: text(reply, 3),
-			Forgot: number(reply, 4) == 1, Behind: number(reply, 5) == 1, Unknown: number(reply, 7) == 1,
-			Missing: max(s.memory(stream).Load()-number(reply, 1), 0),
-		}
-		raise(s.memory(stream), number(reply, 1)) // the next adoption means this gate, not an older one
-		epoch, nonce, _ := strings.Cut(text(reply, 6), "|")
-		out[i].Epoch, _ = strconv.ParseInt(epoch, 10, 64) // 0 without an owner
-		out[i].Nonce = nonce
-		if number(reply, 5) == unsure && out[i].Gate && !out[i].Forgot {
-			if out[i].Behind, err = s.behind(ctx, stream, out[i].Last); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return out, alone
-}
-
-// Alive implements stream.Sink. It signs on every master of a cluster, because any of them may be down when another
-// leader looks, except on those that were silent when the sink was bound. A relay without the right to the key counts
-// as the only one.
-func (s *Sink) Alive(ctx context.Context, source uuid.UUID, m outbox.Member, before *outbox.Sign) (
-	other *outbox.Sign, err error,
-) {
-	args := []any{
-		m.ID, m.Server, m.Holder, outbox.SignLasts.Milliseconds(), outbox.TwinLasts.Milliseconds(), "",
-		uuid.NewString(),
-	}
-	if before != nil {
-		args[5] = before.Text
-	}
-	var mu sync.Mutex
-	signed := false
-	err = s.each(ctx, func(ctx context.Context, c *redis.Client) error {
-		if s.silent(c) {
-			return nil
-		}
-		ctx, cancel := context.WithTimeout(ctx, signTimeout)
-		defer cancel()
-		key := s.keyOn(ctx, c, "posthaste:"+source.String(), "alive")
-		reply, err := run(ctx, c, aliveScript, append([]any{1, key}, args...))
-		mu.Lock()
-		defer mu.Unlock()
-		switch _, moved := redis.IsMovedError(err); {
-		case moved: // the node has too few slots, or the slot has just moved
-			return nil
-		case len(reply) > 0:
-			who := outbox.Member{ID: text(reply, 0), Server: text(reply, 1), Holder: text(reply, 2)}
-			other = &outbox.Sign{Member: who, Text: text(reply, 3)}
-		case err == nil || Class(err) == "noperm":
-			signed, err = true, nil
-		}
-		return err
-	})
-	switch {
-	case other != nil:
-		err = nil
-	case err == nil && !signed:
-		err = errors.New("no node takes the sign of life")
-	}
-	return other, s.failed("sign", "", err)
-}
-
-// signTimeout is less than outbox.SignLasts, so that a node that hangs does not keep the sign from being renewed on the
-// others.
-const signTimeout = 2 * time.Second
-
-// silent reports whether the node has not answered when the sink was bound.
-func (s *Sink) silent(c *redis.Client) bool {
-	if s.o.Server == nil {
-		return false
-	}
-	m := s.o.Server.member(c.Options().Addr)
-	m.server.mu.Lock()
-	defer m.server.mu.Unlock()
-	return m.first && !m.met
 }
