@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"posthaste/outbox"
 	"posthaste/relay/stream"
@@ -19,8 +20,9 @@ type gates struct {
 	sink   stream.Gates
 	store  KnownStreams
 
-	// away are the streams that the adoption left out, with the reasons. It never changes.
+	// away are the streams that the adoption left out, with the reasons. back does not call the sink before due.
 	away map[string]error
+	due  time.Time
 
 	mu      sync.RWMutex
 	adopted map[string]string // by name, the base of each
@@ -30,10 +32,9 @@ type gates struct {
 	fresh func(ctx context.Context) error
 }
 
-func newGates(o outbox.Owner, layout outbox.Layout, sink stream.Gates, store KnownStreams, away map[string]error,
-) *gates {
+func newGates(o outbox.Owner, layout outbox.Layout, sink stream.Gates, store KnownStreams) *gates {
 	return &gates{
-		owner: o, layout: layout, sink: sink, store: store, away: away, adopted: map[string]string{},
+		owner: o, layout: layout, sink: sink, store: store, adopted: map[string]string{},
 		taken: map[string]*outbox.TakenError{},
 	}
 }
@@ -56,6 +57,9 @@ func (g *gates) ready(s outbox.Stream) {
 // back returns ErrGap if a stream that the adoption left out answers: before anything is published there, another
 // adoption must find out what it has lost.
 func (g *gates) back(ctx context.Context, stream string) error {
+	if time.Now().Before(g.due) {
+		return g.away[stream]
+	}
 	err := g.sink.Adopt(ctx, stream, g.owner, true)
 	if err == nil {
 		err = fmt.Errorf("stream %q answers again: %w", stream, outbox.ErrGap)

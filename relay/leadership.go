@@ -47,6 +47,8 @@ type leadership struct {
 	worked bool
 	// watched is when the gates were last checked.
 	watched time.Time
+	// partial is how long streams are left alone that adoptions leave out again and again.
+	partial pause.Backoff
 }
 
 // run executes the phases of the machine until leadership is lost or ctx ends.

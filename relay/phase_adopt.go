@@ -131,7 +131,8 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 		if err != nil {
 			return err
 		}
-		l.gates = newGates(next.To, st.Layout, l.o.Sink, l.o.Store, maps.Clone(a.why))
+		l.gates = newGates(next.To, st.Layout, l.o.Sink, l.o.Store)
+		l.gates.away, l.gates.due = maps.Clone(a.why), time.Now().Add(l.partial.Next())
 		l.activity.own(next.To)
 		if err = l.raiseGates(ctx, f.intact, a); err == nil {
 			err = l.awaitLayout(ctx)
@@ -139,8 +140,12 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 		if err == nil {
 			err = l.repair(ctx, a)
 		}
-		if err == nil && len(a.why) > 0 {
+		switch {
+		case err != nil:
+		case len(a.why) > 0:
 			l.health.degrade(conditionAdopt, a.text())
+		default:
+			l.partial.Reset()
 		}
 		var fenced *outbox.FencedError
 		if !errors.As(err, &fenced) && !errors.Is(err, outbox.ErrGap) && !outbox.Alone(err) {

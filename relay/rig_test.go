@@ -70,7 +70,7 @@ func bound(ends ...context.CancelCauseFunc) (stop func()) {
 func (r *rig) adopt() {
 	o := outbox.Owner{Source: r.pg.state.Owner.Source, Epoch: r.pg.state.Owner.Epoch + 1, Nonce: newNonce()}
 	r.do(func() { r.pg.adopt(outbox.Adoption{From: o.Epoch - 1, To: o, Holder: "one"}) })
-	r.gates = newGates(o, r.pg.state.Layout, memSink{r.i}, memStore{r.i}, nil)
+	r.gates = newGates(o, r.pg.state.Layout, memSink{r.i}, memStore{r.i})
 }
 
 // from has the parts begin with the mark as it is, and with H.

@@ -1,12 +1,14 @@
 package relay
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 )
 
 // A leader that polls clears its doubt when all transactions from before its adoption have ended. A stream that cannot
@@ -150,6 +152,47 @@ func TestAStreamIsAdoptedWhenItAnswersAgain(t *testing.T) {
 			w.judge()
 		})
 	}
+}
+
+// tailless is a sink that cannot list one stream.
+type tailless struct{ stream.Sink }
+
+func (s tailless) Tail(ctx context.Context, name, after string) ([]outbox.Entry, error) {
+	if name == "outbox.order" {
+		return nil, &outbox.StreamError{Stream: name, Err: errDown}
+	}
+	return s.Sink.Tail(ctx, name, after)
+}
+
+// A stream whose gate can be raised, and that cannot be repaired, does not have the others adopted again and again.
+func TestAStreamThatCannotBeRepairedIsLeftOut(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.start("one")
+		w.event("order", "a")
+		w.event("user", "a")
+		w.settles(outbox.ModeCDC)
+		w.do(func() {
+			w.instances[0].die(true)
+			w.rd.drop("outbox.order")
+		})
+		i := w.instance("two")
+		i.relay.o.Sink = tailless{i.relay.o.Sink}
+		w.launch(i)
+		began := w.pg.state.Owner.Epoch
+		for range 10 {
+			row := w.event("user", "a")
+			elapse(time.Minute)
+			w.do(func() {
+				if !w.rd.has("outbox.user", row.ID) {
+					t.Error("the event of the other stream is not published")
+				}
+			})
+		}
+		if n := w.pg.state.Owner.Epoch - began; n < 10 || n > 60 {
+			t.Errorf("%d adoptions in ten minutes", n)
+		}
+	})
 }
 
 // A stream that does not answer for a moment is not left out.
