@@ -101,8 +101,8 @@ func (s *Sink) observeStream(stream string, reply []any, before map[string]loss,
 			now.excess = max(missed-was.missed, 0)
 		}
 		now.missed = max(missed-now.excess, was.missed)
-		s.m.Group(stream, name, metrics.Group{
-			Pending: g.Pending, Lag: g.Lag, Oldest: g.OldestPending, Idle: g.Idle,
+		s.m.Group(stream, metrics.Group{
+			Name: name, Pending: g.Pending, Lag: g.Lag, Oldest: g.OldestPending, Idle: g.Idle,
 		})
 		s.m.Lost(stream, name, now.missed-was.missed)
 		lost[name] = now

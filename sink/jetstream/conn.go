@@ -2,13 +2,17 @@ package jetstream
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	js "github.com/nats-io/nats.go/jetstream"
 
@@ -24,7 +28,18 @@ type conn struct {
 	server string
 	// ended ends with the connection, so that requests do not wait for a process that has gone.
 	ended context.Context //nolint:containedctx // its end is that of the connection
-	denials
+	// api is what subjects of the API begin with. A server that has the domain replaces it by apiRoot, and then checks
+	// the rights.
+	api string
+	// waiting has the requests that wait for an answer, as *wait. unheard has the denials of messages for which no
+	// request waited, by their subject without its last token.
+	waiting, unheard sync.Map
+}
+
+// wait is a request that waits for an answer.
+type wait struct {
+	subject string
+	refuse  context.CancelCauseFunc
 }
 
 // apiRoot is what subjects of the JetStream API begin with, without a domain.
@@ -37,9 +52,7 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 	if d, ok := ctx.Deadline(); ok {
 		timeout = min(timeout, max(time.Until(d), time.Millisecond))
 	}
-	c := &conn{ended: ended, denials: denials{
-		api: apiRoot, waiting: map[*wait]struct{}{}, unheard: map[string]*DeniedError{},
-	}}
+	c := &conn{ended: ended, api: apiRoot}
 	if o.Domain != "" {
 		c.api = "$JS." + o.Domain + ".API."
 	}
@@ -53,11 +66,11 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 	}
 	c.nc, c.server = nc, nc.ConnectedServerId()
 	// The processes of a cluster share the streams, and a client may be connected to any of them.
-	if name := nc.ConnectedClusterName(); name != "" {
-		c.server = "cluster " + name
-	}
-	if o.Domain != "" {
+	switch cluster := nc.ConnectedClusterName(); {
+	case o.Domain != "":
 		c.server = "domain " + o.Domain
+	case cluster != "":
+		c.server = "cluster " + cluster
 	}
 	return c, nil
 }
@@ -67,10 +80,12 @@ func dial(ctx context.Context, o Options) (*conn, error) {
 func (c *conn) bounded(ctx context.Context, subject string, request func(ctx context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	stop := context.AfterFunc(c.ended, cancel)
-	defer stop()
-	bounded, end := c.waits(bounded, subject)
-	defer end()
+	defer context.AfterFunc(c.ended, cancel)()
+	bounded, refuse := context.WithCancelCause(bounded)
+	defer refuse(nil)
+	w := &wait{subject, refuse}
+	c.waiting.Store(w, nil)
+	defer c.waiting.Delete(w)
 	failpoint.Before(subject)
 	err := request(bounded)
 	failpoint.After(subject)
@@ -163,19 +178,17 @@ func (s *Sink) ready(ctx context.Context) (server string, err error) {
 	}
 	var account js.AccountInfo
 	err = c.call(ctx, "INFO", struct{}{}, &account)
-	if errors.Is(err, nats.ErrNoResponders) {
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
 		return "", fmt.Errorf("nats has no JetStream for this account: %w%sstart nats-server with -js, enable "+
 			"JetStream for the account, and check the domain of --sink-url; if its disk was full, free space and "+
 			"restart it", err, outbox.RemedyMark)
-	}
-	if err != nil {
+	case err != nil:
 		return "", unanswered(fmt.Errorf("ask for JetStream: %w", err))
-	}
-	if account.API.Level < apiLevel {
+	case account.API.Level < apiLevel:
 		return "", fmt.Errorf("nats-server %s has no atomic batches%srun nats-server 2.12 or later",
 			c.nc.ConnectedServerVersion(), outbox.RemedyMark)
-	}
-	if s.o.Replicas > 1 && s.o.Domain == "" && c.nc.ConnectedClusterName() == "" {
+	case s.o.Replicas > 1 && s.o.Domain == "" && c.nc.ConnectedClusterName() == "":
 		return "", s.unplaced(errors.New("it is in no cluster"))
 	}
 	return c.server, nil
@@ -226,4 +239,113 @@ func ParseURL(addresses string) (o Options, err error) {
 	}
 	o.URL = strings.Join(list, ",")
 	return o, nil
+}
+
+// DeniedError means that the server does not allow the user to publish or to subscribe to a subject.
+type DeniedError struct {
+	// Action is publish or subscribe, and Grant the subjects for which the user needs that right.
+	Action, Subject, Grant string
+}
+
+func (e *DeniedError) Error() string {
+	return fmt.Sprintf("the user of NATS has no permission to %s to %q%sgrant it %s on %q",
+		e.Action, e.Subject, outbox.RemedyMark, e.Action, e.Grant)
+}
+
+// Unwrap makes the error one of the client's.
+func (*DeniedError) Unwrap() error { return nats.ErrPermissionViolation }
+
+var violation = regexp.MustCompile(`Violation for (Publish|Subscription) to "([^"]+)"`)
+
+// heard handles an error that the server has reported. It reports a denial on the connection and does not answer the
+// request.
+func (c *conn) heard(nc *nats.Conn, _ *nats.Subscription, err error) {
+	found := violation.FindStringSubmatch(err.Error())
+	if !errors.Is(err, nats.ErrPermissionViolation) || found == nil {
+		return
+	}
+	e := &DeniedError{Action: "publish", Subject: found[2]}
+	first, _, _ := strings.Cut(e.Subject, ".")
+	e.Grant = first + ".>"
+	if api, _, ok := strings.Cut(e.Subject, ".API."); ok && first == "$JS" {
+		e.Grant = api + ".API.>"
+	}
+	all := found[1] == "Subscription" // to the answers
+	if all {
+		e.Action = "subscribe"
+		defer nc.Close() // the client does not subscribe again
+	}
+	heard := false
+	for key := range c.waiting.Range {
+		w := key.(*wait)
+		if all || w.subject == e.Subject || strings.Replace(w.subject, c.api, apiRoot, 1) == e.Subject {
+			w.refuse(e)
+			heard = true
+		}
+	}
+	if !heard {
+		c.unheard.Store(e.Subject[:strings.LastIndexByte(e.Subject, '.')+1], e)
+	}
+}
+
+// take returns the denial of a message on a subject that begins with parent; nil without one.
+func (c *conn) take(parent string) error {
+	if e, ok := c.unheard.LoadAndDelete(parent); ok {
+		return e.(*DeniedError)
+	}
+	return nil
+}
+
+// SignStream has the signs. No stream of the outbox can have its name. The server removes signs in time.
+const SignStream = "POSTHASTE--ALIVE"
+
+const signSubject = "posthaste-alive."
+
+// Alive implements stream.Sink.
+func (s *Sink) Alive(ctx context.Context, source uuid.UUID, m outbox.Member, before *outbox.Sign) (
+	other *outbox.Sign, err error,
+) {
+	err = s.on(ctx, "sign in", SignStream, func(r *remote) error {
+		r.name = SignStream
+		return repeated(ctx, conflicts, func() (err error) {
+			other, err = s.alive(ctx, r, signSubject+source.String(), m, before)
+			return err
+		})
+	})
+	return other, err
+}
+
+func (s *Sink) alive(ctx context.Context, r *remote, subject string, m outbox.Member, before *outbox.Sign) (
+	other *outbox.Sign, err error,
+) {
+	last, err := r.get(ctx, getRequest{LastFor: subject})
+	if err == nil && last == nil { // the stream may not exist
+		last = new(message)
+		err = s.make(ctx, r.conn, js.StreamConfig{
+			Name: SignStream, Subjects: []string{signSubject + "*"}, MaxMsgsPerSubject: 1, AllowMsgTTL: true,
+			MaxAge: outbox.TwinLasts,
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	sign, lasts := outbox.Sign{Member: m, Text: uuid.NewString()}, outbox.SignLasts
+	if last.Seq > 0 {
+		var theirs outbox.Sign
+		if err := json.Unmarshal(last.Data, &theirs); err != nil {
+			return nil, err
+		}
+		if theirs.ID != m.ID && theirs.Server != m.Server {
+			if before == nil || before.Text == theirs.Text {
+				return &theirs, nil
+			}
+			other, sign, lasts = &theirs, theirs, outbox.TwinLasts
+		}
+	}
+	next := expecting(subject, last.Seq, sign)
+	next.Header.Set(js.MsgTTLHeader, lasts.String())
+	if _, err := r.commit(ctx, next); err != nil {
+		return nil, err
+	}
+	return other, nil
 }

@@ -1,8 +1,13 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/google/uuid"
@@ -13,42 +18,37 @@ import (
 // memory is what this process knows of a stream's gate: the gate must not be older.
 type memory struct {
 	mu sync.Mutex
-	// let is how many events the gate had let through, and message the sequence of its newest message.
-	let     int64
-	message uint64
-	// last is the entry of the newest event.
-	last string
-	// lanes has the counts of the lanes under the owner that adopted the gate with base.
+	known
+	// lanes has the counts of the lanes under holder, and count is their sum and what the gate had let through when
+	// holder adopted it.
 	lanes  map[string]int64
 	holder holder
-	base   int64
+	count  int64
 
 	doubt doubt
 }
 
-// total returns how many events the gate has let through at least.
-func (m *memory) total() int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n := m.base
-	for _, let := range m.lanes {
-		n += let
-	}
-	return max(n, m.let)
+// known is the newest state of a gate that this process has seen.
+type known struct {
+	// let is how many events the gate had let through at least, and message the sequence of its newest message.
+	let     int64
+	message uint64
+	// last is the entry of the newest event.
+	last string
 }
 
-// newest returns the sequence of the newest message of the gate, and the entry of the newest event.
-func (m *memory) newest() (message uint64, last string) {
+func (m *memory) newest() known {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.message, m.last
+	return known{max(m.let, m.count), m.message, m.last}
 }
 
 // seen notes a gate that was read, unless more is known.
 func (m *memory) seen(g *gate) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.let, m.message = max(m.let, g.let()), max(m.message, g.at)
+	let, _ := g.published()
+	m.let, m.message = max(m.let, let), max(m.message, g.at)
 	for _, l := range g.lanes {
 		m.message = max(m.message, l.seq)
 	}
@@ -58,8 +58,8 @@ func (m *memory) seen(g *gate) {
 func (m *memory) adopted(p *ownerPost, seq uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.let, m.message, m.last = p.Let, seq, p.Last
-	m.lanes, m.holder, m.base = map[string]int64{}, p.holder, p.Let
+	m.known = known{p.Let, seq, p.Last}
+	m.lanes, m.holder, m.count = map[string]int64{}, p.holder, p.Let
 }
 
 // under notes the owner of the gate, before a publish.
@@ -68,18 +68,20 @@ func (m *memory) under(p *ownerPost) {
 	defer m.mu.Unlock()
 	m.last = later(m.last, p.Last)
 	if m.holder != p.holder {
-		m.lanes, m.holder, m.base = map[string]int64{}, p.holder, p.Let
+		m.lanes, m.holder, m.count = map[string]int64{}, p.holder, p.Let
 	}
 }
 
-// published notes a batch of a lane: its message, and its last event, "" if it stored none.
-func (m *memory) published(h holder, lane string, let int64, message uint64, last string) {
+// published notes a batch of a lane, with its last event, "" if it stored none. It returns the newest event.
+func (m *memory) published(h holder, lane string, at laneAt, last string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.message, m.last = max(m.message, message), later(m.last, last)
-	if m.holder == h {
-		m.lanes[lane] = max(m.lanes[lane], let)
+	m.message, m.last = max(m.message, at.seq), later(m.last, last)
+	if more := at.Let - m.lanes[lane]; m.holder == h && more > 0 {
+		m.lanes[lane] = at.Let
+		m.count += more
 	}
+	return m.last
 }
 
 // later returns the later one of two entries.
@@ -97,38 +99,34 @@ type doubt struct {
 	mu     sync.Mutex
 	holder holder
 	spans  []span
-	read   bool // ids has what spans list
 	ids    map[uuid.UUID]string
 	used   map[uuid.UUID]bool
 }
 
-// known reports whether the doubt under an owner was read.
-func (d *doubt) known(h holder) bool {
+// loaded reports whether the doubt under an owner was read.
+func (d *doubt) loaded(h holder) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.holder == h && d.read
+	return d.holder == h
 }
 
 // load reads the events of spans under an owner, unless they are known.
-func (d *doubt) load(ctx context.Context, c *conn, name, root string, h holder, spans []span) (
-	changed bool, err error,
-) {
+func (d *doubt) load(ctx context.Context, r *remote, h holder, spans []span) (changed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.holder == h && d.read && slices.Equal(d.spans, spans) {
+	if d.holder == h && slices.Equal(d.spans, spans) {
 		return false, nil
+	}
+	ids, err := r.events(ctx, spans)
+	if err != nil {
+		return false, err
 	}
 	if d.holder != h {
 		d.used = map[uuid.UUID]bool{}
 	}
-	d.read, d.holder, d.spans, d.ids = false, h, spans, map[uuid.UUID]string{}
-	err = c.ids(ctx, name, root, spans, func(id uuid.UUID, entry string) {
-		if !d.used[id] {
-			d.ids[id] = later(d.ids[id], entry)
-		}
-	})
-	d.read = err == nil
-	return true, err
+	maps.DeleteFunc(ids, func(id uuid.UUID, _ string) bool { return d.used[id] })
+	d.holder, d.spans, d.ids = h, spans, ids
+	return true, nil
 }
 
 // has reports whether an event is in doubt, and its entry if it is known.
@@ -150,4 +148,101 @@ func (d *doubt) use(ids []byte) {
 		}
 		delete(d.ids, id)
 	}
+}
+
+// unsettled returns the spans of a gate's doubt and of the batches that are not settled, of earlier claims as well. It
+// reads messages of lanes only.
+func (g *gate) unsettled(ctx context.Context) ([]span, error) {
+	spans := slices.Clone(g.owner.spans(g.at))
+	for lane, l := range g.own() {
+		own, err := g.batches(ctx, lane, l, l.Settled)
+		if err != nil {
+			return nil, err
+		}
+		spans = append(spans, spansOf(slices.Concat(l.Inherited, own))...)
+	}
+	return join(spans), nil
+}
+
+func spansOf(batches []inherited) (spans []span) {
+	for _, b := range batches {
+		spans = append(spans, b.span)
+	}
+	return join(spans)
+}
+
+// join sorts spans and joins those without messages between them.
+func join(spans []span) (joined []span) {
+	slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.From, b.From) })
+	for _, s := range spans {
+		if n := len(joined); n > 0 && s.From <= joined[n-1].To+1 {
+			joined[n-1].To = max(joined[n-1].To, s.To)
+			continue
+		}
+		joined = append(joined, s)
+	}
+	return joined
+}
+
+// spans returns the doubt of an owner's message, which is at seq.
+func (p *ownerPost) spans(seq uint64) []span {
+	if p.Recalls == 0 {
+		return p.Doubt
+	}
+	return join(append(slices.Clone(p.Doubt), span{From: seq - p.Recalls, To: seq}))
+}
+
+// batches returns the batches of a lane's present claim with numbers after settled.
+func (r *remote) batches(ctx context.Context, lane string, l laneAt, settled int64) (own []inherited, err error) {
+	if l.Number <= settled {
+		return nil, nil
+	}
+	for m, err := range r.scan(ctx, getRequest{Seq: l.Since + 1, NextFor: r.subject(lane)}) {
+		if err != nil {
+			return nil, err
+		}
+		p, err := parseLane(m)
+		if err != nil {
+			return nil, err
+		}
+		if p.holder == l.holder && p.Claim == l.Claim && p.Batch != "" && p.Number > settled {
+			own = append(own, inherited{span{m.Seq - p.Stored, m.Seq}, p.Claim, p.Number})
+		}
+		if m.Seq >= l.seq {
+			break
+		}
+	}
+	return own, nil
+}
+
+// events returns the events of spans with their entries; "" for those that are only listed as repeated.
+func (r *remote) events(ctx context.Context, spans []span) (map[uuid.UUID]string, error) {
+	all := map[uuid.UUID]string{}
+	for _, s := range spans {
+		req := getRequest{Seq: s.From, Batch: int(min(s.To-s.From, pageMessages)) + 1}
+		for m, err := range r.scan(ctx, req) {
+			if err != nil {
+				return nil, fmt.Errorf("read unsettled events: %w", err)
+			}
+			if m.Seq > s.To {
+				break
+			}
+			if strings.HasPrefix(m.Subject, r.root+".") {
+				var p lanePost
+				if err := json.Unmarshal(m.Data, &p); err != nil {
+					return nil, fmt.Errorf("read unsettled events: %w", err)
+				}
+				for list := p.Repeated; len(list) >= 16; list = list[16:] {
+					id := uuid.UUID(list[:16])
+					all[id] = later(all[id], "")
+				}
+			} else if id, ok := m.event(); ok {
+				all[id] = later(all[id], m.entry())
+			}
+			if m.Seq == s.To {
+				break
+			}
+		}
+	}
+	return all, nil
 }

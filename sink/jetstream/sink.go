@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	js "github.com/nats-io/nats.go/jetstream"
@@ -54,15 +53,18 @@ type Sink struct {
 	known sync.Map // of *memory, by stream
 	m     *metrics.Sink[struct{}]
 
-	// fault replaces the sending of a batch in tests.
-	fault func(messages []*nats.Msg, send func() (js.PubAck, error)) (js.PubAck, error)
+	// send commits a batch. Tests replace it.
+	send func(messages []*nats.Msg, commit func() (js.PubAck, error)) (js.PubAck, error)
 }
 
 var _ stream.Sink = (*Sink)(nil)
 
 // New returns a sink. It does no I/O.
 func New(o Options) *Sink {
-	return &Sink{o: o, m: metrics.New[struct{}](o.Registerer, classes)}
+	return &Sink{
+		o: o, m: metrics.New[struct{}](o.Registerer, classes),
+		send: func(_ []*nats.Msg, commit func() (js.PubAck, error)) (js.PubAck, error) { return commit() },
+	}
 }
 
 // memory returns what is known of the gate of stream.
@@ -83,7 +85,6 @@ var classes = []string{
 // classTooLarge is the class of poison.
 const classTooLarge = "too_large"
 
-// class returns the class of an error.
 func class(err error) string {
 	switch {
 	case errors.As(err, new(*DurabilityError)):
@@ -103,7 +104,7 @@ func class(err error) string {
 }
 
 // failed counts an error, adds the step and the stream, and tells what concerns one stream.
-func (s *Sink) failed(c *conn, step, stream string, err error) error {
+func (s *Sink) failed(r *remote, step string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -112,14 +113,14 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 		errors.As(err, new(*outbox.PoisonError)) {
 		return err
 	}
-	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
+	wrapped := fmt.Errorf("%s stream %q: %w", step, r.stream, err)
 	if errors.Is(err, context.Canceled) {
 		return wrapped
 	}
 	answered := errors.As(err, new(*js.APIError)) || errors.As(err, new(*DeniedError))
 	if hasCode(err, codeNoBatches) {
-		return &outbox.StreamError{Stream: stream, Err: fmt.Errorf("%w%srun nats-server 2.12 or later, and set "+
-			"allow_atomic of the JetStream stream %s", wrapped, outbox.RemedyMark, StreamName(stream))}
+		return &outbox.StreamError{Stream: r.stream, Err: fmt.Errorf("%w%srun nats-server 2.12 or later, and set "+
+			"allow_atomic of the JetStream stream %s", wrapped, outbox.RemedyMark, r.name)}
 	}
 	if hasCode(err, codeIncomplete, codeInsufficient, codeNoStorage, codeCreateFailed, codeStoreFailed) {
 		wrapped = fmt.Errorf("%w%sif this persists, the disk of nats-server is probably full: free space, and "+
@@ -127,23 +128,24 @@ func (s *Sink) failed(c *conn, step, stream string, err error) error {
 	}
 	wrapped = unanswered(wrapped)
 	// The leader of one stream may be down while the others answer.
-	if answered || c != nil && c.nc.IsConnected() {
-		return &outbox.StreamError{Stream: stream, Lost: !answered, Err: wrapped}
+	if answered || r.conn != nil && r.nc.IsConnected() {
+		return &outbox.StreamError{Stream: r.stream, Lost: !answered, Err: wrapped}
 	}
 	return wrapped
 }
 
 // on calls f, a step of one stream, with the connection.
-func (s *Sink) on(ctx context.Context, step, stream string, f func(c *conn) error) error {
+func (s *Sink) on(ctx context.Context, step, stream string, f func(r *remote) error) error {
 	c, err := s.open(ctx)
 	if err != nil {
 		return err
 	}
-	return s.failed(c, step, stream, f(c))
+	r := &remote{conn: c, stream: stream, name: StreamName(stream)}
+	return s.failed(r, step, f(r))
 }
 
-// gravest returns the error of streams that is gravest, or err. The gravest is one that is permanent, then one that
-// concerns all of them, then the first.
+// gravest returns the gravest error of streams, or err: one that is permanent, one that concerns all of them, or the
+// first.
 func gravest(errs []error, err error) error {
 	for _, grave := range []func(error) bool{
 		metrics.Permanent, func(err error) bool { return err != nil && !outbox.Alone(err) },
@@ -156,7 +158,7 @@ func gravest(errs []error, err error) error {
 }
 
 // each calls f for streams[i] concurrently and returns the error of each; err if f was not called.
-func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c *conn, i int) error) (
+func (s *Sink) each(ctx context.Context, step string, streams []string, f func(r *remote, i int) error) (
 	errs []error, err error,
 ) {
 	c, err := s.open(ctx)
@@ -169,7 +171,8 @@ func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c
 	for i, stream := range streams {
 		slots <- struct{}{}
 		all.Go(func() {
-			errs[i] = s.failed(c, step, stream, f(c, i))
+			r := &remote{conn: c, stream: stream, name: StreamName(stream)}
+			errs[i] = s.failed(r, step, f(r, i))
 			<-slots
 		})
 	}
@@ -179,6 +182,3 @@ func (s *Sink) each(ctx context.Context, step string, streams []string, f func(c
 
 // parallel bounds how many streams are asked at once.
 const parallel = 16
-
-// backoff is how long a call waits before it repeats an expectation that was wrong.
-const backoff = 2 * time.Millisecond

@@ -80,16 +80,17 @@ func New[T any](reg prometheus.Registerer, classes []string) *Sink[T] {
 
 // Group is the state of a consumer group.
 type Group struct {
+	Name         string
 	Pending, Lag int64
 	Oldest, Idle time.Duration
 }
 
 // Group exports the state of a group.
-func (m *Sink[T]) Group(stream, name string, g Group) {
+func (m *Sink[T]) Group(stream string, g Group) {
 	for i, v := range []float64{float64(g.Pending), float64(g.Lag), g.Oldest.Seconds(), g.Idle.Seconds()} {
-		m.groups[i].WithLabelValues(stream, name).Set(v)
+		m.groups[i].WithLabelValues(stream, g.Name).Set(v)
 	}
-	m.Lost(stream, name, 0)
+	m.Lost(stream, g.Name, 0)
 }
 
 // Lost counts entries that left a stream before a group had read them.

@@ -43,12 +43,10 @@ func Open(address string) (*Log, error) {
 		return nil, fmt.Errorf("connect to nats: %w", err)
 	}
 	l := &Log{Conn: nc, API: "$JS.API."}
-	var domain []nats.JSOpt
 	if o.Domain != "" {
 		l.API = "$JS." + o.Domain + ".API."
-		domain = append(domain, nats.Domain(o.Domain))
 	}
-	l.JS, err = nc.JetStream(domain...)
+	l.JS, err = nc.JetStream(nats.APIPrefix(l.API))
 	return l, err
 }
 
