@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -198,14 +199,11 @@ func (c *Consumer) holdAll(ctx context.Context) {
 
 // hold sets the idle time of entries and, unless it is below zero, their delivery count.
 func (c *Consumer) hold(ctx context.Context, stream string, es []*entry, idle time.Duration, deliveries int) error {
-	for len(es) > 0 {
-		n := min(holdBatch, len(es))
-		args := make([]any, 0, 4+n)
-		args = append(args, c.opt.Group, c.opt.Consumer, idle.Milliseconds(), deliveries)
-		for _, e := range es[:n] {
+	for batch := range slices.Chunk(es, holdBatch) {
+		args := []any{c.opt.Group, c.opt.Consumer, idle.Milliseconds(), deliveries}
+		for _, e := range batch {
 			args = append(args, e.id)
 		}
-		es = es[n:]
 		lost, err := holdScript.Run(ctx, c.client, []string{stream}, args...).StringSlice()
 		if err != nil {
 			return err

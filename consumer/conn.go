@@ -87,8 +87,8 @@ func (r *readConn) read(ctx context.Context, cmd redis.Cmder) error {
 
 // isReply reports that the server has answered, if only by an error.
 func isReply(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply)
+	_, ok := errors.AsType[redis.Error](err)
+	return ok
 }
 
 // clientField takes a field out of what CLIENT INFO answers.

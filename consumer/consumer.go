@@ -53,15 +53,14 @@ func New(opt Options) (*Consumer, error) {
 		h = opt.Middleware[i](h)
 	}
 	_, cluster := opt.Client.(*redis.ClusterClient)
-	c := &Consumer{
+	return &Consumer{
 		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster,
 		self:    fmt.Sprintf("%016x", rand.Uint64()), //nolint:gosec // a name, not a secret
 		queues:  newQueues(opt.Window, opt.ClaimIdle*3/4),
 		acks:    make(chan *entry, maxHeld+2*opt.Window), // more than can be held: no worker waits here
 		streams: newStreams(opt.Streams), leases: newLeases(), dog: newWatchdog(),
-	}
-	c.outages = outages{log: c.log, metrics: m}
-	return c, nil
+		outages: outages{log: opt.Logger, metrics: m, runs: map[string]int{}},
+	}, nil
 }
 
 // Name returns the consumer's name in its group.
@@ -82,11 +81,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	defer stopUpkeep()
 
 	var intake, upkeep, acking sync.WaitGroup
-	if c.opt.Prefix != "" {
-		intake.Go(func() { c.discover(ctx, c.scan) })
-	} else {
-		intake.Go(func() { c.discover(ctx, c.shards) })
-	}
+	intake.Go(func() { c.discover(ctx) })
 	intake.Go(func() { c.readers(ctx) })
 	intake.Go(func() { every(ctx, c.opt.ClaimIdle/3, c.removeAll) })
 	intake.Go(func() { every(ctx, min(5*time.Second, c.opt.ClaimIdle), c.inspectAll) })
@@ -184,9 +179,6 @@ func (o *outages) note(op, stream string, err error) int {
 			o.log.Info("redis answers again", "op", op, "stream", stream, "failures", n)
 		}
 		return 0
-	}
-	if o.runs == nil {
-		o.runs = map[string]int{}
 	}
 	o.runs[key] = n + 1
 	o.metrics.redisErrors.WithLabelValues(op).Inc()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -43,13 +42,8 @@ const deadPage = 100
 // complete, however long it is. With an error it returns the events that could be read: in a cluster one node may be
 // down.
 func Dead(ctx context.Context, client redis.UniversalClient, prefix string) ([]DeadEntry, error) {
-	var names []string
-	err := scanStreams(ctx, client, deadPrefixes(prefix), func(name string) { names = append(names, name) })
-	if err != nil {
-		err = fmt.Errorf("look for dead streams: %w", err)
-	}
-	slices.Sort(names)
-	list, _, unread := deadIn(ctx, client, slices.Compact(names), math.MaxInt, "all")
+	names, err := listStreams(ctx, client, deadPrefixes(prefix), "dead streams")
+	list, _, unread := deadIn(ctx, client, names, math.MaxInt, "all")
 	return list, errors.Join(err, unread)
 }
 
@@ -155,7 +149,7 @@ func Retry(ctx context.Context, client redis.UniversalClient, d DeadEntry) error
 		result, err = reply.Text()
 	}
 	switch {
-	case err != nil && strings.Contains(err.Error(), "NOGROUP"):
+	case noGroup(err):
 		err = ErrGroupGone
 	case err == nil && result == "gone":
 		err = ErrDeadGone

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -121,4 +122,6 @@ func parseEntryID(s string) entryID {
 	return id
 }
 
-func (a entryID) less(b entryID) bool { return a.ms < b.ms || (a.ms == b.ms && a.seq < b.seq) }
+func (a entryID) compare(b entryID) int {
+	return cmp.Or(cmp.Compare(a.ms, b.ms), cmp.Compare(a.seq, b.seq))
+}

@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"fmt"
-	"math"
 	"strings"
 	"time"
 
@@ -40,22 +39,12 @@ func inspect(ctx context.Context, client redis.UniversalClient, stream, group, s
 	if len(v) != 5 {
 		return State{}, fmt.Errorf("inspect group %q on stream %q: unexpected reply", group, stream)
 	}
-	s := State{Length: v[0], Pending: v[1], Lag: v[3], Lost: v[4]}
-	if v[2] > 0 {
-		s.OldestPending = time.Duration(v[2]) * time.Millisecond
-	}
-	return s, nil
+	oldest := time.Duration(max(0, v[2])) * time.Millisecond
+	return State{Length: v[0], Pending: v[1], OldestPending: oldest, Lag: v[3], Lost: v[4]}, nil
 }
 
 // countedKey notes which server has counted what the group has read.
 func countedKey(stream, group string) string { return "{" + stream + "}:counted:" + group }
-
-func (s State) lagValue() float64 {
-	if s.Lag < 0 {
-		return math.NaN()
-	}
-	return float64(s.Lag)
-}
 
 // isMissing reports that there is no stream (yet).
 func isMissing(err error) bool { return err != nil && strings.Contains(err.Error(), "no such key") }

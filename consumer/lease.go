@@ -167,8 +167,7 @@ func (c *Consumer) term(ctx context.Context, stream string) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer end()
-	only := []string{stream}
-	r := newReader(c, func() []string { return only })
+	r := newReader(c, stream)
 	r.over = end
 	wg.Go(func() { r.run(ctx) })
 	for ctx.Err() == nil && c.leases.valid(stream) {
@@ -202,13 +201,9 @@ func (r *reader) readLeased(ctx context.Context, stream string, n int) error {
 	if err != nil || last == "" {
 		return err
 	}
-	return r.await(ctx, stream, last)
-}
-
-// await waits for a while until there is an entry after last. It delivers no entries, because only a script can check
-// the lease, and scripts cannot wait.
-func (r *reader) await(ctx context.Context, stream, last string) error {
-	err := r.c.client.XRead(ctx, &redis.XReadArgs{Streams: []string{stream, last}, Count: 1, Block: block}).Err()
+	// Wait for an entry after last. This delivers none, because only a script can check the lease, and scripts cannot
+	// wait.
+	err = r.c.client.XRead(ctx, &redis.XReadArgs{Streams: []string{stream, last}, Count: 1, Block: block}).Err()
 	if errors.Is(err, redis.Nil) {
 		return nil
 	}

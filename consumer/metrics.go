@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,15 +31,12 @@ func register[C prometheus.Collector](reg prometheus.Registerer, c C, errs *[]er
 		return c
 	}
 	err := reg.Register(c)
-	var dup prometheus.AlreadyRegisteredError
-	if errors.As(err, &dup) {
+	if dup, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
 		if same, ok := dup.ExistingCollector.(C); ok {
 			return same
 		}
 	}
-	if err != nil {
-		*errs = append(*errs, err)
-	}
+	*errs = append(*errs, err)
 	return c
 }
 
@@ -132,8 +130,12 @@ func (c *Consumer) inspectAll(ctx context.Context) {
 }
 
 func (m *metrics) observe(stream string, s State) {
+	lag := float64(s.Lag)
+	if s.Lag < 0 {
+		lag = math.NaN()
+	}
 	m.pending.WithLabelValues(stream, m.group).Set(float64(s.Pending))
-	m.lag.WithLabelValues(stream, m.group).Set(s.lagValue())
+	m.lag.WithLabelValues(stream, m.group).Set(lag)
 	m.oldest.WithLabelValues(stream, m.group).Set(s.OldestPending.Seconds())
 	m.trimLost.WithLabelValues(stream, m.group).Add(float64(s.Lost))
 }

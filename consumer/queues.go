@@ -167,16 +167,7 @@ func (qs *queues) enqueue(e *entry) {
 }
 
 func (q *queue) insert(e *entry) {
-	if n := len(q.entries); n == 0 || q.entries[n-1].at.less(e.at) {
-		q.entries = append(q.entries, e)
-		return
-	}
-	i, _ := slices.BinarySearchFunc(q.entries, e, func(a, b *entry) int {
-		if a.at.less(b.at) {
-			return -1
-		}
-		return 1
-	})
+	i, _ := slices.BinarySearchFunc(q.entries, e, func(a, b *entry) int { return a.at.compare(b.at) })
 	q.entries = slices.Insert(q.entries, i, e)
 }
 

@@ -34,7 +34,7 @@ const (
 // streams live on different servers, and in ordered mode, where streams are leased one by one.
 func (c *Consumer) readers(ctx context.Context) {
 	if !c.cluster && !c.opt.Ordered {
-		newReader(c, c.streams.list).run(ctx)
+		newReader(c, "").run(ctx)
 		return
 	}
 	var wg sync.WaitGroup
@@ -45,12 +45,11 @@ func (c *Consumer) readers(ctx context.Context) {
 		for _, name := range names {
 			if !started[name] {
 				started[name] = true
+				read := newReader(c, name).run
 				if c.opt.Ordered {
-					wg.Go(func() { c.readOrdered(ctx, name) })
-					continue
+					read = func(ctx context.Context) { c.readOrdered(ctx, name) }
 				}
-				only := []string{name}
-				wg.Go(func() { newReader(c, func() []string { return only }).run(ctx) })
+				wg.Go(func() { read(ctx) })
 			}
 		}
 		select {
@@ -62,8 +61,9 @@ func (c *Consumer) readers(ctx context.Context) {
 
 // reader is one goroutine that reads some streams.
 type reader struct {
-	c    *Consumer
-	list func() []string
+	c *Consumer
+	// stream is the only one to read; "" for all of them.
+	stream string
 	// prepared are the streams whose group exists and whose entries already delivered to this consumer are in the
 	// queues.
 	prepared map[string]bool
@@ -83,13 +83,20 @@ type reader struct {
 	part int
 }
 
-func newReader(c *Consumer, list func() []string) *reader {
+func newReader(c *Consumer, stream string) *reader {
 	r := &reader{
-		c: c, list: list, prepared: map[string]bool{}, later: map[string]time.Time{},
+		c: c, stream: stream, prepared: map[string]bool{}, later: map[string]time.Time{},
 		size: newReadSize(c.opt.Window, c.client), claimed: time.Now(), over: func() {}, more: true,
 	}
 	r.conn = readConn{c: c, size: &r.size}
 	return r
+}
+
+func (r *reader) list() []string {
+	if r.stream != "" {
+		return []string{r.stream}
+	}
+	return r.c.streams.list()
 }
 
 // run reads until ctx ends.
@@ -99,7 +106,7 @@ func (r *reader) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if n := r.c.outages.note("read", r.label(), err); n > 0 {
+		if n := r.c.outages.note("read", r.stream, err); n > 0 {
 			pause.For(ctx, reconnect(n))
 		}
 		// A reply may be lost with entries in it; they are ours then, and come before anything newer.
@@ -115,23 +122,23 @@ func (r *reader) loop(ctx context.Context) error {
 			return err
 		}
 		names, err := r.ready(ctx)
-		switch {
-		case err != nil:
-			return err
-		case len(names) > 0:
-			if err = r.claimIdle(ctx, names); err == nil {
-				if n := r.room(ctx); n > 0 {
-					err = r.read(ctx, r.some(names), n)
-				}
-			}
-		}
 		if err != nil {
 			return err
 		}
-		r.c.outages.note("read", r.label(), nil)
 		if len(names) == 0 {
+			r.c.outages.note("read", r.stream, nil)
 			r.idle(ctx)
+			continue
 		}
+		if err := r.claimIdle(ctx, names); err != nil {
+			return err
+		}
+		if n := r.room(ctx); n > 0 {
+			if err := r.read(ctx, r.some(names), n); err != nil {
+				return err
+			}
+		}
+		r.c.outages.note("read", r.stream, nil)
 	}
 	return nil
 }
@@ -199,14 +206,6 @@ func (r *reader) claimIdle(ctx context.Context, names []string) error {
 	return nil
 }
 
-// label names the stream of a reader that has only one.
-func (r *reader) label() string {
-	if names := r.list(); (r.c.cluster || r.c.opt.Ordered) && len(names) == 1 {
-		return names[0]
-	}
-	return ""
-}
-
 // idle waits until there may be something to read.
 func (r *reader) idle(ctx context.Context) {
 	t := time.NewTimer(block)
@@ -224,26 +223,21 @@ func (r *reader) idle(ctx context.Context) {
 func (r *reader) ready(ctx context.Context) ([]string, error) {
 	var names []string
 	for _, name := range r.list() {
-		if !r.prepared[name] {
-			if time.Now().Before(r.later[name]) {
-				continue
-			}
-			if err := r.prepare(ctx, name); err != nil {
-				if errors.Is(err, errNoLease) {
-					r.over()
-					continue
-				}
-				if !isServerError(err) {
-					return nil, err
-				}
-				r.c.outages.note("prepare", name, err)
+		if !r.prepared[name] && time.Now().After(r.later[name]) {
+			switch err := r.prepare(ctx, name); {
+			case errors.Is(err, errNoLease):
+				r.over()
+			case err != nil && !isServerError(err):
+				return nil, err
+			case r.c.outages.note("prepare", name, err) > 0:
 				r.later[name] = time.Now().Add(badStreamRetry)
-				continue
+			default:
+				r.prepared[name] = true
 			}
-			r.c.outages.note("prepare", name, nil)
-			r.prepared[name] = true
 		}
-		names = append(names, name)
+		if r.prepared[name] {
+			names = append(names, name)
+		}
 	}
 	return names, nil
 }
@@ -278,7 +272,7 @@ func (r *reader) read(ctx context.Context, names []string, n int) error {
 	} else {
 		err = r.conn.with(ctx, names[0], func() error { return r.readOn(ctx, names, n) })
 	}
-	if err != nil && strings.Contains(err.Error(), "NOGROUP") {
+	if noGroup(err) {
 		r.c.log.Warn("group lost: a flush, or it was dropped; creating it again")
 		clear(r.prepared)
 		return nil
@@ -291,13 +285,11 @@ func (r *reader) read(ctx context.Context, names []string, n int) error {
 func (r *reader) readOn(ctx context.Context, names []string, n int) error {
 	began, known := time.Now(), len(r.list())
 	for ctx.Err() == nil && time.Since(began) < holdFor && len(r.list()) == known {
-		var err error
+		read := r.readGroup
 		if r.more {
-			err = r.readMore(ctx, names, n)
-		} else {
-			err = r.readGroup(ctx, names, n)
+			read = r.readMore
 		}
-		if err != nil {
+		if err := read(ctx, names, n); err != nil {
 			return err
 		}
 		n = r.size.entries
@@ -313,7 +305,7 @@ func (r *reader) readMore(ctx context.Context, names []string, n int) error {
 	// The streams at the end are the first to get nothing when a bound is reached.
 	first := r.turn % len(names)
 	r.turn++
-	keys := append(append(make([]string, 0, len(names)), names[first:]...), names[:first]...)
+	keys := slices.Concat(names[first:], names[:first])
 	_, err := r.readBytes(ctx, onceScripter{r.conn.tx, r.conn.read}, keys, "", n)
 	return err
 }
@@ -351,9 +343,9 @@ func (r *reader) readBytes(ctx context.Context, once onceScripter, keys []string
 // entries only.
 func (r *reader) readGroup(ctx context.Context, names []string, n int) error {
 	few := min(n, r.size.few(len(names)))
-	args := make([]any, 0, 9+2*len(names))
-	args = append(args, "xreadgroup", "group", r.c.opt.Group, r.c.opt.Consumer, "count", few, "block",
-		block.Milliseconds(), "streams")
+	args := []any{
+		"xreadgroup", "group", r.c.opt.Group, r.c.opt.Consumer, "count", few, "block", block.Milliseconds(), "streams",
+	}
 	for _, name := range names {
 		args = append(args, name)
 	}
@@ -392,8 +384,8 @@ func (r *reader) took(stream string, es []*entry) {
 // first.
 func (r *reader) received(es []*entry, took time.Duration) {
 	if r.size.failures >= cutAfter {
-		r.c.log.Info("answers with entries arrive again", "stream", r.label())
-		r.c.dog.cut(r.label(), "", time.Now())
+		r.c.log.Info("answers with entries arrive again", "stream", r.stream)
+		r.c.dog.cut(r.stream, "", time.Now())
 	}
 	r.size.received(es, took)
 }
@@ -405,12 +397,12 @@ func (r *reader) failed(ctx context.Context, err error) error {
 	}
 	r.size.failed(err)
 	if r.size.failures == cutAfter {
-		r.c.log.Warn("answers with entries do not arrive; requesting less at once", "stream", r.label(), "remedy",
+		r.c.log.Warn("answers with entries do not arrive; requesting less at once", "stream", r.stream, "remedy",
 			cutRemedy, "err", err)
 	}
 	if r.size.failures >= cutAfter {
 		why := fmt.Sprintf("answers with entries do not arrive: %s: %s", err, cutRemedy)
-		r.c.dog.cut(r.label(), why, time.Now())
+		r.c.dog.cut(r.stream, why, time.Now())
 	}
 	return err
 }
@@ -434,8 +426,7 @@ func (r *reader) scripter(ctx context.Context, stream string) (onceScripter, err
 
 func newEntry(stream string, m redis.XMessage, attempt int, now time.Time) *entry {
 	e := &entry{
-		stream: stream, id: m.ID, at: parseEntryID(m.ID), values: m.Values, attempt: attempt, seen: now,
-		size: 256,
+		stream: stream, id: m.ID, at: parseEntryID(m.ID), values: m.Values, attempt: attempt, seen: now, size: 256,
 	}
 	for k, v := range m.Values {
 		s, _ := v.(string)
@@ -446,13 +437,11 @@ func newEntry(stream string, m redis.XMessage, attempt int, now time.Time) *entr
 
 // isServerError reports whether Redis answered, with an error that waiting for a connection does not fix.
 func isServerError(err error) bool {
-	var re redis.Error
-	if !errors.As(err, &re) || errors.Is(err, redis.Nil) {
+	if !isReply(err) || errors.Is(err, redis.Nil) {
 		return false
 	}
-	return !slices.ContainsFunc([]string{
-		"LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY", "BUSY ",
-		"ERR max number of clients",
-	},
-		func(p string) bool { return strings.HasPrefix(err.Error(), p) })
+	temporary := []string{
+		"LOADING", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY", "BUSY ", "ERR max number of clients",
+	}
+	return !slices.ContainsFunc(temporary, func(p string) bool { return strings.HasPrefix(err.Error(), p) })
 }

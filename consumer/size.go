@@ -91,7 +91,7 @@ func (s *readSize) received(es []*entry, took time.Duration) {
 func (s *readSize) failed(err error) {
 	s.failures++
 	s.bytes = max(leastBytes, s.bytes/2)
-	if isTimeout(err) {
+	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
 		s.patience++
 	}
 }
@@ -102,9 +102,4 @@ func waits(client *redis.Client, doubled int) *redis.Client {
 		return client.WithTimeout(min(t<<min(doubled, 10), max(t, maxPatience)))
 	}
 	return client
-}
-
-func isTimeout(err error) bool {
-	var e net.Error
-	return errors.As(err, &e) && e.Timeout()
 }

@@ -31,9 +31,7 @@ type streams struct {
 }
 
 func newStreams(names []string) *streams {
-	names = slices.Clone(names)
-	slices.Sort(names)
-	return &streams{names: slices.Compact(names)}
+	return &streams{names: slices.Compact(slices.Sorted(slices.Values(names)))}
 }
 
 // list returns the names, ascending. The slice is never changed.
@@ -64,7 +62,11 @@ func (s *streams) add(name string) bool {
 
 // discover looks for streams until ctx ends. It pauses for ten times the duration of a search, to protect a server with
 // very many keys. Of the last two durations the shorter counts, because a slow one may be accidental.
-func (c *Consumer) discover(ctx context.Context, look func(ctx context.Context, found func(name string)) error) {
+func (c *Consumer) discover(ctx context.Context) {
+	look := c.shards
+	if c.opt.Prefix != "" {
+		look = c.scan
+	}
 	var last time.Duration
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -99,7 +101,7 @@ func (c *Consumer) scan(ctx context.Context, found func(name string)) error {
 // shards checks whether a relay has spread the types of the named streams over several, and which of these exist. A
 // type may have the name of a stream of another type, so only the relay's mark distinguishes them.
 func (c *Consumer) shards(ctx context.Context, found func(name string)) error {
-	marked, err := exist(ctx, c.client, c.opt.Streams, func(name string) string { return name + shardedSuffix })
+	marked, err := exist(ctx, c.client, c.opt.Streams, shardedSuffix)
 	if len(marked) == 0 {
 		return err
 	}
@@ -109,7 +111,7 @@ func (c *Consumer) shards(ctx context.Context, found func(name string)) error {
 			names = append(names, base+"."+strconv.Itoa(n))
 		}
 	}
-	there, unknown := exist(ctx, c.client, names, func(name string) string { return name })
+	there, unknown := exist(ctx, c.client, names, "")
 	for _, name := range there {
 		found(name)
 	}
@@ -137,8 +139,7 @@ func Bases(ctx context.Context, client redis.UniversalClient, streams []string) 
 	if len(of) == 0 {
 		return bases, nil
 	}
-	marked, err := exist(ctx, client, slices.Sorted(maps.Keys(of)),
-		func(name string) string { return name + shardedSuffix })
+	marked, err := exist(ctx, client, slices.Sorted(maps.Keys(of)), shardedSuffix)
 	if err != nil {
 		err = fmt.Errorf("look which streams are of one type: %w", err)
 	}
@@ -150,16 +151,16 @@ func Bases(ctx context.Context, client redis.UniversalClient, streams []string) 
 	return bases, err
 }
 
-// exist returns the names whose keys exist; if a node of a cluster fails, the error and those of the other nodes.
-func exist(ctx context.Context, client redis.UniversalClient, names []string, key func(name string) string) (
-	there []string, err error,
-) {
+// exist returns the names that exist as keys with suffix; if a node of a cluster fails, the error and those of the
+// other nodes.
+func exist(ctx context.Context, client redis.UniversalClient, names []string, suffix string) ([]string, error) {
 	pipe := client.Pipeline()
 	cmds := make([]*redis.IntCmd, len(names))
 	for i, name := range names {
-		cmds[i] = pipe.Exists(ctx, key(name))
+		cmds[i] = pipe.Exists(ctx, name+suffix)
 	}
-	_, err = pipe.Exec(ctx)
+	_, err := pipe.Exec(ctx)
+	var there []string
 	for i, name := range names {
 		if cmds[i].Val() > 0 {
 			there = append(there, name)
@@ -171,12 +172,15 @@ func exist(ctx context.Context, client redis.UniversalClient, names []string, ke
 // Streams lists the streams whose name begins with prefix, and their dead streams, ascending. If a node of a cluster
 // fails, it returns the error and the other nodes' streams.
 func Streams(ctx context.Context, client redis.UniversalClient, prefix string) ([]string, error) {
+	return listStreams(ctx, client, append(deadPrefixes(prefix), prefix), "streams")
+}
+
+// listStreams is Streams for several prefixes; what names them in an error.
+func listStreams(ctx context.Context, client redis.UniversalClient, prefixes []string, what string) ([]string, error) {
 	var names []string
-	err := scanStreams(ctx, client, append(deadPrefixes(prefix), prefix), func(name string) {
-		names = append(names, name)
-	})
+	err := scanStreams(ctx, client, prefixes, func(name string) { names = append(names, name) })
 	if err != nil {
-		err = fmt.Errorf("look for streams: %w", err)
+		err = fmt.Errorf("look for %s: %w", what, err)
 	}
 	slices.Sort(names)
 	return slices.Compact(names), err
@@ -190,31 +194,20 @@ func deadPrefixes(prefix string) []string {
 // scanStreams calls found for every stream whose name begins with one of the prefixes; in a cluster possibly more than
 // once, and also for what the others have if a node does not answer. Gates and leases are no streams.
 func scanStreams(ctx context.Context, client redis.UniversalClient, prefixes []string, found func(name string)) error {
-	var mu sync.Mutex
-	scan := func(ctx context.Context, node redis.Cmdable, prefix string) error {
-		var cursor uint64
-		for {
-			names, next, err := node.ScanType(ctx, cursor, globQuote(prefix)+"*", 1000, "stream").Result()
-			if err != nil {
-				return err
-			}
-			mu.Lock()
-			for _, n := range names {
-				found(n)
-			}
-			mu.Unlock()
-			if cursor = next; cursor == 0 {
-				return nil
-			}
-		}
-	}
 	nodes, err := redisurl.Primaries(ctx, client)
 	if err != nil {
 		return err
 	}
+	var mu sync.Mutex
 	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
-		for _, p := range prefixes {
-			if err := scan(ctx, n, p); err != nil {
+		for _, prefix := range prefixes {
+			it := n.ScanType(ctx, 0, globQuote(prefix)+"*", 1000, "stream").Iterator()
+			for it.Next(ctx) {
+				mu.Lock()
+				found(it.Val())
+				mu.Unlock()
+			}
+			if err := it.Err(); err != nil {
 				return err
 			}
 		}

@@ -59,8 +59,8 @@ func (unavailableError) Unavailable() bool { return true }
 
 // databaseFails reports whether no event can be noted: the server has not answered, or refuses them all.
 func databaseFails(err error) bool {
-	var refused *pgconn.PgError
-	if !errors.As(err, &refused) {
+	refused, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
 		return !errors.Is(err, pgx.ErrTxClosed)
 	}
 	switch refused.Code {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/pause"
 	"posthaste/internal/statement"
 )
 
@@ -28,16 +29,11 @@ func Keep(ctx context.Context, db *pgxpool.Pool, retention time.Duration, log *s
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	t := time.NewTicker(keepEvery)
-	defer t.Stop()
 	for ctx.Err() == nil {
 		if err := Maintain(ctx, db, retention); err != nil && ctx.Err() == nil {
 			log.Warn("inbox housekeeping failed, trying again later", "err", err)
 		}
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-		}
+		pause.For(ctx, keepEvery)
 	}
 }
 
@@ -151,8 +147,7 @@ func dropPartition(ctx context.Context, db *pgxpool.Pool, name string, retention
 			return err
 		})
 	}
-	var gone *pgconn.PgError
-	if errors.As(err, &gone) && gone.Code == pgerrcode.UndefinedTable {
+	if gone, ok := errors.AsType[*pgconn.PgError](err); ok && gone.Code == pgerrcode.UndefinedTable {
 		return nil // another process was quicker
 	}
 	if err != nil {
