@@ -24,7 +24,7 @@ const (
 	conditionPostgres = "postgres"       // there is no session with it
 	conditionSchema   = "schema"         // it is missing, or newer than the binary
 	conditionState    = "postgres_state" // it keeps the lock session and answers nothing else
-	conditionRedis    = "redis"          // the sink does not answer, or has not the durability asked for
+	conditionRedis    = "redis"          // the sink, or "nats", does not answer, or lacks the configured durability
 	conditionLead     = "lead"           // a leader does not come to its work
 	conditionAdopt    = "adopt"          // the gates cannot be raised
 	conditionRestore  = "restore"        // a stream is not whole yet: the sink or Postgres has forgotten something
@@ -48,6 +48,7 @@ const (
 
 // health collects conditions by name. Setting one again replaces it.
 type health struct {
+	sink       string // the sink's condition
 	mu         sync.Mutex
 	conditions map[string]trouble
 	runs       map[string]failures // by condition
@@ -60,8 +61,8 @@ type trouble struct {
 	until    time.Time
 }
 
-func newHealth() *health {
-	return &health{conditions: map[string]trouble{}, runs: map[string]failures{}}
+func newHealth(sink string) *health {
+	return &health{sink: sink, conditions: map[string]trouble{}, runs: map[string]failures{}}
 }
 
 // fail reports whether the condition is news, as degrade does.

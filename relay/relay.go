@@ -59,6 +59,8 @@ type Options struct {
 	Source  outbox.Source
 	Slots   outbox.Slots
 	Sweeper *sweep.Sweeper
+	// SinkName is the name of the sink's condition in the health, redis or nats. Default redis.
+	SinkName string
 	// SinkReady, if not nil, reports whether the sink accepts writes and provides the configured durability.
 	SinkReady func(ctx context.Context) error
 	// Observe, if not nil, is called every few seconds by the leader with the known streams, to refresh gauges of the
@@ -84,6 +86,7 @@ func (o *Options) defaults() {
 	o.WALBudget = cmp.Or(o.WALBudget, 1<<30)
 	o.Poison = cmp.Or(o.Poison, PoisonSkip)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 10*time.Second)
+	o.SinkName = cmp.Or(o.SinkName, conditionRedis)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -110,7 +113,7 @@ func New(o Options) *Relay {
 	o.defaults()
 	w := newWindow(o.Window, o.WindowBytes)
 	rep := &reporter{
-		log: o.Logger.With("component", "relay"), health: newHealth(), onPublished: o.OnPublished,
+		log: o.Logger.With("component", "relay"), health: newHealth(o.SinkName), onPublished: o.OnPublished,
 		metrics: newMetrics(o.Registerer, func() float64 { n, _ := w.inflight(); return float64(n) }),
 	}
 	if o.Poison == PoisonBlockKey {
@@ -226,7 +229,7 @@ func (r *Relay) work(ctx context.Context, locks outbox.LockSession) error {
 		}
 	}()
 	for ctx.Err() == nil {
-		if r.health.failing(conditionRedis) {
+		if r.health.failing(r.health.sink) {
 			if pause.About(ctx, withoutSink) != nil {
 				break
 			}
@@ -267,9 +270,9 @@ func (r *Relay) watchSink(ctx context.Context) {
 		err := r.o.SinkReady(actx)
 		cancel()
 		if err != nil && ctx.Err() == nil {
-			r.health.fail(conditionRedis, err.Error())
+			r.health.fail(r.health.sink, err.Error())
 		} else {
-			r.health.clear(conditionRedis)
+			r.health.clear(r.health.sink)
 		}
 		pause.Tick(ctx, time.Second)
 	}

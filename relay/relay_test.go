@@ -220,9 +220,16 @@ func TestAStopIsRecorded(t *testing.T) {
 // The sink's part of readiness is kept on every instance, and a stop is no trouble with the sink.
 func TestTheSinkIsWatched(t *testing.T) {
 	t.Parallel()
+	for name, want := range map[string]string{"": "redis: no replicas", "nats": "nats: no replicas"} {
+		watchTheSink(t, name, want)
+	}
+}
+
+func watchTheSink(t *testing.T, name, want string) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		var trouble atomic.Pointer[string]
-		r := New(Options{SinkReady: func(ctx context.Context) error {
+		r := New(Options{SinkName: name, SinkReady: func(ctx context.Context) error {
 			why := trouble.Load()
 			if why == nil {
 				return nil
@@ -237,7 +244,7 @@ func TestTheSinkIsWatched(t *testing.T) {
 		go func() { r.watchSink(ctx); close(done) }()
 		trouble.Store(&replicas)
 		pass(5 * time.Second)
-		if h := r.Health(); h.Ready || !slices.Equal(h.Reasons, []string{"redis: no replicas"}) || h.Role != "standby" {
+		if h := r.Health(); h.Ready || !slices.Equal(h.Reasons, []string{want}) || h.Role != "standby" {
 			t.Errorf("health %+v", h)
 		}
 		trouble.Store(nil)

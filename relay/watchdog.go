@@ -167,7 +167,7 @@ func (w *watchdog) oversee(ctx context.Context, f finding) {
 	switch {
 	case !holder.Relay:
 		f.text += ", which is no relay"
-	case holder.Sinkless && w.leads && !w.health.failing(conditionRedis):
+	case holder.Sinkless && w.leads && !w.health.failing(w.health.sink):
 		f.text += ", whose relay does not reach the sink, as this one does"
 		w.sinkless = holder.PID
 	}
@@ -203,7 +203,7 @@ func (w *watchdog) report(condition string, f finding) {
 func (l *leadership) tellSink(ctx context.Context) {
 	told, last := true, time.Now()
 	for pause.For(ctx, time.Second) == nil {
-		if !l.health.failing(conditionRedis) {
+		if !l.health.failing(l.health.sink) {
 			last = time.Now()
 		}
 		reached := time.Since(last) < sinkPatience

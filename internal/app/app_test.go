@@ -64,6 +64,33 @@ func TestTheGuardHasARedisOfItsOwn(t *testing.T) {
 	}
 }
 
+// A relay without its servers names the sink that it publishes to, and GET /relay does.
+func TestRelayNamesItsSink(t *testing.T) {
+	t.Parallel()
+	for name, url := range map[string]string{"redis": "", "nats": "nats://127.0.0.1:1"} {
+		c := config(t)
+		c.RedisURL, c.SinkURL = "redis://127.0.0.1:1", url
+		relay, err := app.NewRelay(t.Context(), c, testenv.Logger(t))
+		must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- relay.Run(ctx) }()
+		at := "http://" + relay.AdminAddr().String()
+		for path, want := range map[string]string{
+			"/readyz": `"` + name + `: `,
+			"/relay":  map[string]string{"redis": "Redis", "nats": "NATS"}[name] + " does not take events",
+		} {
+			testenv.Eventually(t, 20*time.Second, func() error {
+				a, err := testenv.Request(ctx, http.MethodGet, at+path, "")
+				must(t, err)
+				return testenv.FailIf(!strings.Contains(string(a.Body), want), "%s of %s: %s", path, name, a.Body)
+			})
+		}
+		cancel()
+		must(t, <-done)
+	}
+}
+
 // Any client that reaches a listener beyond loopback could read and change everything.
 func TestAnAdminListenerForEverybodyIsAskedFor(t *testing.T) {
 	t.Parallel()

@@ -40,6 +40,14 @@ func (c Config) natsSink(reg prometheus.Registerer) (sinks, error) {
 	}, nil
 }
 
+// sinkName is the name of the system that events are published to.
+func (c Config) sinkName() string {
+	if c.SinkURL != "" {
+		return "nats"
+	}
+	return "redis"
+}
+
 // natsReady returns why JetStream takes no events from this machine.
 func (c Config) natsReady(ctx context.Context) error {
 	s, err := c.natsSink(nil)

@@ -125,8 +125,7 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 	p.server = c.adminServer(p.log, admin.Handler(admin.Options{
 		Source: ops.Source{
 			Pool: p.adminPool, RelayName: c.RelayName, Slots: slots, Relay: r, WALBudget: c.WALBudget,
-			Most:  countAtMost,
-			Redis: takes,
+			Most: countAtMost, NATS: c.SinkURL != "", Redis: takes,
 		},
 		Ready: ready, Gatherer: withRuntime(p.registry), Console: page, Profiles: c.AdminProfiles, Logger: p.log,
 		Access: admin.Access{

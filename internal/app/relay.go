@@ -106,9 +106,9 @@ func (p *Relay) build(ctx context.Context) error {
 		Window: c.Window, WindowBytes: c.WindowBytes, WALBudget: c.WALBudget, Poison: c.Poison, Restore: c.Restore,
 		DrainTimeout: c.DrainTimeout,
 		Store:        sql.NewStore(p.pool, c.RelayName, c.History), Locks: sql.NewLocks(c.PostgresURL, c.Schema, p.log),
-		Sink: events, Source: reader, Slots: slots, Sweeper: sweeper, SinkReady: events.ready, Observe: events.observe,
-		Unobserve: events.unobserve, OnPublished: p.traces.onPublished(), Registerer: reg, Logger: p.log,
-		Migrate: p.migrate(),
+		Sink: events, Source: reader, Slots: slots, Sweeper: sweeper, SinkName: c.sinkName(), SinkReady: events.ready,
+		Observe: events.observe, Unobserve: events.unobserve, OnPublished: p.traces.onPublished(c.sinkName()),
+		Registerer: reg, Logger: p.log, Migrate: p.migrate(),
 	})
 	return nil
 }

@@ -63,7 +63,7 @@ func readStatus(ctx context.Context, c Config, pool *pgxpool.Pool) (s cli.Screen
 		return s, err
 	}
 	from := ops.Source{
-		Pool: pool, RelayName: c.RelayName, Slots: slots, WALBudget: c.WALBudget,
+		Pool: pool, RelayName: c.RelayName, Slots: slots, WALBudget: c.WALBudget, NATS: c.SinkURL != "",
 		Redis: func(ctx context.Context) (err error) {
 			s.Unknown, err = c.sinkReady(ctx)
 			return err

@@ -150,9 +150,10 @@ func (t *tracing) requests() func(*http.Request) (*http.Request, func(method, ro
 	}
 }
 
-// onPublished returns relay.Options.OnPublished: it makes a producer span, from the event's time until now, for every
-// event whose writer's trace is sampled. Ended spans go into the SDK's queue, which drops spans when it is full.
-func (t *tracing) onPublished() func(mode outbox.Mode, stream string, events []*outbox.Record) {
+// onPublished returns relay.Options.OnPublished for a sink of a system: it makes a producer span, from the event's time
+// until now, for every event whose writer's trace is sampled. Ended spans go into the SDK's queue, which drops spans
+// when it is full.
+func (t *tracing) onPublished(system string) func(mode outbox.Mode, stream string, events []*outbox.Record) {
 	if t == nil {
 		return nil
 	}
@@ -169,7 +170,7 @@ func (t *tracing) onPublished() func(mode outbox.Mode, stream string, events []*
 			}
 			_, span := t.tracer.Start(ctx, "publish "+stream, trace.WithSpanKind(trace.SpanKindProducer),
 				trace.WithTimestamp(start),
-				trace.WithAttributes(messaging("send", stream, e.ID.String(), e.Type)...),
+				trace.WithAttributes(messaging(system, "send", stream, e.ID.String(), e.Type)...),
 				trace.WithAttributes(attribute.String("posthaste.mode", string(mode))))
 			span.End(trace.WithTimestamp(now))
 		}
@@ -184,7 +185,7 @@ func (t *tracing) handler(group string, h consumer.Handler) consumer.Handler {
 	return func(ctx context.Context, ev consumer.Event) error {
 		ctx, span := t.tracer.Start(remote(ctx, consumer.TraceParent(ctx)), "process "+ev.Stream,
 			trace.WithSpanKind(trace.SpanKindConsumer),
-			trace.WithAttributes(messaging("process", ev.Stream, ev.ID, ev.Type)...),
+			trace.WithAttributes(messaging("redis", "process", ev.Stream, ev.ID, ev.Type)...),
 			trace.WithAttributes(attribute.String("messaging.consumer.group.name", group),
 				attribute.Int("posthaste.attempt", ev.Attempt)))
 		defer span.End()
@@ -197,9 +198,9 @@ func (t *tracing) handler(group string, h consumer.Handler) consumer.Handler {
 }
 
 // messaging returns the attributes of a span about an event. They omit the subject, which may identify a user.
-func messaging(operation, stream, id, kind string) []attribute.KeyValue {
+func messaging(system, operation, stream, id, kind string) []attribute.KeyValue {
 	return []attribute.KeyValue{
-		attribute.String("messaging.system", "redis"), attribute.String("messaging.operation.type", operation),
+		attribute.String("messaging.system", system), attribute.String("messaging.operation.type", operation),
 		attribute.String("messaging.destination.name", stream), attribute.String("messaging.message.id", id),
 		attribute.String("posthaste.event_type", kind),
 	}

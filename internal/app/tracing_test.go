@@ -3,14 +3,17 @@ package app
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"posthaste/internal/testenv"
+	"posthaste/outbox"
 )
 
 var must = testenv.Must
@@ -35,10 +38,26 @@ func TestTracingIsOffByDefault(t *testing.T) {
 		}
 	}
 	var off *tracing
-	if off.requests() != nil || off.onPublished() != nil || off.queries() != nil {
+	if off.requests() != nil || off.onPublished("redis") != nil || off.queries() != nil {
 		t.Error("tracing that is off hooks into something")
 	}
 	off.shutdown()
+}
+
+// The relay's spans name the system that it publishes to.
+func TestSpansNameTheSink(t *testing.T) {
+	t.Parallel()
+	for _, system := range []string{"redis", "nats"} {
+		rec := tracetest.NewSpanRecorder()
+		tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(rec))
+		tr := &tracing{provider: tp, tracer: tp.Tracer("test")}
+		const sampled = `{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}`
+		tr.onPublished(system)(outbox.ModeCDC, "outbox.order", []*outbox.Record{{Headers: []byte(sampled)}})
+		want := attribute.String("messaging.system", system)
+		if spans := rec.Ended(); len(spans) != 1 || !slices.Contains(spans[0].Attributes(), want) {
+			t.Errorf("%s: spans %v", system, spans)
+		}
+	}
 }
 
 func TestSpansOfStatementsQuoteNoValues(t *testing.T) {

@@ -65,15 +65,18 @@ func (a *assessment) servers() {
 		})
 	}
 	if rd.Error != "" {
-		why := " Events are late, none is lost: they wait in Postgres"
+		name, why := "Redis", " Events are late, none is lost: they wait in Postgres"
+		if a.s.NATS {
+			name = "NATS"
+		}
 		if pg.known() {
 			why += fmt.Sprintf(" (%s now)", a.s.Postgres.Backlog.Size())
 		}
 		a.add(Problem{
-			Level: a.blocked(), Part: partRedis, Title: "Redis does not take events", Action: actionDoctor,
+			Level: a.blocked(), Part: partRedis, Title: name + " does not take events", Action: actionDoctor,
 			Why: sentence(rd.Error) + why + ".", Runbook: "OutboxPublishFailing",
-			Remedy: "Start Redis, or fix what it reports: posthaste doctor names the setting. Everything continues " +
-				"automatically.",
+			Remedy: "Start " + name + ", or fix what it reports: posthaste doctor names the setting. Everything " +
+				"continues automatically.",
 		})
 	}
 	if pg.Slow {

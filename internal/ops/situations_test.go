@@ -140,6 +140,10 @@ func situations() map[string]situation {
 			s.Redis = Memory{UsedBytes: 95, MaxBytes: 100}
 			group(sink.Group{Name: "old", Lag: 5, Idle: 3 * time.Hour})(s)
 		}, Failing, "Redis does not take events", partRedis},
+		"nats gone": {func(s *Snapshot) {
+			s.NATS = true
+			fail(s, &s.Asked.Redis)
+		}, Failing, "NATS does not take events", partRedis},
 		"redis never came": {
 			func(s *Snapshot) { s.Asked.Redis = Answer{Error: "refused"} },
 			Failing, "Redis does not take events", partRedis,

@@ -2,7 +2,6 @@ package ops
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +22,8 @@ type Snapshot struct {
 	Postgres Postgres
 	// Redis is the memory of Redis.
 	Redis Memory
+	// NATS reports whether events are published to NATS. Then Asked.Redis has the answers of NATS.
+	NATS bool
 	// Relay is the health of this process' relay; nil in a process without one.
 	Relay *relay.Health
 	// WALBudget is how many bytes of WAL the slot may hold back; 0 if that is unknown.
@@ -105,9 +106,10 @@ type Source struct {
 	Pool      *pgxpool.Pool
 	RelayName string
 	Slots     outbox.Slots
-	// Relay is the relay of this process, or nil. It knows the state of Redis; without a relay, Redis is called,
-	// unless it is nil.
+	// Relay is the relay of this process, or nil. It knows the state of Redis, or with NATS set of NATS; without a
+	// relay, Redis is called, unless it is nil.
 	Relay     *relay.Relay
+	NATS      bool
 	Redis     func(ctx context.Context) error
 	WALBudget int64
 	// Most is how many waiting events are counted at most, which bounds the cost of a snapshot; 0: all.
@@ -130,7 +132,9 @@ func (s Source) Look(ctx context.Context) (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	snap := &Snapshot{Now: time.Now(), Postgres: p, WALBudget: s.WALBudget, Dead: CountDead(dead, p.Dead, 0)}
+	snap := &Snapshot{
+		Now: time.Now(), Postgres: p, NATS: s.NATS, WALBudget: s.WALBudget, Dead: CountDead(dead, p.Dead, 0),
+	}
 	snap.Asked.Postgres, snap.Asked.Redis = Answer{AsOf: &snap.Now}, redis
 	if s.Relay != nil {
 		h := s.Relay.Health()
@@ -155,11 +159,12 @@ func (s Source) askRedis(ctx context.Context) Answer {
 	return Answer{AsOf: &now}
 }
 
-// redisOf is the state of Redis according to a relay, which queries it every second.
+// redisOf is the state of Redis, or NATS, according to a relay, which queries it every second.
 func redisOf(h relay.Health, now time.Time) Answer {
-	const condition = "redis: "
-	if i := slices.IndexFunc(h.Reasons, func(r string) bool { return strings.HasPrefix(r, condition) }); i >= 0 {
-		return Answer{Error: h.Reasons[i][len(condition):]}
+	for _, reason := range h.Reasons {
+		if name, why, _ := strings.Cut(reason, ": "); name == "redis" || name == "nats" {
+			return Answer{Error: why}
+		}
 	}
 	return Answer{AsOf: &now}
 }

@@ -133,9 +133,11 @@ func TestARelayKnowsOfRedis(t *testing.T) {
 	if a := redisOf(relay.Health{Reasons: []string{"postgres: gone"}}, now); !a.known() {
 		t.Errorf("%+v", a)
 	}
-	a := redisOf(relay.Health{Reasons: []string{"postgres: gone", "redis: redis unreachable: refused"}}, now)
-	if a.known() || a.Error != "redis unreachable: refused" {
-		t.Errorf("%+v", a)
+	for _, name := range []string{"redis", "nats"} {
+		a := redisOf(relay.Health{Reasons: []string{"postgres: gone", name + ": unreachable: refused"}}, now)
+		if a.known() || a.Error != "unreachable: refused" {
+			t.Errorf("%s: %+v", name, a)
+		}
 	}
 }
 
