@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -159,7 +160,7 @@ func TestPartitionsAreCopied(t *testing.T) {
 	want(t, "outbox", copies(t, d, "aggregate_id"), "1 2 3 4")
 	// The same id with other content is refused, not lost.
 	_, err := d.Pool.Exec(t.Context(), "INSERT INTO ev SELECT id, false, 'other', 5, '{}' FROM ev WHERE key = 1")
-	refused(t, err, "column id of public.ev", "unique")
+	refused(t, err, "column id of public.ev", "unique", "posthaste's bridge", "posthaste replay --id=")
 	for table, text := range map[string]string{"public.ev_new": "is a partition: use --table=ev"} {
 		_, err := bridge.New(t.Context(), d.Pool, bridge.Config{
 			Table: table, ID: "id", AggregateType: "=order", AggregateID: "key", EventType: "kind", Payload: "body",
@@ -307,6 +308,33 @@ func TestBadRowsAreRefused(t *testing.T) {
 	oneLine(t, err, `row with the id "43"`)
 	d.Exec(t, "INSERT INTO t VALUES (44, 'a', 'b', 'c', 'no', NULL)") // there is no trigger
 	noneLeft(t, d)
+}
+
+// A row with the id of an event in outbox is refused with the constraint's SQLSTATE. The error names the bridge, the
+// column, the row and the remedy. No other row of the statement is copied.
+func TestTakenIDsAreNamed(t *testing.T) {
+	t.Parallel()
+	d := prepared(t, "CREATE TABLE t (key bigint, agg text)")
+	create(t, d, bridge.Config{
+		Table: "public.t", ID: "key", AggregateType: "=a", AggregateID: "agg", EventType: "=b", Payload: "agg",
+	})
+	d.Exec(t, "INSERT INTO t VALUES (1, '1'), (2, '2'); DELETE FROM t")
+	event := uuid.NewMD5(uuid.NameSpaceURL, []byte("public.t:2")).String()
+	for insert, detail := range map[string]string{
+		"INSERT INTO t VALUES (2, '2')":                                `The id "2" is that of event ` + event,
+		"INSERT INTO t VALUES (3, '3'), (2, '2'), (4, '4')":            `The id "2" is that of event ` + event,
+		"INSERT INTO t VALUES (3, '3'), (3, '4')":                      "This transaction",
+		"INSERT INTO t VALUES (3, '3'); INSERT INTO t VALUES (3, '3')": "This transaction",
+	} {
+		_, err := d.Pool.Exec(t.Context(), insert)
+		refused(t, err, "posthaste's bridge", "column key of public.t must be unique", "another id",
+			"posthaste replay --id=")
+		var pg *pgconn.PgError
+		if !errors.As(err, &pg) || pg.Code != pgerrcode.UniqueViolation || !strings.HasPrefix(pg.Detail, detail) {
+			t.Errorf("%s: %+v, want the detail %q", insert, pg, detail)
+		}
+		want(t, "outbox", copies(t, d, "aggregate_id"), "1 2")
+	}
 }
 
 func noneLeft(t *testing.T, d *testenv.Database) {

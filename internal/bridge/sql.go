@@ -113,12 +113,31 @@ func (e event) insert(from string) string {
 		strings.Join(e.expressions(), ",\n    "), from)
 }
 
+// unique is the condition that an id in outbox does not meet.
+const unique = "unique: posthaste's bridge of the table finds an event with the id in outbox. Give the row another " +
+	"id; posthaste replay --id=EVENT publishes an event again"
+
+// taken raises the error for rows that were not copied, because outbox has their ids. It has the SQLSTATE of the
+// constraint, on which an application may act. The query finds no row if the transaction has inserted the event itself.
+func (e event) taken() string {
+	return fmt.Sprintf(`RAISE unique_violation USING MESSAGE = %s,
+    DETAIL = coalesce((SELECT pg_catalog.format('The id "%%s" is that of event %%s.', %s, o.id)
+        FROM posthaste_new AS n JOIN %s.outbox o ON o.id = %s
+        WHERE o.xid::xid8 <> pg_catalog.pg_current_xact_id() LIMIT 1),
+        'This transaction inserts two rows with the id.')`,
+		literal("column "+e.ID+" of "+e.name()+" must be "+unique), e.text(e.ID), e.helpers, e.id())
+}
+
 // body is the body of the trigger's function; sequence counts the rows.
 func (e event) body(sequence string) string {
 	count := "pg_catalog.nextval(" + literal(sequence) + "::regclass) > 0::bigint"
 	if e.Kind == "r" {
 		e.row = "n"
-		return "\nBEGIN\n" + e.insert("FROM posthaste_new AS n WHERE "+count) + ";\nRETURN NULL;\nEND "
+		return "\nDECLARE posthaste_copied bigint;\nBEGIN\n" +
+			e.insert("FROM posthaste_new AS n WHERE "+count+" ON CONFLICT (id) DO NOTHING") +
+			";\nGET DIAGNOSTICS posthaste_copied = ROW_COUNT;\n" +
+			"IF posthaste_copied < (SELECT pg_catalog.count(*) FROM posthaste_new) THEN\n" + e.taken() +
+			";\nEND IF;\nRETURN NULL;\nEND "
 	}
 	// An UPDATE that moves a row to another partition inserts it there.
 	e.row = "NEW"
@@ -127,7 +146,7 @@ func (e event) body(sequence string) string {
 		"IF NOT FOUND AND NOT EXISTS (SELECT FROM " + e.helpers + ".outbox o WHERE o.id = " + x[0] +
 		"\n    AND o.aggregate_type = " + x[1] + " AND o.aggregate_id = " + x[2] +
 		"\n    AND o.event_type::text = " + x[3] + " AND o.payload = " + x[4] + ") THEN\n    PERFORM " +
-		e.refuse(e.ID, "unique: another event has it") +
+		e.refuse(e.ID, unique) +
 		";\nEND IF;\nRETURN NULL;\nEND "
 }
 
