@@ -69,14 +69,13 @@ func (a *attempt) once(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	r, err := a.send(ctx, v)
+	r, waited, err := a.send(ctx, v)
 	if err != nil {
 		return Result{}, err
 	}
 	switch r[0] {
 	case string(OK), string(Insufficient), string(Overflow), replay:
-		a.b.told(a.bucket, v.epoch, r[7])
-		return a.result(r)
+		return a.result(v, r, waited)
 	case "ASK":
 		return a.ledger(ctx, v)
 	case "MISS":
@@ -103,8 +102,8 @@ func (a *attempt) once(ctx context.Context) (Result, error) {
 const replay = "REPLAY"
 
 // send calls the function. It repeats a call with an unknown outcome once: the reply to the second call shows the
-// outcome of the first.
-func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
+// outcome of the first. waited is nil if the write is durable.
+func (a *attempt) send(ctx context.Context, v view) (r []string, waited, err error) {
 	op := a.op
 	fn := fnAdd
 	if op.Kind == Deduct {
@@ -124,27 +123,18 @@ func (a *attempt) send(ctx context.Context, v view) ([]string, error) {
 		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream,
 		a.b.o.Durability.name(), ask, op.Reference,
 	}
-	r, waited, err := a.b.calls.call(ctx, key, fcall)
+	r, waited, err = a.b.calls.call(ctx, key, fcall)
 	if err != nil && !nothingDone(err) {
 		a.doubt = err
 		r, waited, err = a.b.calls.call(ctx, key, fcall)
 		if err != nil && !nothingDone(err) {
-			return nil, fmt.Errorf("%w: %w; then %w", ErrUnknown, a.doubt, err)
+			return nil, nil, fmt.Errorf("%w: %w; then %w", ErrUnknown, a.doubt, err)
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	switch r[0] {
-	case string(OK), string(Insufficient), string(Overflow), replay:
-		if len(r) != 8 {
-			return nil, fmt.Errorf("%w: the reply of %s has %d fields", ErrUnknown, fn, len(r))
-		}
-		if waited != nil {
-			return nil, fmt.Errorf("%w: %w", ErrUnknown, waited)
-		}
-	}
-	return r, nil
+	return r, waited, err
 }
 
 // old reports whether Redis may have dropped the outcome of an operation with this key. If so, the ledger must be read.
@@ -180,8 +170,16 @@ func (a *attempt) ledger(ctx context.Context, v view) (Result, error) {
 	return res, nil
 }
 
-// result parses the reply of a function: code, outcome, amount, balance, seq, durability, stream id, n.
-func (a *attempt) result(r []string) (Result, error) {
+// result parses the reply of a function: code, outcome, amount, balance, seq, durability, stream id, n. waited is why
+// the outcome is not durable yet.
+func (a *attempt) result(v view, r []string, waited error) (Result, error) {
+	if len(r) != 8 {
+		return Result{}, fmt.Errorf("%w: the reply has %d fields", ErrUnknown, len(r))
+	}
+	if waited != nil {
+		return Result{}, fmt.Errorf("%w: %w", ErrUnknown, waited)
+	}
+	a.b.told(a.bucket, v.epoch, r[7])
 	res := Result{
 		OpID: a.op.ID, User: a.op.User, Kind: a.op.Kind, Outcome: Outcome(r[1]), Durability: r[5],
 		Replayed: r[0] == replay,

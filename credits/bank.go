@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/singleflight"
 
+	"posthaste/internal/pause"
 	"posthaste/sql"
 )
 
@@ -100,14 +101,19 @@ type fitness struct {
 // bucket is what this process knows about a bucket.
 type bucket struct {
 	mu sync.Mutex
+	view
+	// claim is the floor of an older epoch. It is set until the operations lost from that epoch have been counted.
+	claim int64
+}
+
+// view is a snapshot of a bucket.
+type view struct {
 	// epoch is 0 until it has been read from Postgres.
 	epoch int64
 	// bumped is when the epoch was raised; zero for never.
 	bumped time.Time
 	// floor is the highest operation number that this process has received from Redis or from the ledger.
 	floor int64
-	// claim is the floor of an older epoch. It is set until the operations lost from that epoch have been counted.
-	claim int64
 }
 
 // New returns a Bank; it does no I/O.
@@ -133,18 +139,12 @@ func (b *Bank) Run(ctx context.Context) error {
 	if err := loadLibrary(ctx, b.o.Redis); err != nil {
 		b.log.Debug("functions not loaded yet", "err", err)
 	}
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+	for pause.For(ctx, time.Second) == nil {
 		if b.used.Load() {
 			b.refresh(ctx)
 		}
 	}
+	return nil
 }
 
 // refresh reads the marks and epochs of the ledger.
@@ -237,12 +237,6 @@ func (b *Bank) told(bkt int16, epoch int64, n string) {
 	k.mu.Unlock()
 }
 
-// view is a snapshot of a bucket.
-type view struct {
-	epoch, floor int64
-	bumped       time.Time
-}
-
 // view returns the snapshot of a bucket. The first call for a bucket reads Postgres.
 func (b *Bank) view(ctx context.Context, bkt int16) (view, error) {
 	if v := b.known(bkt); v.epoch > 0 {
@@ -258,7 +252,7 @@ func (b *Bank) known(bkt int16) view {
 	k := &b.buckets[bkt]
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return view{k.epoch, k.floor, k.bumped}
+	return k.view
 }
 
 // ask reads a bucket's row from Postgres, and inserts the row if it is missing. Concurrent calls for one bucket share

@@ -207,7 +207,7 @@ func TestWhatIsOnItsWayIntoTheLedgerIsInIt(t *testing.T) {
 	}
 	close(goOn)
 	<-done
-	p.sync.failpoint = nil
+	p.sync.failpoint = func(string) error { return nil }
 	p.closedFor(other, user)
 	p.settle()
 	p.bank = other

@@ -114,10 +114,7 @@ func call(ctx context.Context, c redis.UniversalClient, fn string, keys []string
 // nothingDone reports whether a failed call certainly did not happen: it was not sent, or the server refused it. (The
 // functions check everything before their first write, so an error reply means that nothing was written.)
 func nothingDone(err error) bool {
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
-		return true
-	}
-	return errors.Is(err, errNotSent) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrClosed) ||
-		isReply(err)
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "dial" || errors.Is(err, errNotSent) || errors.Is(err, redis.ErrPoolTimeout) ||
+		errors.Is(err, redis.ErrClosed) || isReply(err)
 }

@@ -66,7 +66,7 @@ func (l *ledger) take(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 		return err
 	}
 	if !l.check(entries) {
-		if err := l.write(ctx, tx); err == nil || !errors.Is(err, errConflict) {
+		if err := writeBatch(ctx, tx, &l.batch); err == nil || !errors.Is(err, errConflict) {
 			return err
 		}
 	}
@@ -77,12 +77,7 @@ func (l *ledger) take(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 		return err
 	}
 	l.check(entries)
-	return l.write(ctx, tx)
-}
-
-// write writes the batch in a savepoint, so that the transaction remains usable after a conflict.
-func (l *ledger) write(ctx context.Context, tx pgx.Tx) error {
-	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return writeBatch(ctx, tx, &l.batch) })
+	return writeBatch(ctx, tx, &l.batch)
 }
 
 // lock reads and locks the accounts.

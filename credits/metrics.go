@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // codes are the values of the code label of credits_ops_total, for the errors of operations. An operation without an
@@ -49,16 +50,18 @@ type bankMetrics struct {
 }
 
 func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
+	f := promauto.With(reg)
 	m := &bankMetrics{
-		ops: prometheus.NewCounterVec(prometheus.CounterOpts{
+		ops: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "credits_ops_total",
 			Help: "Credit operations by what became of them. A rise of epoch means Redis lost data, of backpressure " +
 				"that the sync is behind.",
 		}, []string{"code"}),
-		loads: prometheus.NewCounter(prometheus.CounterOpts{
+		loads: f.NewCounter(prometheus.CounterOpts{
 			Name: "credits_ledger_reads_total",
 			Help: "Accounts read from the ledger because Redis did not have them.",
 		}),
+		lost: newLost(reg),
 	}
 	for _, c := range codes {
 		m.ops.WithLabelValues(c.code)
@@ -66,10 +69,6 @@ func newBankMetrics(reg prometheus.Registerer) *bankMetrics {
 	for _, o := range []Outcome{OK, Insufficient, Overflow, codeReplay} {
 		m.ops.WithLabelValues(strings.ToLower(string(o)))
 	}
-	if reg != nil {
-		reg.MustRegister(m.ops, m.loads)
-	}
-	m.lost = newLost(reg)
 	return m
 }
 
@@ -82,10 +81,11 @@ func newLost(reg prometheus.Registerer) prometheus.Counter {
 	if reg == nil {
 		return c
 	}
-	var have prometheus.AlreadyRegisteredError
-	if err := reg.Register(c); errors.As(err, &have) {
+	err := reg.Register(c)
+	if have, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
 		return have.ExistingCollector.(prometheus.Counter) //nolint:forcetypeassert // the name is ours
-	} else if err != nil {
+	}
+	if err != nil {
 		panic(err) // as MustRegister does
 	}
 	return c
@@ -112,24 +112,25 @@ type syncMetrics struct {
 }
 
 func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
+	f := promauto.With(reg)
 	m := &syncMetrics{
-		lag: prometheus.NewGauge(prometheus.GaugeOpts{
+		lag: f.NewGauge(prometheus.GaugeOpts{
 			Name: "credits_sync_lag_seconds",
 			Help: "Age of the oldest operation that is not in the ledger yet. A rise means the sync or " +
 				"Postgres is too slow, or gone. A node of a cluster that does not answer is left out.",
 		}),
-		frozen: prometheus.NewCounterVec(prometheus.CounterOpts{
+		frozen: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "credits_frozen_total",
 			Help: "Accounts frozen because their operations contradict the ledger. Any rise needs an operator.",
 		}, []string{"reason"}),
-		written: prometheus.NewCounterVec(prometheus.CounterOpts{
+		written: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_events_written_total", Help: "Events committed to the outbox by this process.",
 		}, []string{"type"}),
-		bumps: prometheus.NewCounter(prometheus.CounterOpts{
+		bumps: f.NewCounter(prometheus.CounterOpts{
 			Name: "credits_epoch_bumps_total",
 			Help: "Buckets rebuilt from the ledger because Redis had lost operations.",
 		}),
-		drift: prometheus.NewGauge(prometheus.GaugeOpts{
+		drift: f.NewGauge(prometheus.GaugeOpts{
 			Name: "credits_reconcile_drift",
 			Help: "Credits by which the ledger's accounts differ from their counter-accounts, looked at every 15 " +
 				"minutes. Anything but 0 means the ledger was changed by hand.",
@@ -141,9 +142,6 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 	}
 	for _, r := range reasons {
 		m.frozen.WithLabelValues(r)
-	}
-	if reg != nil {
-		reg.MustRegister(m.lag, m.frozen, m.written, m.bumps, m.drift)
 	}
 	return m
 }

@@ -69,8 +69,8 @@ func (o *ownership) check(ctx context.Context, trust bool) error {
 }
 
 func isReply(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply)
+	_, ok := errors.AsType[redis.Error](err)
+	return ok
 }
 
 // mine returns the source of this database, "" if no relay has run on it yet.

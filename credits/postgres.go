@@ -103,15 +103,12 @@ func readBucket(ctx context.Context, db sql.DB, bucket int16) (LedgerBucket, err
 
 // ledgerOwner returns this database's source; "" if no relay has run on it since it was created or copied.
 func ledgerOwner(ctx context.Context, db sql.DB) (string, error) {
-	var source *string
+	var source string
 	err := db.QueryRow(ctx, query("owner")).Scan(&source)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", fmt.Errorf("read the database's source: %w", err)
 	}
-	if source == nil {
-		return "", nil
-	}
-	return *source, nil
+	return source, nil
 }
 
 // LedgerBuckets returns every bucket that was ever used, ordered by number.
@@ -135,16 +132,6 @@ func settledBuckets(ctx context.Context, pool *sql.Pool) (rows []LedgerBucket, e
 		return err
 	})
 	return rows, err
-}
-
-// bumpEpoch raises a bucket's epoch, and its mark to mark: operations up to mark that the ledger does not have are
-// given up. tx must hold the bucket's row.
-func bumpEpoch(ctx context.Context, tx pgx.Tx, bucket int16, mark int64) (int64, error) {
-	var epoch int64
-	if err := tx.QueryRow(ctx, query("epoch_bump"), bucket, mark).Scan(&epoch); err != nil {
-		return 0, fmt.Errorf("raise the epoch of credit bucket %d: %w", bucket, err)
-	}
-	return epoch, nil
 }
 
 // accountAt returns a user's account (nil if it does not exist) and the epoch and mark of its bucket, from one
@@ -218,10 +205,10 @@ type ledgerBatch struct {
 }
 
 // errConflict means that the ledger already has an entry of the batch, by number or by operation, or that an account
-// has changed. The transaction must be rolled back.
+// has changed.
 var errConflict = errors.New("the ledger has one of the entries already")
 
-// writeBatch writes b within tx, in one round trip. Errors: errConflict.
+// writeBatch writes b in a savepoint of tx, so that tx remains usable after an errConflict.
 func writeBatch(ctx context.Context, tx pgx.Tx, b *ledgerBatch) error {
 	batch := &pgx.Batch{}
 	queue := func(name string, rows int, args []any) {
@@ -241,10 +228,12 @@ func writeBatch(ctx context.Context, tx pgx.Tx, b *ledgerBatch) error {
 	if len(b.Quarantined) > 0 {
 		batch.Queue(query("quarantine"), columns(b.Quarantined)...) // may be there already
 	}
-	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
-		return fmt.Errorf("write credits: %w", err)
-	}
-	return nil
+	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+			return fmt.Errorf("write credits: %w", err)
+		}
+		return nil
+	})
 }
 
 // columns returns the fields of structs as arrays for unnest, one for each field.

@@ -49,8 +49,8 @@ func (s *Sync) rebuildLost(ctx context.Context) error {
 // ofKeys reports whether the server refused a command because of a bucket's keys, as opposed to a temporary refusal of
 // all commands (READONLY, LOADING, CLUSTERDOWN, …).
 func ofKeys(err error) bool {
-	var refused redis.Error
-	return errors.As(err, &refused) && (strings.HasPrefix(refused.Error(), "ERR ") || wrongType(refused))
+	refused, ok := errors.AsType[redis.Error](err)
+	return ok && (strings.HasPrefix(refused.Error(), "ERR ") || wrongType(refused))
 }
 
 // tell logs why a bucket stays closed, once per reason.
@@ -171,7 +171,7 @@ func (s *Sync) rebuild(ctx context.Context, bkt int16) error {
 	if err != nil || epoch == 0 {
 		return err
 	}
-	if err := s.fail("after_bump"); err != nil {
+	if err := s.failpoint("after_bump"); err != nil {
 		return err
 	}
 	_, err = call(ctx, s.o.Redis, fnOpen, []string{epochKey(bkt), streamKey(bkt)}, epoch, top,
@@ -230,18 +230,20 @@ func (s *Sync) close(ctx context.Context, bkt int16) (sure bool, err error) {
 // sync has the row.
 func (s *Sync) bump(ctx context.Context, bkt int16) (epoch, top int64, err error) {
 	var lost int64
-	err = s.locked(ctx, bkt, func(tx pgx.Tx, r LedgerBucket, t state) (err error) {
+	err = s.locked(ctx, bkt, func(tx pgx.Tx, r LedgerBucket, t state) error {
 		if t.epoch != "" || t.length > 0 {
 			return nil
 		}
 		// Numbers never restart: top is at least every number that a process has seen in an older epoch.
 		top = max(r.Mark, t.n, t.seen)
-		lost = top - r.Mark
-		epoch, err = bumpEpoch(ctx, tx, bkt, top)
-		return err
+		lost = top - r.Mark // the ledger gives these operations up
+		return tx.QueryRow(ctx, query("epoch_bump"), bkt, top).Scan(&epoch)
 	})
-	if err != nil || epoch == 0 {
-		return 0, 0, err
+	if err != nil {
+		return 0, 0, fmt.Errorf("raise the epoch: %w", err)
+	}
+	if epoch == 0 {
+		return 0, 0, nil
 	}
 	s.metrics.bumps.Inc()
 	s.metrics.lost.Add(float64(lost))

@@ -249,48 +249,50 @@ func (r *reconciliation) look(ctx context.Context, b *ledgerBalance,
 	}
 	switch {
 	case b.Sum != b.Balance || (b.Entries > 0 && b.LastBalance != b.Balance):
-		return diff(causeSum,
-			"the entries add up to %d, the last one says %d, the account %d: the ledger was changed by hand",
-			b.Sum, b.LastBalance, b.Balance), false, nil
+		d = diff(causeSum, "the entries add up to %d, the last one says %d, the account %d: the ledger was changed by "+
+			"hand", b.Sum, b.LastBalance, b.Balance)
 	case b.Entries != b.LastSeq:
-		return diff(causeGap, "%d entries, but the last one has number %d: entries were deleted", b.Entries, b.LastSeq),
-			false, nil
+		d = diff(causeGap, "%d entries, but the last one has number %d: entries were deleted", b.Entries, b.LastSeq)
 	case b.Frozen != "":
-		return diff(causeFrozen, "frozen for %s; %d operations are in quarantine", b.Frozen, b.Quarantined), false, nil
+		d = diff(causeFrozen, "frozen for %s; %d operations are in quarantine", b.Frozen, b.Quarantined)
 	case c.foreign:
-		return diff(causeBalance, "the account's key in Redis has another type: it was made by hand"), false, nil
+		d = diff(causeBalance, "the account's key in Redis has another type: it was made by hand")
 	case !c.there, c.seq == b.LastSeq && c.balance == b.Balance:
-		return nil, false, nil
 	case c.seq < b.LastSeq:
-		return diff(causeBehind, "Redis is at operation %d, the ledger at %d: Redis went back in time", c.seq,
-				b.LastSeq),
-			false, nil
+		d = diff(causeBehind, "Redis is at operation %d, the ledger at %d: Redis went back in time", c.seq, b.LastSeq)
 	case c.seq == b.LastSeq:
-		return diff(causeBalance, "at the same operation %d: the balance in Redis was changed by hand", c.seq), false,
-			nil
+		d = diff(causeBalance, "at the same operation %d: the balance in Redis was changed by hand", c.seq)
+	default:
+		var n, sum int64
+		if n, sum, pending, err = r.ahead(ctx, b, c); err == nil && !pending {
+			d = diff(causeStream, "Redis is %d operations ahead; the stream has %d of them, which add up to %d",
+				c.seq-b.LastSeq, n, sum)
+			d.Pending = sum
+		}
 	}
+	return d, pending, err
+}
+
+// ahead returns the number and sum of the operations in the stream by which Redis is ahead of the ledger, and whether
+// they explain the whole difference.
+func (r *reconciliation) ahead(ctx context.Context, b *ledgerBalance, c cachedAccount) (
+	n, sum int64, all bool, err error,
+) {
 	list, err := r.waiting(ctx, b.UserID)
 	if err != nil {
-		return nil, false, err
+		return 0, 0, false, err
 	}
-	n, sum := between(list, b.LastSeq, c.seq)
+	n, sum = between(list, b.LastSeq, c.seq)
 	if n == c.seq-b.LastSeq && b.Balance+sum == c.balance {
-		return nil, true, nil
+		return n, sum, true, nil
 	}
 	// Entries that have left the stream since the ledger was read are in the ledger now.
 	now, _, err := accountAt(ctx, r.pool, b.UserID)
-	if err != nil {
-		return nil, false, err
+	if err == nil && now != nil && now.LastSeq > b.LastSeq && now.LastSeq <= c.seq {
+		rest, by := between(list, now.LastSeq, c.seq)
+		all = rest == c.seq-now.LastSeq && now.Balance+by == c.balance
 	}
-	if now != nil && now.LastSeq > b.LastSeq && now.LastSeq <= c.seq {
-		if n, sum := between(list, now.LastSeq, c.seq); n == c.seq-now.LastSeq && now.Balance+sum == c.balance {
-			return nil, true, nil
-		}
-	}
-	d = diff(causeStream, "Redis is %d operations ahead; the stream has %d of them, which add up to %d",
-		c.seq-b.LastSeq, n, sum)
-	d.Pending = sum
-	return d, false, nil
+	return n, sum, all, err
 }
 
 // change is an operation that waits for the ledger: its number, and its effect on the balance.

@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -68,7 +69,7 @@ type Sync struct {
 	probes  sync.WaitGroup
 	// balanced is when the accounts and counter-accounts were last compared.
 	balanced time.Time
-	// failpoint is nil outside tests. Its error ends the round at that point.
+	// failpoint does nothing outside tests. Its error ends the round at that point.
 	failpoint func(name string) error
 }
 
@@ -80,7 +81,7 @@ func NewSync(o SyncOptions) *Sync {
 	return &Sync{
 		o: o, log: o.Logger.With("component", "credits"), metrics: newSyncMetrics(o.Registerer),
 		owner: ownership{redis: o.Redis, pool: o.Pool}, stuck: map[int16]string{}, aside: map[int16]error{},
-		probed: make(chan []int16, 1),
+		probed: make(chan []int16, 1), failpoint: func(string) error { return nil },
 	}
 }
 
@@ -271,39 +272,24 @@ func wrongType(err error) bool { return redis.HasErrorPrefix(err, "WRONGTYPE") }
 // waiting returns the buckets whose streams have entries, and updates the metrics. It skips buckets that are set aside.
 func (s *Sync) waiting(ctx context.Context) ([]int16, error) {
 	all := bucketsOf(s.present())
-	lens := make([]*redis.IntCmd, len(all))
+	heads := make([]*redis.XMessageSliceCmd, len(all))
 	err := s.setAside(all, s.ask(ctx, len(all), func(p redis.Pipeliner, i int) {
-		lens[i] = p.XLen(ctx, streamKey(all[i]))
+		heads[i] = p.XRangeN(ctx, streamKey(all[i]), "-", "+", 1)
 	}))
 	if err != nil {
 		return nil, fmt.Errorf("look at the streams: %w", err)
 	}
 	var busy []int16
+	var lag time.Duration
 	for i, bkt := range all {
-		if lens[i].Val() > 0 {
-			busy = append(busy, bkt)
-		}
-	}
-	if len(busy) == 0 {
-		s.metrics.lag.Set(0)
-		return nil, nil
-	}
-	heads := make([]*redis.XMessageSliceCmd, len(busy))
-	err = s.setAside(busy, s.ask(ctx, len(busy), func(p redis.Pipeliner, i int) {
-		heads[i] = p.XRangeN(ctx, streamKey(busy[i]), "-", "+", 1)
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("look at the streams: %w", err)
-	}
-	oldest := time.Now()
-	for i := range busy {
 		for _, m := range heads[i].Val() {
-			if t, ok := streamTime(m.ID); ok && t.Before(oldest) {
-				oldest = t
+			busy = append(busy, bkt)
+			if t, ok := streamTime(m.ID); ok {
+				lag = max(lag, time.Since(t))
 			}
 		}
 	}
-	s.metrics.lag.Set(time.Since(oldest).Seconds())
+	s.metrics.lag.Set(lag.Seconds())
 	return busy, nil
 }
 
@@ -319,39 +305,25 @@ func (s *Sync) apply(ctx context.Context, buckets []int16) (int, error) {
 	if err != nil || len(rows) == 0 {
 		return 0, err
 	}
-	in, err := s.read(ctx, rows)
-	if err != nil || len(in.entries) == 0 {
+	entries, last, err := s.read(ctx, rows)
+	if err != nil || len(entries) == 0 {
 		return 0, err
 	}
 	l := newLedger(rows)
-	if err := l.take(ctx, tx, in.entries); err != nil {
+	if err := l.take(ctx, tx, entries); err != nil {
 		return 0, err
 	}
-	if err := s.fail("before_commit"); err != nil {
+	if err := s.failpoint("before_commit"); err != nil {
 		return 0, err
 	}
 	if err := tx.Commit(ctx); err != nil {
 		return 0, fmt.Errorf("commit the ledger: %w", err)
 	}
 	s.report(l)
-	if err := s.fail("after_commit"); err != nil {
+	if err := s.failpoint("after_commit"); err != nil {
 		return 0, err
 	}
-	return len(in.entries), s.ack(ctx, in, l)
-}
-
-func (s *Sync) fail(name string) error {
-	if s.failpoint == nil {
-		return nil
-	}
-	return s.failpoint(name)
-}
-
-// intake is what a round has read from the streams.
-type intake struct {
-	entries []*entry
-	// last is the last id read from each bucket.
-	last map[int16]string
+	return len(entries), s.ack(ctx, last, l)
 }
 
 func bucketsOf(rows []LedgerBucket) []int16 {
@@ -362,41 +334,41 @@ func bucketsOf(rows []LedgerBucket) []int16 {
 	return list
 }
 
-// read reads the first entries of the streams. Every commit is followed by dropping its entries, so the first entries
-// are usually new. The ledger recognizes any that it already has.
-func (s *Sync) read(ctx context.Context, rows []LedgerBucket) (*intake, error) {
+// read reads the first entries of the streams, and returns the last id read from each bucket. Every commit is followed
+// by dropping its entries, so the first entries are usually new. The ledger recognizes any that it already has.
+func (s *Sync) read(ctx context.Context, rows []LedgerBucket) (entries []*entry, last map[int16]string, err error) {
 	per := int64(max(1, min(batchEntries, batchTotal/len(rows))))
 	cmds := make([]*redis.XMessageSliceCmd, len(rows))
-	err := s.setAside(bucketsOf(rows), s.ask(ctx, len(rows), func(p redis.Pipeliner, i int) {
+	err = s.setAside(bucketsOf(rows), s.ask(ctx, len(rows), func(p redis.Pipeliner, i int) {
 		cmds[i] = p.XRangeN(ctx, streamKey(rows[i].Bucket), "-", "+", per)
 	}))
 	if err != nil {
-		return nil, fmt.Errorf("read the streams: %w", err)
+		return nil, nil, fmt.Errorf("read the streams: %w", err)
 	}
-	in := &intake{last: map[int16]string{}}
+	last = map[int16]string{}
 	for i, r := range rows {
 		for _, m := range cmds[i].Val() {
 			e, err := parseEntry(r.Bucket, m.ID, m.Values)
 			e.fault = err
-			in.entries = append(in.entries, e)
-			in.last[r.Bucket] = m.ID
+			entries = append(entries, e)
+			last[r.Bucket] = m.ID
 		}
 	}
-	return in, nil
+	return entries, last, nil
 }
 
-// ack drops the committed entries from the streams, and records in the accounts which operations are in the ledger. It
-// freezes the accounts in Redis that the ledger froze.
-func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
+// ack drops the committed entries from the streams, up to the last id of each bucket, and records in the accounts which
+// operations are in the ledger. It freezes the accounts in Redis that the ledger froze.
+func (s *Sync) ack(ctx context.Context, last map[int16]string, l *ledger) error {
 	of := map[int16][]*LedgerAccount{}
 	for user, a := range l.accounts {
 		b := Bucket(user)
 		of[b] = append(of[b], a)
 	}
-	buckets := slices.Collect(maps.Keys(in.last))
+	buckets := slices.Collect(maps.Keys(last))
 	errs := s.ask(ctx, len(buckets), func(p redis.Pipeliner, i int) {
 		bkt := buckets[i]
-		keys, args := []string{streamKey(bkt)}, []any{after(in.last[bkt])}
+		keys, args := []string{streamKey(bkt)}, []any{after(last[bkt])}
 		for _, a := range of[bkt] {
 			key := accountKey(a.UserID)
 			if a.Frozen != "" {
@@ -424,16 +396,12 @@ func (s *Sync) ack(ctx context.Context, in *intake, l *ledger) error {
 
 // after returns the smallest id greater than id.
 func after(id string) string {
-	for i := len(id) - 1; i >= 0; i-- {
-		if id[i] == '-' {
-			n, err := strconv.ParseUint(id[i+1:], 10, 64)
-			if err == nil && n < math.MaxUint64 {
-				return id[:i+1] + strconv.FormatUint(n+1, 10)
-			}
-			if ms, err := strconv.ParseUint(id[:i], 10, 64); err == nil && ms < math.MaxUint64 {
-				return strconv.FormatUint(ms+1, 10) + "-0"
-			}
-		}
+	ms, seq, _ := strings.Cut(id, "-")
+	if n, err := strconv.ParseUint(seq, 10, 64); err == nil && n < math.MaxUint64 {
+		return ms + "-" + strconv.FormatUint(n+1, 10)
+	}
+	if n, err := strconv.ParseUint(ms, 10, 64); err == nil && n < math.MaxUint64 {
+		return strconv.FormatUint(n+1, 10) + "-0"
 	}
 	return id
 }

@@ -1,2 +1,2 @@
--- The source that identifies this database in Redis; NULL if this is a copy for which no relay has set a new source.
-SELECT CASE WHEN outbox_copied(r) THEN NULL ELSE r.source::text END FROM relay_state r
+-- The source that identifies this database in Redis; '' if this is a copy for which no relay has set a new source.
+SELECT coalesce(CASE WHEN outbox_copied(r) THEN NULL ELSE r.source::text END, '') FROM relay_state r
