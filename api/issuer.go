@@ -227,8 +227,7 @@ func (k *issuerKeys) fetch(ctx context.Context) error {
 	}
 	res, err := k.client.Do(req)
 	if err != nil {
-		var quoting *url.Error
-		if errors.As(err, &quoting) {
+		if quoting, ok := errors.AsType[*url.Error](err); ok {
 			err = quoting.Err // the URL may contain a secret
 		}
 		return err

@@ -163,9 +163,5 @@ func clip(s string) string {
 	if len(s) <= most {
 		return s
 	}
-	s = s[:most]
-	for !utf8.ValidString(s) {
-		s = s[:len(s)-1]
-	}
-	return s + "…"
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }

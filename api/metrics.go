@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 type metrics struct {
@@ -17,17 +18,18 @@ type metrics struct {
 const eventOrderCreated = "order.created"
 
 func newMetrics(reg prometheus.Registerer) *metrics {
+	f := promauto.With(reg)
 	m := &metrics{
-		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		requests: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "http_request_duration_seconds",
 			Help:    "Time from a request's header to its reply. A rise of status 503 means Postgres is unusable.",
 			Buckets: []float64{0.0011, 0.0025, 0.005, 0.011, 0.025, 0.05, 0.11, 0.25, 0.5, 1.1, 2.5, 5.5, 11.5},
 		}, []string{"route", "method", "status"}),
-		written: prometheus.NewCounterVec(prometheus.CounterOpts{
+		written: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "outbox_events_written_total",
 			Help: "Events committed to the outbox by this process.",
 		}, []string{"type"}),
-		eviction: prometheus.NewGauge(prometheus.GaugeOpts{
+		eviction: f.NewGauge(prometheus.GaugeOpts{
 			Name: "redis_eviction_unsafe",
 			Help: "1 while Redis may throw keys away when its memory is full (maxmemory-policy is not noeviction).",
 		}),
@@ -37,9 +39,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		for _, status := range r.statuses {
 			m.requests.WithLabelValues(r.route, r.method, strconv.Itoa(status))
 		}
-	}
-	if reg != nil {
-		reg.MustRegister(m.requests, m.written, m.eviction)
 	}
 	return m
 }

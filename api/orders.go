@@ -52,7 +52,7 @@ func (s *Server) place(ctx context.Context, p *placing) (placed, error) {
 		}
 		return res, err
 	}
-	s.fail(ctx, "before_acquire")
+	s.failpoint(ctx, "before_acquire")
 	d, err := s.guard.Begin(ctx, idem.Request{
 		Key: p.key, Fingerprint: p.fp, Route: routeOrders, Wait: p.wait,
 		Lookup: func(ctx context.Context) (idem.Found, error) {
@@ -119,7 +119,7 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 			t.Abort(work)
 		}
 	}()
-	s.fail(work, "after_acquire")
+	s.failpoint(work, "after_acquire")
 	d, err := newOrder(p, t)
 	if err == nil && d.order.PayWith != "" {
 		d, err = s.pay(work, p, d.order)
@@ -149,7 +149,7 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 	case err != nil:
 		return placed{}, err
 	}
-	s.fail(work, "after_commit")
+	s.failpoint(work, "after_commit")
 	if d.deducted && !paidBy(won.Status, won.PayWith) {
 		s.takeBack(work, d.payment)
 	}
@@ -175,9 +175,9 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 func (s *Server) publish(ctx context.Context, t *idem.Ticket, o *sql.Order) func() {
 	ctx = context.WithoutCancel(ctx)
 	return func() {
-		s.fail(ctx, "before_publish")
+		s.failpoint(ctx, "before_publish")
 		t.Commit(ctx, s.record(o))
-		s.fail(ctx, "after_publish")
+		s.failpoint(ctx, "after_publish")
 	}
 }
 

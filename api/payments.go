@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"posthaste/credits"
 	"posthaste/idem"
@@ -54,16 +55,13 @@ var kindRefunded = kind{
 }
 
 func newPaymentMetric(reg prometheus.Registerer) *prometheus.CounterVec {
-	m := prometheus.NewCounterVec(prometheus.CounterOpts{
+	m := promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 		Name: "credits_order_payments_total",
 		Help: "Payments of orders by credits. A rise of completed means processes end between deduction and order; " +
 			"unpaid and unrefunded need an operator.",
 	}, []string{"outcome"})
 	for _, o := range []string{payPaid, payRefused, payCompleted, payRefunded, payRepeated, payUnpaid, payUnrefunded} {
 		m.WithLabelValues(o)
-	}
-	if reg != nil {
-		reg.MustRegister(m)
 	}
 	return m
 }
@@ -82,8 +80,7 @@ func newPayment(p *placing, o *sql.Order) *sql.Payment {
 		OpID:     credits.OpID(idem.NewKey("", user, "PAY", routeOrders, key)),
 		RefundID: credits.OpID(idem.NewKey("", user, "REFUND", routeOrders, key)),
 		UserID:   p.cmd.UserID, Key: p.key, Fingerprint: p.fp[:], OrderID: o.ID, Amount: p.cmd.Amount,
-		Currency: p.cmd.Currency,
-		Headers:  p.headers, CreatedAt: o.CreatedAt,
+		Currency: p.cmd.Currency, Headers: p.headers, CreatedAt: o.CreatedAt,
 	}
 }
 
@@ -125,7 +122,7 @@ func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (draft, erro
 	case string(noted.Fingerprint) != string(p.fp[:]):
 		return draft{}, errReused
 	}
-	s.fail(ctx, "after_note")
+	s.failpoint(ctx, "after_note")
 	if s.o.Credits == nil {
 		return draft{}, &paymentError{credits.ErrUnavailable}
 	}
@@ -133,7 +130,7 @@ func (s *Server) pay(ctx context.Context, p *placing, o *sql.Order) (draft, erro
 	if err != nil {
 		return draft{}, &paymentError{err}
 	}
-	s.fail(ctx, "after_deduct")
+	s.failpoint(ctx, "after_deduct")
 	d, err := paidOrder(noted)
 	if err != nil {
 		return draft{}, &paymentError{fmt.Errorf("%w: %w", credits.ErrUnknown, err)}

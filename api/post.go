@@ -95,20 +95,17 @@ func readBody(c *gin.Context) ([]byte, *problem) {
 	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, MaxBody))
 	// A deadline that remains would cancel the request's context during the work.
 	_ = rc.SetReadDeadline(time.Time{})
-	var tooLarge *http.MaxBytesError
-	var ne net.Error
 	switch {
 	case err == nil:
 		return body, nil
-	case errors.As(err, &tooLarge):
+	case errors.As(err, new(*http.MaxBytesError)):
 		return nil, &problem{kind: kindTooLarge}
-	case errors.As(err, &ne) && ne.Timeout():
-		c.Header("Connection", "close")
-		return nil, &problem{kind: kindSlowBody}
-	default:
-		c.Header("Connection", "close")
-		return nil, &problem{kind: kindInvalidJSON, detail: "the body could not be read"}
 	}
+	c.Header("Connection", "close")
+	if late, ok := errors.AsType[net.Error](err); ok && late.Timeout() {
+		return nil, &problem{kind: kindSlowBody}
+	}
+	return nil, &problem{kind: kindInvalidJSON, detail: "the body could not be read"}
 }
 
 // traceHeaders returns the valid W3C trace context of the request for its event, or nil.

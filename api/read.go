@@ -164,12 +164,10 @@ func writeCached(c *gin.Context, body []byte) {
 
 // noneMatch is the weak comparison of RFC 9110 13.1.2.
 func noneMatch(lines []string, tag string) bool {
-	for _, line := range lines {
-		for v := range strings.SplitSeq(line, ",") {
-			v = strings.TrimSpace(v)
-			if v == "*" || strings.TrimPrefix(v, "W/") == tag {
-				return true
-			}
+	for v := range strings.SplitSeq(strings.Join(lines, ","), ",") {
+		v = strings.TrimSpace(v)
+		if v == "*" || strings.TrimPrefix(v, "W/") == tag {
+			return true
 		}
 	}
 	return false

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
@@ -61,21 +60,18 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 		// A newer version has migrated. Its schema works for this version, which takes orders until it is replaced.
 		degraded, err = []string{"schema_newer"}, nil
 	}
-	if err == nil {
-		err = sql.CheckOrderTables(ctx, s.o.Probe)
+	for _, check := range []func(context.Context, sql.DB) error{
+		sql.CheckOrderTables, sql.CheckWritable, sql.CheckCommits,
+	} {
+		if err == nil {
+			err = check(ctx, s.o.Probe)
+		}
 	}
-	if err == nil {
-		err = sql.CheckWritable(ctx, s.o.Probe)
-	}
-	if err == nil {
-		err = sql.CheckCommits(ctx, s.o.Probe)
-	}
-	var tables *sql.OrderTablesError
 	switch {
 	case err == nil:
 		s.refused.Store(false)
 		return nil, nil, degraded
-	case errors.As(err, &tables):
+	case errors.As(err, new(*sql.OrderTablesError)):
 		return []string{"tables"}, []string{err.Error()}, degraded
 	case errors.Is(err, sql.ErrCommitsWait):
 		return []string{"commits"}, []string{err.Error() + ": " + sql.StandbyRemedy}, degraded
@@ -151,15 +147,11 @@ func (s *Server) Readyz() http.Handler {
 		if err != nil {
 			return // the client is gone
 		}
-		body, err := json.Marshal(state)
-		if err != nil {
-			panic(err) // impossible: strings
-		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
 		if len(state.Reasons) > 0 {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		_, _ = w.Write(body)
+		_, _ = w.Write(marshal(state))
 	})
 }

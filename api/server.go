@@ -83,7 +83,7 @@ type Server struct {
 	fitted atomic.Bool
 	// refused is set while Postgres refuses the user or the password; the log has a line about it.
 	refused atomic.Bool
-	// failpoint is nil outside tests.
+	// failpoint does nothing outside tests.
 	failpoint func(ctx context.Context, name string)
 }
 
@@ -109,6 +109,7 @@ func New(o Options) (*Server, error) {
 		o: o, log: o.Logger.With("component", "api"), orders: sql.NewPlacer(o.Pool),
 		database: sql.NewIncarnation(o.Probe), metrics: newMetrics(o.Registerer), paid: newPaymentMetric(o.Registerer),
 		limits: newLimits[[sha256.Size]byte](o.RateLimit), addresses: newLimits[netip.Prefix](o.AddressRateLimit),
+		failpoint: func(context.Context, string) {},
 	}
 	s.guard = idem.New(idem.Options{
 		Redis: o.Guard, Database: s.database, Lease: o.Lease, Routes: []string{routeOrders}, Logger: o.Logger,
@@ -180,7 +181,7 @@ func (s *Server) Run(ctx context.Context) error {
 		watch.Go(func() { s.o.Keys.run(ctx, s.log) })
 	}
 	if s.o.Tokens != nil {
-		watch.Go(func() { s.o.Tokens.run(ctx, s.log) })
+		watch.Go(func() { s.o.Tokens.keys.run(ctx, s.log) })
 	}
 	s.database.Confirmed(ctx) // so that the first order does not query it
 	for {
@@ -188,11 +189,5 @@ func (s *Server) Run(ctx context.Context) error {
 		if pause.Tick(ctx, checkEvery) != nil {
 			return nil
 		}
-	}
-}
-
-func (s *Server) fail(ctx context.Context, point string) {
-	if s.failpoint != nil {
-		s.failpoint(ctx, point)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -56,8 +55,6 @@ func NewTokens(o TokenOptions) (*Tokens, error) {
 	}
 	return &Tokens{o, keys}, nil
 }
-
-func (t *Tokens) run(ctx context.Context, log *slog.Logger) { t.keys.run(ctx, log) }
 
 // refuse401 is the problem for an invalid token or key. detail must not quote the credential.
 func refuse401(detail string) *problem { return &problem{kind: kindUnauthorized, detail: detail} }

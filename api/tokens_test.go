@@ -175,7 +175,7 @@ func issuedWith(tb testing.TB, keys ...jose.JSONWebKey) *Tokens {
 func keep(tb testing.TB, t *Tokens) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { t.run(ctx, testenv.Logger(tb)) })
+	running.Go(func() { t.keys.run(ctx, testenv.Logger(tb)) })
 	tb.Cleanup(func() { cancel(); running.Wait() })
 }
 

@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
+
+	"posthaste/internal/pause"
 )
 
 // watchedFile is a file of keys that is reloaded when it changes.
@@ -54,15 +56,8 @@ const lookEvery = time.Second
 
 // run reloads the file when it changes, until ctx ends. It logs errors and then keeps the keys.
 func (w *watchedFile) run(ctx context.Context, log *slog.Logger) {
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-look.C:
-			w.look(log.With("file", w.what))
-		}
+	for pause.For(ctx, lookEvery) == nil {
+		w.look(log.With("file", w.what))
 	}
 }
 

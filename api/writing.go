@@ -58,7 +58,7 @@ func (w *writing) write(kept context.Context, o *sql.Order, e *outbox.Event) (wo
 
 // once sends the order once. All attempts to pay for an order use the same id, so the id does not identify the creator.
 func (w *writing) once(ctx context.Context, o *sql.Order, e *outbox.Event) (won *sql.Order, created bool, err error) {
-	w.s.fail(ctx, "before_insert")
+	w.s.failpoint(ctx, "before_insert")
 	w.doubt = true // in case of a panic
 	created, err = w.s.orders.Place(ctx, o, e)
 	w.doubt = errors.Is(err, sql.ErrCommitUnknown)

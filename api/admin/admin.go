@@ -50,7 +50,7 @@ type server struct {
 	trail *audit.Trail
 	// status and dead are the shared results of reads.
 	status shared.Look[ops.Report]
-	dead   shared.Look[[]ops.Dead]
+	dead   shared.Look[map[string][]ops.Dead]
 }
 
 func Handler(o Options) http.Handler {
@@ -66,14 +66,17 @@ func Handler(o Options) http.Handler {
 		}
 		return snap.Report(), nil
 	}
-	s.dead.Read = func(ctx context.Context) ([]ops.Dead, error) { return ops.ListDead(ctx, s.Pool) }
+	s.dead.Read = func(ctx context.Context) (map[string][]ops.Dead, error) {
+		list, err := ops.ListDead(ctx, s.Pool)
+		return map[string][]ops.Dead{"dead": list}, err
+	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(o.Gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /healthz", alive)
 	mux.Handle("GET /readyz", o.Ready)
-	mux.HandleFunc("GET /relay", s.reads(s.relay))
+	mux.HandleFunc("GET /relay", s.reads(shows(s, &s.status)))
 	mux.HandleFunc("PUT /relay/mode", s.writes(s.setMode))
-	mux.HandleFunc("GET /relay/dead", s.reads(s.listDead))
+	mux.HandleFunc("GET /relay/dead", s.reads(shows(s, &s.dead)))
 	mux.HandleFunc("POST /relay/dead/{id}/retry", s.writes(s.onDead("retried", sql.RetryDead)))
 	mux.HandleFunc("DELETE /relay/dead/{id}", s.writes(s.onDead("dropped",
 		func(ctx context.Context, pool *sql.Pool, id uuid.UUID) error { return sql.DropDead(ctx, pool, id) })))
@@ -120,13 +123,16 @@ func RelayReady(r *relay.Relay) http.Handler {
 // CallTimeout bounds the calls of Postgres and Redis of one request.
 const CallTimeout = 5 * time.Second
 
-func (s *server) relay(w http.ResponseWriter, r *http.Request) {
-	report, err := s.status.Get(r.Context())
-	if err != nil {
-		s.fail(w, err)
-		return
+// shows returns the handler of a shared result.
+func shows[T any](s *server, shared *shared.Look[T]) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		result, err := shared.Get(r.Context())
+		if err != nil {
+			s.fail(w, err)
+			return
+		}
+		Answer(w, http.StatusOK, result)
 	}
-	Answer(w, http.StatusOK, report)
 }
 
 // Read decodes a small body. On failure it answers with detail and returns false.
@@ -153,44 +159,27 @@ func (s *server) setMode(w http.ResponseWriter, r *http.Request) {
 
 // SetMode sets a relay's desired mode to that of the body, and answers. If it returns an error, it has not answered.
 func SetMode(w http.ResponseWriter, r *http.Request, pool *pgxpool.Pool, relay string) error {
-	mode, ok := readMode(w, r)
-	if !ok {
+	var body struct {
+		Mode string `json:"mode"`
+	}
+	if !Read(w, r, &body, `the body must be {"mode":"auto"|"cdc"|"poll"}`) {
+		return nil
+	}
+	mode, err := outbox.ParseMode(body.Mode)
+	if err != nil {
+		Problem(w, http.StatusUnprocessableEntity, err.Error())
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), CallTimeout)
 	defer cancel()
 	args := audit.Detail{"mode": string(mode), "relay": relay}
-	err := audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) {
+	err = audit.Do(ctx, args, func(ctx context.Context) (audit.Detail, error) {
 		return nil, ops.SetMode(ctx, pool, relay, mode)
 	})
 	if err == nil {
 		Answer(w, http.StatusOK, map[string]outbox.Mode{"desired": mode})
 	}
 	return err
-}
-
-// readMode reads the requested mode. On failure it answers and returns false.
-func readMode(w http.ResponseWriter, r *http.Request) (outbox.Mode, bool) {
-	var body struct {
-		Mode string `json:"mode"`
-	}
-	if !Read(w, r, &body, `the body must be {"mode":"auto"|"cdc"|"poll"}`) {
-		return "", false
-	}
-	mode, err := outbox.ParseMode(body.Mode)
-	if err != nil {
-		Problem(w, http.StatusUnprocessableEntity, err.Error())
-	}
-	return mode, err == nil
-}
-
-func (s *server) listDead(w http.ResponseWriter, r *http.Request) {
-	dead, err := s.dead.Get(r.Context())
-	if err != nil {
-		s.fail(w, err)
-		return
-	}
-	Answer(w, http.StatusOK, map[string][]ops.Dead{"dead": dead})
 }
 
 // deadID accepts only the 36-character form; uuid.Parse accepts others too.

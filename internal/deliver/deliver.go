@@ -230,8 +230,7 @@ func retryAfter(header string, now time.Time) time.Duration {
 // withoutURL returns a shorter error without the URL, which may contain a secret, and without quoted text, which may
 // come from the receiver.
 func withoutURL(err error) error {
-	var ue *url.Error
-	if errors.As(err, &ue) {
+	if ue, ok := errors.AsType[*url.Error](err); ok {
 		err = ue.Err
 	}
 	text, _, _ := strings.Cut(err.Error(), `"`)
