@@ -83,17 +83,11 @@ const (
 // ParseWait reads how long the client wants to wait for another attempt: Prefer: wait=seconds (RFC 7240), DefaultWait
 // if it does not say. applied says that it named a number; what is above MaxWait is cut down to it.
 func ParseWait(h http.Header) (wait time.Duration, applied bool) {
-	for _, line := range h.Values("Prefer") {
-		for pref := range strings.SplitSeq(line, ",") {
-			pref, _, _ = strings.Cut(pref, ";")
-			name, value, _ := strings.Cut(pref, "=")
-			if !strings.EqualFold(strings.TrimSpace(name), "wait") {
-				continue
-			}
-			n, err := strconv.ParseUint(strings.Trim(strings.TrimSpace(value), `"`), 10, 31)
-			if err != nil {
-				continue
-			}
+	for pref := range strings.SplitSeq(strings.Join(h.Values("Prefer"), ","), ",") {
+		pref, _, _ = strings.Cut(pref, ";")
+		name, value, _ := strings.Cut(pref, "=")
+		n, err := strconv.ParseUint(strings.Trim(strings.TrimSpace(value), `"`), 10, 31)
+		if err == nil && strings.EqualFold(strings.TrimSpace(name), "wait") {
 			return min(time.Duration(n)*time.Second, MaxWait), true
 		}
 	}

@@ -1,6 +1,9 @@
 package idem
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+)
 
 // Outcomes of a guarded request, the values of the outcome label of idem_requests_total.
 const (
@@ -29,21 +32,22 @@ type metrics struct {
 }
 
 func newMetrics(reg prometheus.Registerer, routes []string) *metrics {
+	f := promauto.With(reg)
 	m := &metrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+		requests: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "idem_requests_total",
 			Help: "Guarded requests by what the guard decided. A rise of degraded means Redis is unusable.",
 		}, []string{"route", "outcome"}),
-		scripts: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		scripts: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "idem_script_seconds",
 			Help:    "Duration of the guard's Redis scripts, failed ones included.",
 			Buckets: []float64{0.00025, 0.0005, 0.0011, 0.0025, 0.005, 0.011, 0.025, 0.05, 0.11, 0.25, 0.5},
 		}, []string{"script"}),
-		leaseLost: prometheus.NewCounter(prometheus.CounterOpts{
+		leaseLost: f.NewCounter(prometheus.CounterOpts{
 			Name: "idem_lease_lost_total",
 			Help: "Attempts that lost their lease to another one while they worked.",
 		}),
-		publishFail: prometheus.NewCounter(prometheus.CounterOpts{
+		publishFail: f.NewCounter(prometheus.CounterOpts{
 			Name: "idem_publish_fail_total",
 			Help: "Results that could not be written to Redis; their replays come from the database.",
 		}),
@@ -55,9 +59,6 @@ func newMetrics(reg prometheus.Registerer, routes []string) *metrics {
 	}
 	for _, s := range scriptNames {
 		m.scripts.WithLabelValues(s)
-	}
-	if reg != nil {
-		reg.MustRegister(m.requests, m.scripts, m.leaseLost, m.publishFail)
 	}
 	return m
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -95,19 +96,17 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 		if errors.Is(err, ErrKeyMissing) {
 			code = "idempotency_key_missing"
 		}
-		refuse(w, refusal{http.StatusBadRequest, code, err.Error()}, 0)
+		refuse(w, http.StatusBadRequest, code, err.Error(), 0)
 		return
 	}
 	scope := o.Scope(r)
 	if scope == "" {
-		refuse(w, refusal{
-			http.StatusUnauthorized, "unauthorized", "An idempotency key needs an authenticated user",
-		}, 0)
+		refuse(w, http.StatusUnauthorized, "unauthorized", "An idempotency key needs an authenticated user", 0)
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, o.MaxBody))
 	if err != nil {
-		refuse(w, refusal{http.StatusRequestEntityTooLarge, "body_too_large", "The body is too large"}, 0)
+		refuse(w, http.StatusRequestEntityTooLarge, "body_too_large", "The body is too large", 0)
 		return
 	}
 	w.Header().Set(KeyHeader, r.Header.Get(KeyHeader))
@@ -126,17 +125,12 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	switch {
 	case err != nil:
-		refuse(w, refusal{
-			http.StatusServiceUnavailable, "temporarily_unavailable", "Nothing was done; try again",
-		}, time.Second)
+		refuse(w, http.StatusServiceUnavailable, "temporarily_unavailable", "Nothing was done; try again", time.Second)
 	case d.Outcome == Mismatch:
-		refuse(w, refusal{
-			http.StatusUnprocessableEntity, "idempotency_key_reused", "The key was used for another request",
-		}, 0)
+		refuse(w, http.StatusUnprocessableEntity, "idempotency_key_reused", "The key was used for another request", 0)
 	case d.Outcome == Busy:
-		refuse(w, refusal{
-			http.StatusConflict, "operation_in_progress", "Another attempt with this key is in progress",
-		}, d.RetryAfter)
+		refuse(w, http.StatusConflict, "operation_in_progress", "Another attempt with this key is in progress",
+			d.RetryAfter)
 	case d.Outcome == Replay:
 		g.replay(o, w, r, &d, &req, next)
 	default:
@@ -153,9 +147,7 @@ func (g *Guard) replay(o *HTTPOptions, w http.ResponseWriter, r *http.Request, d
 	switch {
 	case inline:
 		w.Header().Set("Idempotent-Replayed", "true")
-		for name, values := range head {
-			w.Header()[name] = values
-		}
+		maps.Copy(w.Header(), head)
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 		w.WriteHeader(rec.Status)
 		_, _ = io.WriteString(w, body)

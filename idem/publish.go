@@ -63,7 +63,7 @@ func (g *Guard) sendBatch(n *node) {
 			if p.err = cmds[i].Err(); p.err != nil {
 				p.err = fmt.Errorf("run script %s: %w", scriptPublish, p.err)
 			} else {
-				p.reply, p.err = replyStrings(cmds[i].Val())
+				p.reply, p.err = replyOf(cmds[i])
 			}
 		}
 		close(p.done)

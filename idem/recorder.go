@@ -3,6 +3,7 @@ package idem
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -37,9 +38,7 @@ func (r *recorder) Write(b []byte) (int, error) {
 
 func (r *recorder) send(w http.ResponseWriter) {
 	h := w.Header()
-	for name, values := range r.header {
-		h[name] = values
-	}
+	maps.Copy(h, r.header)
 	if h.Get("Content-Type") == "" && r.body.Len() > 0 {
 		h.Set("Content-Type", http.DetectContentType(r.body.Bytes()))
 		r.header.Set("Content-Type", h.Get("Content-Type"))
@@ -74,16 +73,11 @@ func decodeResponse(payload string) (header http.Header, body string, ok bool) {
 	return header, body, true
 }
 
-// refusal is the guard's own response, in the form of RFC 9457.
-type refusal struct {
-	status      int
-	code, title string
-}
-
-// refuse answers with p. If retryAfter is not zero, the same request may succeed then; otherwise only another key may.
-func refuse(w http.ResponseWriter, p refusal, retryAfter time.Duration) {
+// refuse answers in the form of RFC 9457. If retryAfter is not zero, the same request may succeed then; otherwise only
+// another key may.
+func refuse(w http.ResponseWriter, status int, code, title string, retryAfter time.Duration) {
 	body := map[string]any{
-		"type": "urn:posthaste:problem:" + p.code, "title": p.title, "status": p.status, "code": p.code,
+		"type": "urn:posthaste:problem:" + code, "title": title, "status": status, "code": code,
 		"retryable": retryAfter > 0, "safe_new_key": retryAfter == 0,
 	}
 	h := w.Header()
@@ -97,6 +91,6 @@ func refuse(w http.ResponseWriter, p refusal, retryAfter time.Duration) {
 	}
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
-	w.WriteHeader(p.status)
+	w.WriteHeader(status)
 	_, _ = w.Write(b)
 }

@@ -50,15 +50,16 @@ func (g *Guard) eval(ctx context.Context, name string, key Key, args ...any) ([]
 	if err != nil {
 		return nil, err
 	}
-	v, err := call(ctx, n, g.timeout, func(ctx context.Context) (any, error) {
+	cmd, err := call(ctx, n, g.timeout, func(ctx context.Context) (*redis.Cmd, error) {
 		start := time.Now()
 		defer func() { g.metrics.scripts.WithLabelValues(name).Observe(time.Since(start).Seconds()) }()
-		return g.scripts[name].Run(ctx, g.client, []string{key.String()}, args...).Result()
+		cmd := g.scripts[name].Run(ctx, g.client, []string{key.String()}, args...)
+		return cmd, cmd.Err()
 	})
 	if err != nil {
 		return nil, fmt.Errorf("run script %s: %w", name, err)
 	}
-	return replyStrings(v)
+	return replyOf(cmd)
 }
 
 // checkHold is how long the record of a Check stays.
@@ -107,24 +108,14 @@ func (g *Guard) checkKey(ctx context.Context, n redisurl.Node) (attempt string, 
 	return attempt, key
 }
 
-func replyStrings(v any) ([]string, error) {
-	switch v := v.(type) {
-	case string:
-		return []string{v}, nil
-	case []any:
-		out := make([]string, len(v))
-		for i, e := range v {
-			s, ok := e.(string)
-			if !ok {
-				return nil, fmt.Errorf("script reply has %T at %d", e, i)
-			}
-			out[i] = s
-		}
-		if len(out) == 0 {
-			return nil, errors.New("script reply is empty")
-		}
-		return out, nil
-	default:
-		return nil, fmt.Errorf("script reply is %T", v)
+// replyOf returns the reply of a script: one string, or several.
+func replyOf(cmd *redis.Cmd) ([]string, error) {
+	if text, err := cmd.Text(); err == nil {
+		return []string{text}, nil
 	}
+	reply, err := cmd.StringSlice()
+	if err == nil && len(reply) == 0 {
+		err = errors.New("script reply is empty")
+	}
+	return reply, err
 }

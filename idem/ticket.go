@@ -63,9 +63,8 @@ func (t *Ticket) Commit(ctx context.Context, rec Record) {
 func (t *Ticket) Abort(ctx context.Context) {
 	g := t.guard
 	if !t.Degraded() {
-		if _, err := g.eval(context.WithoutCancel(ctx), scriptRelease, t.key,
-			strconv.FormatInt(t.token, 10)); err != nil &&
-			!errors.Is(err, errUnusable) {
+		_, err := g.eval(context.WithoutCancel(ctx), scriptRelease, t.key, strconv.FormatInt(t.token, 10))
+		if err != nil && !errors.Is(err, errUnusable) {
 			g.log.Warn("key was not released", "err", err)
 		}
 	}
@@ -83,15 +82,11 @@ func (t *Ticket) Heartbeat(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	switch reply[0] {
-	case "OK":
+	if reply[0] == "OK" || reply[0] == "GONE" { // GONE: no attempt has the key, and there is nothing to renew
 		return nil
-	case "GONE": // Redis lost the key: no attempt has it, and there is nothing to renew
-		return nil
-	default:
-		t.guard.metrics.leaseLost.Inc()
-		return ErrLost
 	}
+	t.guard.metrics.leaseLost.Inc()
+	return ErrLost
 }
 
 // Keep renews the lease every third of its length, three times at most, until stop is called. The context it returns
