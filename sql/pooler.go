@@ -30,6 +30,7 @@ const (
 	Unpooled           Pooling = ""
 	SessionPooling     Pooling = "session"
 	TransactionPooling Pooling = "transaction"
+	StatementPooling   Pooling = "statement"
 )
 
 // PoolingOf finds out how conn reaches the server. It makes a second connection from cfg, the configuration of conn, if
@@ -42,11 +43,7 @@ func PoolingOf(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig) (Poolin
 	if err != nil {
 		return "", err
 	}
-	again, err := backend(ctx, conn)
-	if err != nil || again != first {
-		return TransactionPooling, err
-	}
-	// The pooler gave the transactions of conn the same session, perhaps because it was free. A transaction of another
+	// The pooler may give each transaction of conn the same session because it is free. A transaction of another
 	// connection takes that session now, unless it is reserved for conn, or others have just freed another one.
 	other, err := Connect(ctx, cfg)
 	if err != nil {
@@ -54,6 +51,7 @@ func PoolingOf(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig) (Poolin
 	}
 	defer func() { _ = other.Close(context.WithoutCancel(ctx)) }()
 	for range poolingRounds {
+		again := first
 		err := pgx.BeginFunc(ctx, other, func(tx pgx.Tx) error {
 			taken, err := backend(ctx, tx)
 			if err != nil || taken == first {
@@ -67,6 +65,10 @@ func PoolingOf(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig) (Poolin
 			again, err = backend(ctx, conn)
 			return err
 		})
+		var pg *pgconn.PgError
+		if errors.As(err, &pg) && strings.Contains(pg.Message, "statement pooling mode") {
+			return StatementPooling, nil
+		}
 		if err != nil || again != first {
 			return TransactionPooling, err
 		}
@@ -94,16 +96,20 @@ const sharing = "posthaste.sharing"
 
 func pooled(c *pgx.Conn) bool { return c.PgConn().CustomData()[sharing] != nil }
 
-// TransactionPoolingError means that a relay is connected through a pooler that does not give it a session.
-type TransactionPoolingError struct{}
+// PoolingError means that a relay is connected through a pooler that does not give it a session.
+type PoolingError struct{ Pooling Pooling }
 
-func (*TransactionPoolingError) Error() string {
-	return "a pooler in transaction mode is between this relay and Postgres, and would leave its locks behind: " +
-		"use the pooler's session mode (for mode poll), or a direct connection (for every mode)"
+func (e *PoolingError) Error() string {
+	why := "would leave its locks behind"
+	if e.Pooling == StatementPooling {
+		why = "refuses transactions"
+	}
+	return fmt.Sprintf("a pooler in %s mode is between this relay and Postgres, and %s: "+
+		"use the pooler's session mode (for mode poll), or a direct connection (for every mode)", e.Pooling, why)
 }
 
 // Permanent marks an error that waiting cannot fix.
-func (*TransactionPoolingError) Permanent() bool { return true }
+func (*PoolingError) Permanent() bool { return true }
 
 // connectSession is Connect for a connection that holds advisory locks.
 func connectSession(ctx context.Context, cfg *pgx.ConnConfig) (conn *pgx.Conn, pooling Pooling, err error) {
@@ -113,8 +119,8 @@ func connectSession(ctx context.Context, cfg *pgx.ConnConfig) (conn *pgx.Conn, p
 	pooling, err = PoolingOf(ctx, conn, cfg)
 	switch {
 	case err != nil:
-	case pooling == TransactionPooling:
-		err = &TransactionPoolingError{}
+	case pooling == TransactionPooling, pooling == StatementPooling:
+		err = &PoolingError{pooling}
 	case pooling == SessionPooling: // the one setting that counts between transactions
 		_, err = conn.Exec(ctx, "SELECT pg_catalog.set_config('idle_session_timeout', $1, false)",
 			cfg.RuntimeParams["idle_session_timeout"])

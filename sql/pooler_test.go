@@ -139,6 +139,7 @@ func TestPoolingOf(t *testing.T) {
 		"direct":      {d.URL, sql.Unpooled},
 		"session":     {testenv.PgBouncer(t, d.URL, "session"), sql.SessionPooling},
 		"transaction": {testenv.PgBouncer(t, d.URL, "transaction"), sql.TransactionPooling},
+		"statement":   {testenv.PgBouncer(t, d.URL, "statement"), sql.StatementPooling},
 		"one session for all": {
 			testenv.PgBouncer(t, d.URL, "transaction", "default_pool_size = 1"), sql.TransactionPooling,
 		},

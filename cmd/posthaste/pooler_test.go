@@ -87,6 +87,15 @@ func TestARelayThroughASessionPooler(t *testing.T) {
 	w.delivers()
 }
 
+// PgBouncer in statement mode refuses transactions. A relay ends at once, and doctor names the modes that work.
+func TestStatementPoolerIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.pgURL = testenv.PgBouncer(t, w.db.URL, "statement")
+	w.once("relay", "--admin-addr=127.0.0.1:0").oneLine(t, 1, "a pooler in statement mode")
+	w.once("doctor").says(t, 1, "fail  pooler", "a pooler in statement mode", "pool_mode to transaction", "to session")
+}
+
 // Through PgBouncer in transaction mode a relay ends at once, and leaves no locks behind, whatever PgBouncer ignores.
 func TestARelayThroughATransactionPooler(t *testing.T) {
 	t.Parallel()

@@ -234,7 +234,8 @@ func (d *doctor) bridges(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// pooler reports what a pooler between this process and Postgres permits. A process that only writes works with any.
+// pooler reports what a pooler between this process and Postgres permits. A process that only writes works with any
+// that permits transactions.
 func (d *doctor) pooler(pooling sql.Pooling, err error) {
 	const check, direct = "pooler", "give the relay a direct connection"
 	found := fmt.Sprintf("a pooler in %s mode is between this process and Postgres", pooling)
@@ -243,6 +244,13 @@ func (d *doctor) pooler(pooling sql.Pooling, err error) {
 		d.add(SeverityWarn, check, "retry, or give the pooler more connections",
 			"a pooler is between this process and Postgres, and its mode cannot be found out: %v", OneLine(err))
 	case pooling == sql.Unpooled:
+	case pooling == sql.StatementPooling:
+		severity := SeverityFail
+		if d.config.WriterOnly { // most of its work is single statements
+			severity = SeverityWarn
+		}
+		d.add(severity, check, "set the pooler's pool_mode to transaction, or for a relay in mode poll to session; "+
+			"mode cdc needs a direct connection", "%s, and refuses transactions", found)
 	case d.config.WriterOnly:
 		d.add(SeverityOK, check, "", "%s", found)
 	case pooling == sql.TransactionPooling:
