@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"strings"
 	"syscall"
 	"testing"
@@ -79,6 +80,30 @@ func TestStatusSeesRedis(t *testing.T) {
 	if r := w.once("status", "--check", "--postgres-url=postgres://127.0.0.1:1/none"); r.code != 2 || r.errOut == "" {
 		t.Errorf("without Postgres: exit %d: %s", r.code, r.errOut)
 	}
+}
+
+// If events are late, status names the right of the user of Redis that is missing.
+func TestStatusNamesAMissingRight(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const password = "change-me"
+	must(t, w.redis.Client.Do(t.Context(), "ACL", "SETUSER", "weak", "on", ">"+password, "~*", "&*", "+@all",
+		"-xadd").Err())
+	u, err := url.Parse(w.rdURL)
+	must(t, err)
+	u.User = url.UserPassword("weak", password)
+	w.rdURL = u.String()
+	if r := w.once("status"); strings.Contains(r.out, "NOPERM") {
+		t.Errorf("nothing waits: %s", r.out)
+	}
+	w.spawn("relay")
+	w.insert("order", "a", 1)
+	testenv.Eventually(t, 30*time.Second, func() error {
+		r := w.once("status")
+		return testenv.FailIf(!strings.Contains(r.out, "Events are late") || !strings.Contains(r.out,
+			"NOPERM this user has no permissions to run the 'xadd' command") ||
+			!strings.Contains(r.out, "ACL SETUSER"), "exit %d: %s", r.code, r.out)
+	})
 }
 
 // Commands with output for scripts print it as JSON.

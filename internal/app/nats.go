@@ -58,6 +58,19 @@ func (c Config) natsReady(ctx context.Context) error {
 	return s.ready(ctx)
 }
 
+// sinkPermits returns what Redis refuses to the configured user although publishing to streams needs it.
+func (c Config) sinkPermits(ctx context.Context, streams []string) error {
+	if c.SinkURL != "" {
+		return nil
+	}
+	client, err := c.RedisClient(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }()
+	return sink.New(sink.Options{Client: client}).Permitted(ctx, streams)
+}
+
 // sinkReady returns why the servers take no events from this machine, or what they keep unknown. The check is necessary
 // because Postgres has no record of an unreachable server until events are late.
 func (c Config) sinkReady(ctx context.Context) (unknown []string, err error) {

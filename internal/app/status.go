@@ -68,6 +68,7 @@ func readStatus(ctx context.Context, c Config, pool *pgxpool.Pool) (s cli.Screen
 			s.Unknown, err = c.sinkReady(ctx)
 			return err
 		},
+		Permitted: c.sinkPermits,
 	}
 	snap, err := from.Look(ctx)
 	if err != nil {

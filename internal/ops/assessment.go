@@ -162,13 +162,19 @@ func (a *assessment) flow() {
 	if oldest >= veryLateAfter {
 		level = Broken
 	}
-	a.add(Problem{
+	problem := Problem{
 		Level: level, Part: partOutbox, Title: "Events are late: the oldest waits " + span(oldest),
 		Why:     p.Backlog.wait() + " in the outbox, none is lost.",
 		Remedy:  "If the backlog shrinks, wait. Otherwise run posthaste doctor, and check the relay's log.",
 		Runbook: "OutboxOldestPendingTooOld", Action: actionDoctor,
 		Follows: !a.reachable || a.heldTold != "",
-	})
+	}
+	if a.s.Refused != "" {
+		problem.Why += " Redis refuses what publishing needs, at least to the user of this command: " +
+			sentence(a.s.Refused)
+		problem.Remedy = "If the relay has the same user, " + sink.Remedy("noperm") + ". posthaste doctor verifies it."
+	}
+	a.add(problem)
 }
 
 // slot checks the slot and the WAL it holds back.

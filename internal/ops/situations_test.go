@@ -31,6 +31,7 @@ var details = map[string]string{
 	"redis gone, events wait":    "Dial tcp: refused. Events are late, none is lost: they wait in Postgres (2 now)",
 	"one event waits":            "1 event waits in the outbox",
 	"late":                       "7 events wait in the outbox",
+	"late, a right is missing":   "the 'xadd' command. If the relay has the same user, give the user the commands",
 	"not ready":                  "gap: redis lost data",
 	"degraded":                   "wal_level: not logical",
 	"just back":                  "Before: slot_lost: wal_removed",
@@ -166,6 +167,10 @@ func situations() map[string]situation {
 		"not late yet":    {late(7, lateAfter-1), OK, fine, ""},
 		"late":            {late(7, 6*time.Second), Degraded, "Events are late: the oldest waits 6 s", partOutbox},
 		"very late":       {late(7, 300*time.Second), Broken, "Events are late: the oldest waits 5 min", partOutbox},
+		"late, a right is missing": {func(s *Snapshot) {
+			s.Refused = "NOPERM no permissions to run the 'xadd' command"
+			late(7, 6*time.Second)(s)
+		}, Degraded, "Events are late: the oldest waits 6 s", partOutbox},
 		"late, and why": {func(s *Snapshot) {
 			s.Postgres.Mode, s.Postgres.Degraded = outbox.ModePoll, "wal_level: not logical"
 			late(7, time.Minute)(s)

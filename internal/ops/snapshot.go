@@ -22,6 +22,8 @@ type Snapshot struct {
 	Postgres Postgres
 	// Redis is the memory of Redis.
 	Redis Memory
+	// Refused is what Redis refuses to this process' user, although publishing needs it; "" if nothing is known.
+	Refused string
 	// NATS reports whether events are published to NATS. Then Asked.Redis has the answers of NATS.
 	NATS bool
 	// Relay is the health of this process' relay; nil in a process without one.
@@ -108,9 +110,12 @@ type Source struct {
 	Slots     outbox.Slots
 	// Relay is the relay of this process, or nil. It knows the state of Redis, or with NATS set of NATS; without a
 	// relay, Redis is called, unless it is nil.
-	Relay     *relay.Relay
-	NATS      bool
-	Redis     func(ctx context.Context) error
+	Relay *relay.Relay
+	NATS  bool
+	Redis func(ctx context.Context) error
+	// Permitted, if not nil, is called when events are late. It returns what the server refuses to this process' user
+	// although publishing to streams needs it.
+	Permitted func(ctx context.Context, streams []string) error
 	WALBudget int64
 	// Most is how many waiting events are counted at most, which bounds the cost of a snapshot; 0: all.
 	Most int64
@@ -140,7 +145,23 @@ func (s Source) Look(ctx context.Context) (*Snapshot, error) {
 		h := s.Relay.Health()
 		snap.Relay = &h
 	}
+	if s.Permitted != nil && redis.Error == "" && seconds(p.Backlog.OldestSeconds) >= lateAfter {
+		snap.Refused = s.refused(ctx)
+	}
 	return snap, nil
+}
+
+func (s Source) refused(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, redisTimeout)
+	defer cancel()
+	streams, err := sql.Streams(ctx, s.Pool)
+	if err == nil {
+		err = s.Permitted(ctx, streams)
+	}
+	if sink.Class(err) != "noperm" {
+		return "" // events may be late for any other reason
+	}
+	return OneLine(err)
 }
 
 func (s Source) askRedis(ctx context.Context) Answer {
