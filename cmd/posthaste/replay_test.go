@@ -152,7 +152,7 @@ func TestReplayedEntriesAreTheSame(t *testing.T) {
 			if v, r := w.replay("--all"); !v.Finished || v.Replayed != 0 || v.Count != 30 || r.code != 0 {
 				t.Errorf("the same command again: %+v", v)
 			}
-			if r := w.once("replay", "--all"); !strings.Contains(r.out, "--restart") {
+			if r := w.once("replay", "--all"); !strings.Contains(r.out, ": posthaste replay --all --restart") {
 				t.Errorf("the same command again says %q", r.out)
 			}
 			if v, _ := w.replay("--all", "--restart"); v.Replayed != 30 || v.Resumed {

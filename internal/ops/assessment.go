@@ -312,7 +312,7 @@ func (a *assessment) dead() {
 	if d.Relay > 0 {
 		cure := "Remove the cause"
 		if key := wrongKey.FindStringSubmatch(d.First); key != nil {
-			cure = "Rename or delete that key: redis-cli RENAMENX " + quoted(key[1]) + " " + quoted(key[1]+":aside")
+			cure = "Rename or delete that key: redis-cli RENAMENX " + Quoted(key[1]) + " " + Quoted(key[1]+":aside")
 		}
 		a.add(Problem{
 			Level: Failing, Part: partPath, Title: are(d.Relay) + " dead: Redis refuses " + them(d.Relay),
@@ -381,7 +381,7 @@ func (a *assessment) groups() {
 			p.Level, p.Runbook = Broken, "OutboxStreamTrimLoss"
 			p.Title = "Lost to group " + c.name + " on " + place + ": " + CountOf(lost, "event")
 			p.Why = "They were trimmed from the stream before the group had read them." + which
-			p.Remedy = "posthaste replay --stream=" + quoted(groups[0].Stream) +
+			p.Remedy = "posthaste replay --stream=" + Quoted(groups[0].Stream) +
 				" --since=… publishes them again from the history."
 		case c.GroupState == Abandoned:
 			p.Title = "No consumer reads for group " + c.name + " on " + place

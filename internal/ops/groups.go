@@ -200,10 +200,11 @@ var plainWord = regexp.MustCompile(`^[a-zA-Z0-9_.:/@%+,-]+$`)
 // choose a group's name, so it is quoted. Unprintable characters are shown as question marks; such a command matches
 // no group.
 func DropGroupCommand(stream, group string) string {
-	return "posthaste groups drop --stream=" + quoted(stream) + " --group=" + quoted(group)
+	return "posthaste groups drop --stream=" + Quoted(stream) + " --group=" + Quoted(group)
 }
 
-func quoted(word string) string {
+// Quoted returns a word for a command line, quoted if a shell needs that.
+func Quoted(word string) string {
 	if plainWord.MatchString(word) {
 		return word
 	}

@@ -111,6 +111,31 @@ func TestNameIsTheQuestion(t *testing.T) {
 	}
 }
 
+// The command that repeats a finished replay has every option that selects events, and its rate.
+func TestRestartIsNamed(t *testing.T) {
+	t.Parallel()
+	subject := "it's"
+	for want, o := range map[string]Options{
+		"to run it again, up to now: posthaste replay --all --restart": {All: true, Rate: "1000/s"},
+		"to run it again, up to now: posthaste replay --since=24h --subject='it'\\''s' --type=t --stream=s --to=side " +
+			"--rate=0 --restart": {Since: "24h", Subject: &subject, Type: "t", Stream: "s", To: "side", Rate: "0"},
+		"to run it again: posthaste replay --until=1h --id=" + uuid.Nil.String() + " --json --restart": {
+			Until: "1h", ID: uuid.Nil.String(), Rate: "1000/s", JSON: true,
+		},
+	} {
+		var out, errOut strings.Builder
+		r := &replaying{options: o, io: cli.IO{Stdout: &out, Stderr: &errOut}}
+		must(t, r.finished(sink.ReplayNote{}))
+		said := out.String()
+		if o.JSON {
+			said = errOut.String()
+		}
+		if !strings.HasSuffix(said, want+"\n") {
+			t.Errorf("%q, want %q", said, want)
+		}
+	}
+}
+
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	entries := []sink.ReplayEntry{}

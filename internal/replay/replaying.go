@@ -58,6 +58,9 @@ func (options Options) Run(ctx context.Context, c app.Config, o cli.IO) error {
 	return err
 }
 
+// defaultRate is the default in the tag of Options.Rate.
+const defaultRate = "1000/s"
+
 // Bounds of a page of history. A page is one call per stream, which blocks Redis.
 const (
 	replayRows  = 1000

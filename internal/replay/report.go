@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dustin/go-humanize"
+
+	"posthaste/internal/ops"
 	"posthaste/sink"
 )
 
@@ -35,6 +38,49 @@ func (r *replaying) result(res replayResult, note sink.ReplayNote, words string)
 		res.Total = &note.Total
 	}
 	return r.io.JSON(res)
+}
+
+// finished reports that the same command has published all events before, and the command that does it again.
+func (r *replaying) finished(note sink.ReplayNote) error {
+	again := "to run it again"
+	if r.options.Until == "" {
+		again += ", up to now"
+	}
+	words := fmt.Sprintf("this replay finished at %s (%s events, published until %s); %s: %s", stamp(note.Done),
+		humanize.Comma(note.Count), stamp(note.Until), again, r.options.restart())
+	if r.options.JSON {
+		fmt.Fprintln(r.io.Stderr, "posthaste: "+words)
+	}
+	return r.result(replayResult{Finished: true, Resumed: true}, note, words)
+}
+
+// restart is the command that begins the same replay again.
+func (options Options) restart() string {
+	command := "posthaste replay"
+	flag := func(name, value string) {
+		if value != "" {
+			command += " --" + name + "=" + ops.Quoted(value)
+		}
+	}
+	flag("since", options.Since)
+	flag("until", options.Until)
+	flag("id", options.ID)
+	if options.Subject != nil {
+		command += " --subject=" + ops.Quoted(*options.Subject)
+	}
+	flag("type", options.Type)
+	flag("stream", options.Stream)
+	flag("to", options.To)
+	if options.All {
+		command += " --all"
+	}
+	if options.Rate != defaultRate {
+		flag("rate", options.Rate)
+	}
+	if options.JSON {
+		command += " --json"
+	}
+	return command + " --restart"
 }
 
 // nothing reports an empty selection. If it was selected by event id, that is a failure.

@@ -31,9 +31,7 @@ func (r *replaying) run(ctx context.Context) error {
 	}
 	resumed := note != nil
 	if resumed && !note.Done.IsZero() {
-		return r.result(replayResult{Finished: true, Resumed: true}, *note, fmt.Sprintf(
-			"this replay finished at %s (%s events, published until %s); with --restart it runs again, up to now",
-			stamp(note.Done), humanize.Comma(note.Count), stamp(note.Until)))
+		return r.finished(*note)
 	}
 	if !resumed {
 		if note, err = r.begin(ctx); err != nil {
