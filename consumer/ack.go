@@ -75,12 +75,10 @@ func (c *Consumer) together(ctx context.Context, closing <-chan struct{}, es []*
 func (c *Consumer) flush(ctx context.Context, es []*entry) error {
 	args := map[string][]any{}
 	for _, e := range es {
-		a := args[e.stream]
-		if a == nil {
-			a = make([]any, 3, 3+len(es))
-			a[0], a[1], a[2] = "xack", e.stream, c.opt.Group
+		if args[e.stream] == nil {
+			args[e.stream] = []any{"xack", e.stream, c.opt.Group}
 		}
-		args[e.stream] = append(a, e.id)
+		args[e.stream] = append(args[e.stream], e.id)
 	}
 	cmds, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for _, a := range args {

@@ -46,20 +46,16 @@ func (qs *queues) available() int {
 
 // park drops payloads until half the window is free. The next few entries of every queue keep theirs.
 func (qs *queues) park() {
+	keep := min(refill, max(1, qs.window/64))
 	for _, q := range qs.bySubject {
 		if qs.loaded <= qs.window/2 && qs.bytes <= windowBytes/2 {
 			return
 		}
-		for i := len(q.entries) - 1; i >= 1; i-- {
-			if e := q.entries[i]; e.values != nil && i >= keep(qs.window) {
-				qs.unload(e)
-			}
+		for _, e := range q.entries[min(keep, len(q.entries)):] {
+			qs.unload(e)
 		}
 	}
 }
-
-// keep is how many waiting entries of a queue are not parked.
-func keep(window int) int { return min(refill, max(1, window/64)) }
 
 // parked returns e, whose queue runs it, and the parked entries that follow it in its queue, at most refill and about
 // refillBytes in all. After a failure it returns e only.

@@ -39,8 +39,7 @@ func (r *reader) take(ctx context.Context, stream, mode, cursor string) (string,
 			return "", err
 		}
 	}
-	c.queues.beginTake(stream)
-	defer c.queues.endTake(stream)
+	defer c.queues.taking(stream)()
 	once, err := r.scripter(ctx, stream)
 	if err != nil {
 		return "", err
@@ -164,10 +163,7 @@ func (c *Consumer) removeAll(ctx context.Context) {
 // one that lives after all does no harm: its next read brings it back.
 func (c *Consumer) removeIdle(ctx context.Context, stream string) error {
 	list, err := c.client.XInfoConsumers(ctx, stream, c.opt.Group).Result()
-	if err != nil {
-		if strings.Contains(err.Error(), "no such key") {
-			return nil
-		}
+	if err != nil && !isMissing(err) {
 		return err
 	}
 	for _, m := range list {

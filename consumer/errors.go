@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-type permanentError struct{ err error }
+type permanentError struct{ error }
 
-func (e *permanentError) Error() string { return e.err.Error() }
-func (e *permanentError) Unwrap() error { return e.err }
+func (e *permanentError) Unwrap() error { return e.error }
 func (*permanentError) Permanent() bool { return true }
 
 // Permanent marks an error that no retry can fix: the event goes to its dead stream at once. Any error with a method
@@ -20,10 +19,9 @@ func Permanent(err error) error {
 	return &permanentError{err}
 }
 
-type unavailableError struct{ err error }
+type unavailableError struct{ error }
 
-func (e *unavailableError) Error() string   { return e.err.Error() }
-func (e *unavailableError) Unwrap() error   { return e.err }
+func (e *unavailableError) Unwrap() error   { return e.error }
 func (*unavailableError) Unavailable() bool { return true }
 
 // Unavailable marks an error that is not the event's fault, for example a database that cannot be reached. The event

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -120,8 +119,4 @@ func parseEntryID(s string) entryID {
 	id.ms, _ = strconv.ParseUint(ms, 10, 64)
 	id.seq, _ = strconv.ParseUint(seq, 10, 64)
 	return id
-}
-
-func (a entryID) compare(b entryID) int {
-	return cmp.Or(cmp.Compare(a.ms, b.ms), cmp.Compare(a.seq, b.seq))
 }

@@ -103,10 +103,7 @@ func (o *Options) validate() error {
 	if o.Backoff == nil {
 		o.Backoff = func(attempt int) time.Duration { return expBackoff(attempt, 100*time.Millisecond, 30*time.Second) }
 	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	o.Logger = o.Logger.With("component", "consumer", "group", o.Group)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler)).With("component", "consumer", "group", o.Group)
 	return nil
 }
 

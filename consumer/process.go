@@ -61,7 +61,7 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 		c.finish(e) // given back from a dead stream to another group
 		return
 	}
-	ev, err := decode(e.stream, e.message(), e.attempt)
+	ev, err := decode(e.stream, redis.XMessage{ID: e.id, Values: e.values}, e.attempt)
 	switch {
 	case err != nil:
 		c.die(ctx, e, 0, err)

@@ -1,11 +1,10 @@
 package consumer
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -52,8 +51,6 @@ type entry struct {
 
 func (e *entry) ref() entryRef { return entryRef{e.stream, e.at} }
 
-func (e *entry) message() redis.XMessage { return redis.XMessage{ID: e.id, Values: e.values} }
-
 type entryRef struct {
 	stream string
 	at     entryID
@@ -67,10 +64,9 @@ type queue struct {
 	// entries are ascending by id. The running one is not among them.
 	entries []*entry
 	running *entry
-	first   [1]*entry // where the entries of most queues live
-	delayed bool
 	ready   bool
-	timer   *time.Timer
+	// timer runs while the queue is delayed.
+	timer *time.Timer
 }
 
 // queues distributes entries so that those of one subject run one after the other and those of different subjects run
@@ -85,14 +81,11 @@ type queues struct {
 	space     bell // for the readers, who wait for room
 	held      map[entryRef]*entry
 	bySubject map[queueKey]*queue
-	free      []*queue
 	ready     []*queue // in their order
 	// idle counts the workers that wait.
 	idle int
 	// loaded counts entries with payload, bytes their size; unacked counts those done but not acknowledged.
 	loaded, bytes, unacked int
-	// delayed counts the queues that wait for a retry.
-	delayed int
 	// failing counts the entries that have failed and are not done, at most one of a subject; succeeded those that are
 	// done without an error.
 	failing   int
@@ -153,12 +146,7 @@ func (qs *queues) enqueue(e *entry) {
 	key := queueKey{e.stream, subject}
 	q := qs.bySubject[key]
 	if q == nil {
-		if n := len(qs.free); n > 0 {
-			q, qs.free = qs.free[n-1], qs.free[:n-1]
-		} else {
-			q = &queue{}
-		}
-		q.key, q.entries = key, q.first[:0]
+		q = &queue{key: key}
 		qs.bySubject[key] = q
 	}
 	e.queue = q
@@ -167,21 +155,19 @@ func (qs *queues) enqueue(e *entry) {
 }
 
 func (q *queue) insert(e *entry) {
-	i, _ := slices.BinarySearchFunc(q.entries, e, func(a, b *entry) int { return a.at.compare(b.at) })
+	i, _ := slices.BinarySearchFunc(q.entries, e.at, func(a *entry, at entryID) int {
+		return cmp.Or(cmp.Compare(a.at.ms, at.ms), cmp.Compare(a.at.seq, at.seq))
+	})
 	q.entries = slices.Insert(q.entries, i, e)
 }
 
 // activate makes a queue ready if it has work and may run, and removes an empty one.
 func (qs *queues) activate(q *queue) {
-	if q.ready || q.delayed || q.running != nil {
+	if q.ready || q.timer != nil || q.running != nil {
 		return
 	}
 	if len(q.entries) == 0 {
 		delete(qs.bySubject, q.key)
-		if len(qs.free) < qs.window {
-			*q = queue{}
-			qs.free = append(qs.free, q)
-		}
 		return
 	}
 	q.ready = true
@@ -208,9 +194,7 @@ func (qs *queues) next() (*entry, bool) {
 			}
 			e := q.entries[0]
 			q.entries[0] = nil
-			if q.entries = q.entries[1:]; len(q.entries) == 0 {
-				q.entries = q.first[:0]
-			}
+			q.entries = q.entries[1:]
 			q.running = e
 			e.stale = time.Since(e.seen) > qs.fresh
 			if qs.idle > 0 && len(qs.ready) == 0 { // there may be something to park now
@@ -281,26 +265,17 @@ func (qs *queues) retry(e *entry, delay time.Duration) {
 	if qs.stopped {
 		return
 	}
-	q.delayed = true
-	qs.delayed++
 	var t *time.Timer
 	t = time.AfterFunc(delay, func() {
 		qs.mu.Lock()
 		defer qs.mu.Unlock()
 		if q.timer == t {
-			qs.wake(q)
+			q.timer = nil
 			qs.activate(q)
 		}
 	})
 	q.timer = t
 	qs.space.ring()
-}
-
-// wake ends q's wait for a retry.
-func (qs *queues) wake(q *queue) {
-	q.timer.Stop()
-	q.delayed, q.timer = false, nil
-	qs.delayed--
 }
 
 func (qs *queues) forget(e *entry) {
@@ -331,17 +306,16 @@ func (qs *queues) acked(es []*entry) {
 	qs.space.ring()
 }
 
-// beginTake and endTake surround reading pending entries of stream, which its reader alone does.
-func (qs *queues) beginTake(stream string) {
+// taking begins to read pending entries of stream, which its reader alone does; end ends it.
+func (qs *queues) taking(stream string) (end func()) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	qs.takes[stream] = map[entryRef]struct{}{}
-}
-
-func (qs *queues) endTake(stream string) {
-	qs.mu.Lock()
-	defer qs.mu.Unlock()
-	delete(qs.takes, stream)
+	return func() {
+		qs.mu.Lock()
+		defer qs.mu.Unlock()
+		delete(qs.takes, stream)
+	}
 }
 
 // holds reports whether an entry is in this process and was not taken over by another consumer.
@@ -381,13 +355,13 @@ func (qs *queues) drop(stream string) {
 		for _, e := range q.entries {
 			qs.letGo(e)
 		}
-		clear(q.entries)
-		q.entries = q.first[:0]
+		q.entries = nil
 		if q.running != nil {
 			q.running.moved = true
 		}
-		if q.delayed {
-			qs.wake(q)
+		if q.timer != nil {
+			q.timer.Stop()
+			q.timer = nil
 		}
 		qs.activate(q)
 	}
@@ -423,7 +397,7 @@ func (qs *queues) heldSince(t, now time.Time) map[string][]*entry {
 
 // queueCounts is a snapshot for the metrics and the watchdog.
 type queueCounts struct {
-	held, loaded, parked, delayed, unacked int
+	held, unacked int
 	// running are the handlers that run; behind the entries that wait for them, those that run included; resting those
 	// that wait for a retry of their subject.
 	running, behind, resting int
@@ -434,16 +408,13 @@ type queueCounts struct {
 func (qs *queues) counts() queueCounts {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
-	n := queueCounts{
-		held: len(qs.held), loaded: qs.loaded, parked: len(qs.held) - qs.loaded - qs.unacked, delayed: qs.delayed,
-		unacked: qs.unacked, moves: qs.moves,
-	}
+	n := queueCounts{held: len(qs.held), unacked: qs.unacked, moves: qs.moves}
 	for _, q := range qs.bySubject {
 		switch {
 		case q.running != nil:
 			n.running++
 			n.behind += 1 + len(q.entries)
-		case q.delayed:
+		case q.timer != nil:
 			n.resting += len(q.entries)
 		}
 	}

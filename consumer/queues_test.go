@@ -88,8 +88,8 @@ func TestWhatIsDroppedComesBackInOrder(t *testing.T) {
 		t.Fatalf("%d entries are held when another stream's are dropped, want 3", n.held)
 	}
 	l.drop("s")
-	if n := l.counts(); n.held != 1 || n.loaded != 1 {
-		t.Fatalf("%d entries are held, %d with payload; want the one that runs", n.held, n.loaded)
+	if n := l.counts(); n.held != 1 || l.loaded != 1 {
+		t.Fatalf("%d entries are held, %d with payload; want the one that runs", n.held, l.loaded)
 	}
 	l.add(entries(1, 3, "one"))
 	l.retry(first, 0)
@@ -105,9 +105,9 @@ func TestWhatIsDroppedComesBackInOrder(t *testing.T) {
 		l.drop("s")
 		l.retry(e, 0)
 	}
-	if n := l.counts(); n.held != 2 || n.held != n.unacked || n.loaded != 0 {
+	if n := l.counts(); n.held != 2 || n.held != n.unacked || l.loaded != 0 {
 		t.Errorf("%d entries are held, %d of them done and %d with payload; want 2, 2 and 0", n.held, n.unacked,
-			n.loaded)
+			l.loaded)
 	}
 }
 

@@ -55,8 +55,7 @@ func (c onceScripter) Eval(ctx context.Context, text string, keys []string, args
 }
 
 func (c onceScripter) call(ctx context.Context, name, script string, keys []string, args []any) *redis.Cmd {
-	all := make([]any, 0, 3+len(keys)+len(args))
-	all = append(all, name, script, len(keys))
+	all := []any{name, script, len(keys)}
 	for _, k := range keys {
 		all = append(all, k)
 	}

@@ -26,8 +26,8 @@ func TestWatchdog(t *testing.T) {
 		"lag unknown":               {lag: -1},
 		"done and not acknowledged": {counts: queueCounts{held: 200, unacked: 200}, want: stallAfter},
 		"held, and nothing runs":    {counts: queueCounts{held: 1}, want: stallAfter},
-		"waiting for a retry":       {counts: queueCounts{held: 9, resting: 9, delayed: 1}},
-		"unread behind a retry":     {counts: queueCounts{held: 9, resting: 9, delayed: 1}, lag: 1, want: stallAfter},
+		"waiting for a retry":       {counts: queueCounts{held: 9, resting: 9}},
+		"unread behind a retry":     {counts: queueCounts{held: 9, resting: 9}, lag: 1, want: stallAfter},
 		"one handler takes long":    {counts: queueCounts{held: 3, running: 1, behind: 3}, want: hangAfter},
 		"all handlers take long": {
 			counts: queueCounts{held: 90, running: workers, behind: 8}, lag: 9,
@@ -119,7 +119,7 @@ func TestWatchdogSeesPastRetries(t *testing.T) {
 		l.retry(e, 0)
 		w.read("t", began.Add(at))
 		testenv.Eventually(t, time.Second, func() error {
-			if l.counts().delayed > 0 {
+			if l.counts().resting > 0 {
 				return errors.New("delayed")
 			}
 			return nil

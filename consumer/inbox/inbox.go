@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"posthaste/consumer"
 	"posthaste/internal/statement"
 )
 
@@ -45,17 +46,12 @@ func Once(ctx context.Context, tx pgx.Tx, group, eventID string) (first bool, er
 	if err != nil {
 		err = fmt.Errorf("note event %s for group %q: %w", eventID, group, err)
 		if databaseFails(err) {
-			err = unavailableError{err}
+			err = consumer.Unavailable(err)
 		}
 		return false, err
 	}
 	return tag.RowsAffected() == 1, nil
 }
-
-type unavailableError struct{ error }
-
-func (e unavailableError) Unwrap() error   { return e.error }
-func (unavailableError) Unavailable() bool { return true }
 
 // databaseFails reports whether no event can be noted: the server has not answered, or refuses them all.
 func databaseFails(err error) bool {

@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,9 +27,7 @@ const (
 // Keep does the housekeeping of the inbox now and every half hour until ctx ends: Maintain, with errors logged and
 // tried again. One process is enough; several do no harm. log may be nil.
 func Keep(ctx context.Context, db *pgxpool.Pool, retention time.Duration, log *slog.Logger) {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	for ctx.Err() == nil {
 		if err := Maintain(ctx, db, retention); err != nil && ctx.Err() == nil {
 			log.Warn("inbox housekeeping failed, trying again later", "err", err)
@@ -130,20 +129,19 @@ func oldPartitions(ctx context.Context, db *pgxpool.Pool, today time.Time, reten
 func dropPartition(ctx context.Context, db *pgxpool.Pool, name string, retention time.Duration) error {
 	ident := pgx.Identifier{name}.Sanitize()
 	// An event may have been seen long after its day.
-	const seen = " WHERE seen_at > clock_timestamp() - $1::interval)"
+	seen := "SELECT EXISTS (SELECT 1 FROM " + ident + " WHERE seen_at > clock_timestamp() - $1::interval)"
 	var fresh bool
-	err := db.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+seen, retention).Scan(&fresh)
+	err := db.QueryRow(ctx, seen, retention).Scan(&fresh)
 	if err == nil && !fresh {
 		err = locked(ctx, db, func(tx pgx.Tx) error {
 			// Checked again under the lock: a handler may have inserted a note of that day since.
 			if _, err := tx.Exec(ctx, "LOCK TABLE "+ident+" IN ACCESS EXCLUSIVE MODE"); err != nil {
 				return err
 			}
-			err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT 1 FROM "+ident+seen, retention).Scan(&fresh)
-			if err != nil || fresh {
+			if err := tx.QueryRow(ctx, seen, retention).Scan(&fresh); err != nil || fresh {
 				return err
 			}
-			_, err = tx.Exec(ctx, "DROP TABLE "+ident)
+			_, err := tx.Exec(ctx, "DROP TABLE "+ident)
 			return err
 		})
 	}
