@@ -1,6 +1,7 @@
 package credits
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 
 	"posthaste/internal/pause"
@@ -118,11 +120,9 @@ type view struct {
 
 // New returns a Bank; it does no I/O.
 func New(o Options) *Bank {
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler)).With("component", "credits")
 	b := &Bank{
-		o: o, log: o.Logger.With("component", "credits"), metrics: newBankMetrics(o.Registerer), maxStream: maxStream,
+		o: o, log: log, metrics: newBankMetrics(o.Registerer), maxStream: maxStream,
 		calls: &batcher{client: o.Redis, durable: o.Durability, lanes: map[*redis.Client]*lane{}},
 		owner: ownership{redis: o.Redis, pool: o.Pool},
 	}
@@ -167,19 +167,17 @@ func (b *Bank) refresh(ctx context.Context) {
 // claim counts lost operations that only this process had seen: the process that raised the epoch did not count them.
 // It queries all buckets concurrently, so that an unreachable node does not delay the other buckets.
 func (b *Bank) claim(ctx context.Context) error {
-	errs := make([]error, Buckets)
-	var wg sync.WaitGroup
+	var claims errgroup.Group
 	for bkt := range int16(Buckets) {
 		k := &b.buckets[bkt]
 		k.mu.Lock()
 		epoch, floor := k.epoch, k.claim
 		k.mu.Unlock()
 		if floor > 0 {
-			wg.Go(func() { errs[bkt] = b.claimIn(ctx, bkt, epoch, floor) })
+			claims.Go(func() error { return b.claimIn(ctx, bkt, epoch, floor) })
 		}
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return claims.Wait()
 }
 
 func (b *Bank) claimIn(ctx context.Context, bkt int16, epoch, floor int64) error {

@@ -103,15 +103,9 @@ func (b *batcher) alone(ctx context.Context, key string, fcall []any) (r []strin
 	for range followed {
 		// WAIT has no key. The cluster client could not route it to the same node, so the pipeline goes to the node
 		// itself.
-		p := node.Pipeline()
-		if asking {
-			p.Do(ctx, "asking")
-		}
-		cmd := redis.NewStringSliceCmd(ctx, fcall...)
-		_ = p.Process(ctx, cmd)
-		w := b.durable.wait(ctx, p)
-		_, sent := p.Exec(ctx)
-		r, waited, err = cmd.Val(), b.durable.reached(w), errorOf(cmd, sent)
+		c := &waitingCall{cmd: redis.NewStringSliceCmd(ctx, fcall...)}
+		b.exec(ctx, node, asking, c)
+		r, waited, err = c.cmd.Val(), c.waited, c.err
 		addr, moved := redis.IsMovedError(err)
 		if !moved {
 			if addr, asking = redis.IsAskError(err); !asking {
@@ -210,26 +204,31 @@ func (l *lane) send(func()) {
 		return late
 	})
 	if len(calls) > 0 {
-		l.exec(calls)
+		// Only the timeouts of the client limit it: a caller that gives up must not lose the others their replies.
+		l.exec(context.Background(), l.node, false, calls...)
+		for _, c := range calls {
+			close(c.done)
+		}
 		// Yield, so that callers that just received a reply can queue their next call. Without this, the next pipeline
 		// would be nearly empty.
 		runtime.Gosched()
 	}
 }
 
-// exec sends calls on one connection, followed by the command that waits for their writes. Only the timeouts of the
-// client limit it: a caller that gives up must not lose the others their replies.
-func (l *lane) exec(calls []*waitingCall) {
-	ctx := context.Background()
-	p := l.node.Pipeline()
+// exec sends calls on one connection of a node, followed by the command that waits for their writes. asking: the node
+// is receiving the keys of the call from another one.
+func (b *batcher) exec(ctx context.Context, node *redis.Client, asking bool, calls ...*waitingCall) {
+	p := node.Pipeline()
+	if asking {
+		p.Do(ctx, "asking")
+	}
 	for _, c := range calls {
 		_ = p.Process(ctx, c.cmd) // only queues it
 	}
-	w := l.durable.wait(ctx, p)
+	w := b.durable.wait(ctx, p)
 	_, sent := p.Exec(ctx)
-	waited := l.durable.reached(w)
+	waited := b.durable.reached(w)
 	for _, c := range calls {
 		c.waited, c.err = waited, errorOf(c.cmd, sent)
-		close(c.done)
 	}
 }

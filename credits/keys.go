@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
+	"slices"
 
 	"github.com/google/uuid"
 )
@@ -38,10 +39,7 @@ func lockKey(user uuid.UUID) string    { return tag(Bucket(user)) + ":l:" + user
 
 // outcomeKeyIn hashes the user together with the operation, because two users may have operations with the same id.
 func outcomeKeyIn(bucket int16, user, op uuid.UUID) string {
-	var both [32]byte
-	copy(both[:16], user[:])
-	copy(both[16:], op[:])
-	sum := sha256.Sum256(both[:])
+	sum := sha256.Sum256(slices.Concat(user[:], op[:]))
 	return tag(bucket) + ":i:" + base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 

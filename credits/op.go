@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -160,13 +161,9 @@ func parseEntry(bucket int16, streamID string, values map[string]any) (*entry, e
 
 // closed checks the fields that have a fixed set of values.
 func (e *entry) closed() bool {
-	switch Outcome(e.Outcome) {
-	case OK, Insufficient, Overflow:
-	default:
-		return false
-	}
-	return (e.Kind == string(Add) || e.Kind == string(Deduct)) &&
-		(e.Durability == durMemory || e.Durability == durReplicated || e.Durability == durFsynced) &&
+	return slices.Contains([]Outcome{OK, Insufficient, Overflow}, Outcome(e.Outcome)) &&
+		slices.Contains([]Kind{Add, Deduct}, Kind(e.Kind)) &&
+		slices.Contains([]string{durMemory, durReplicated, durFsynced}, e.Durability) &&
 		(e.UserID == uuid.Nil || Bucket(e.UserID) == e.bucket)
 }
 

@@ -1,6 +1,7 @@
 package credits
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -75,11 +76,9 @@ type Sync struct {
 
 // NewSync returns a Sync; it does no I/O.
 func NewSync(o SyncOptions) *Sync {
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler)).With("component", "credits")
 	return &Sync{
-		o: o, log: o.Logger.With("component", "credits"), metrics: newSyncMetrics(o.Registerer),
+		o: o, log: log, metrics: newSyncMetrics(o.Registerer),
 		owner: ownership{redis: o.Redis, pool: o.Pool}, stuck: map[int16]string{}, aside: map[int16]error{},
 		probed: make(chan []int16, 1), failpoint: func(string) error { return nil },
 	}
