@@ -25,19 +25,17 @@ const (
 
 // Problems of the credit routes only.
 var (
-	kindInsufficient = kind{402, "insufficient_credits", "The balance does not suffice", false, true}
-	kindForbidden    = kind{403, "forbidden", "Only an API key for any user may add credits", false, true}
-	kindUnknownUser  = kind{404, "unknown_user", "The user has no credit account", false, true}
-	kindFrozen       = kind{
-		423, "account_frozen", "The account is frozen until an operator has examined it", false, true,
-	}
-	kindOverflow       = kind{422, "balance_overflow", "The balance would become too large", false, true}
-	kindBackpressure   = kind{429, "backpressure", "Too many operations wait for the ledger", true, false}
-	kindNoCredits      = kind{503, "credits_store_unavailable", "The store of balances cannot be used", true, false}
+	kindInsufficient   = kind{402, "insufficient_credits", "The balance does not suffice", false}
+	kindForbidden      = kind{403, "forbidden", "Only an API key for any user may add credits", false}
+	kindUnknownUser    = kind{404, "unknown_user", "The user has no credit account", false}
+	kindFrozen         = kind{423, "account_frozen", "The account is frozen until an operator has examined it", false}
+	kindOverflow       = kind{422, "balance_overflow", "The balance would become too large", false}
+	kindBackpressure   = kind{429, "backpressure", "Too many operations wait for the ledger", true}
+	kindNoCredits      = kind{503, "credits_store_unavailable", "The store of balances cannot be used", true}
 	kindForeignCredits = kind{
-		503, "credits_foreign", "The balances belong to another database until an operator has decided", false, true,
+		503, "credits_foreign", "The balances belong to another database until an operator has decided", false,
 	}
-	kindRecovering = kind{503, "epoch_recovering", "The balances are being rebuilt from the ledger", true, false}
+	kindRecovering = kind{503, "epoch_recovering", "The balances are being rebuilt from the ledger", true}
 )
 
 func (s *Server) addCreditRoutes(g *gin.RouterGroup) {

@@ -94,8 +94,9 @@ func TestNewKeysAreSafeOnceTheOutcomeIsFinal(t *testing.T) {
 		if k.retryable {
 			retryable = append(retryable, k.code)
 		}
-		if k.safeNewKey != (!k.retryable && k.code != kindUnauthorized.code) {
-			t.Errorf("%s: retryable %v, safe_new_key %v", k.code, k.retryable, k.safeNewKey)
+		body := (&problem{kind: k}).body("")
+		if body.SafeNewKey != (!body.Retryable && k.code != "unauthorized") {
+			t.Errorf("%s: retryable %v, safe_new_key %v", k.code, body.Retryable, body.SafeNewKey)
 		}
 	}
 	slices.Sort(retryable)

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -51,7 +52,7 @@ const (
 
 // kindRefunded is stored if the order could not be placed in time for its deduction.
 var kindRefunded = kind{
-	409, "payment_refunded", "The order could not be placed in time, and what it cost was given back", false, true,
+	409, "payment_refunded", "The order could not be placed in time, and what it cost was given back", false,
 }
 
 func newPaymentMetric(reg prometheus.Registerer) *prometheus.CounterVec {
@@ -186,10 +187,8 @@ type Payments struct {
 
 // NewPayments returns Payments. It does no I/O.
 func NewPayments(o PaymentsOptions) *Payments {
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return &Payments{o, o.Logger.With("component", "payments"), newPaymentMetric(o.Registerer)}
+	log := cmp.Or(o.Logger, slog.New(slog.DiscardHandler)).With("component", "payments")
+	return &Payments{o, log, newPaymentMetric(o.Registerer)}
 }
 
 // Run works until ctx ends, and then returns nil. If a server is down, it retries.
@@ -326,16 +325,14 @@ func (r *Payments) refund(ctx context.Context, p *sql.Payment) error {
 // repeat deducts again what Redis lost after the order was placed. Redis ignores an id that it still has.
 func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 	unpaid := d.Deducted != ""
+	var err error
 	switch {
 	case unpaid:
 	case d.Age > repeatWithin:
-		var err error
-		if unpaid, err = r.o.Credits.Undone(ctx, d.UserID, d.OpID); err != nil {
-			return err
-		}
+		unpaid, err = r.o.Credits.Undone(ctx, d.UserID, d.OpID)
 	default:
-		res, err := r.o.Credits.Apply(ctx, deduction(&d.Payment, time.Time{}))
-		if err != nil {
+		var res credits.Result
+		if res, err = r.o.Credits.Apply(ctx, deduction(&d.Payment, time.Time{})); err != nil {
 			return fmt.Errorf("repeat a deduction: %w", err)
 		}
 		if res.Outcome == credits.OK && !res.Replayed {
@@ -345,12 +342,9 @@ func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 		if unpaid = res.Outcome != credits.OK; res.Replayed && !unpaid { // is it in quarantine?
 			unpaid, err = r.o.Credits.Undone(ctx, d.UserID, d.OpID)
 		}
-		if err != nil {
-			return err
-		}
 	}
-	if !unpaid {
-		return nil
+	if err != nil || !unpaid {
+		return err
 	}
 	r.metrics.WithLabelValues(payUnpaid).Inc()
 	r.log.Error("order is not paid: redis had lost its deduction, and it cannot be repeated", "order_id", d.OrderID,

@@ -15,38 +15,35 @@ type kind struct {
 	title  string
 	// retryable: the same request with the same key may succeed later.
 	retryable bool
-	// safeNewKey: sending the operation under a new key cannot do it twice.
-	safeNewKey bool
 }
+
+// safeNewKey reports that sending the operation under a new key cannot do it twice.
+func (k kind) safeNewKey() bool { return !k.retryable && k != kindUnauthorized }
 
 // The kinds of problems, in the order of the checks.
 var (
-	kindNotFound       = kind{404, "not_found", "There is no such resource", false, true}
-	kindMethod         = kind{405, "method_not_allowed", "The resource does not have this method", false, true}
-	kindUnauthorized   = kind{401, "unauthorized", "A valid API key or token is required", false, false}
-	kindForbiddenUser  = kind{403, "forbidden_user", "The API key or token may not act for this user", false, true}
-	kindForbiddenScope = kind{403, "forbidden_scope", "The API key or token is not for this", false, true}
-	kindRateLimited    = kind{429, "rate_limited", "Too many requests", true, false}
-	kindKeyMissing     = kind{400, "idempotency_key_missing", "The Idempotency-Key header is required", false, true}
-	kindKeyInvalid     = kind{400, "idempotency_key_invalid", "The Idempotency-Key header is malformed", false, true}
-	kindMediaType      = kind{415, "unsupported_media_type", "The body must be application/json", false, true}
-	kindTooLarge       = kind{413, "body_too_large", "The body is too large", false, true}
-	kindSlowBody       = kind{408, "request_timeout", "The body did not arrive in time", true, false}
-	kindInvalidJSON    = kind{400, "invalid_json", "The body is not a JSON object", false, true}
-	kindParameter      = kind{400, "invalid_parameter", "A query parameter is malformed", false, true}
-	kindValidation     = kind{422, "validation_failed", "The request is not valid", false, true}
+	kindNotFound       = kind{404, "not_found", "There is no such resource", false}
+	kindMethod         = kind{405, "method_not_allowed", "The resource does not have this method", false}
+	kindUnauthorized   = kind{401, "unauthorized", "A valid API key or token is required", false}
+	kindForbiddenUser  = kind{403, "forbidden_user", "The API key or token may not act for this user", false}
+	kindForbiddenScope = kind{403, "forbidden_scope", "The API key or token is not for this", false}
+	kindRateLimited    = kind{429, "rate_limited", "Too many requests", true}
+	kindKeyMissing     = kind{400, "idempotency_key_missing", "The Idempotency-Key header is required", false}
+	kindKeyInvalid     = kind{400, "idempotency_key_invalid", "The Idempotency-Key header is malformed", false}
+	kindMediaType      = kind{415, "unsupported_media_type", "The body must be application/json", false}
+	kindTooLarge       = kind{413, "body_too_large", "The body is too large", false}
+	kindSlowBody       = kind{408, "request_timeout", "The body did not arrive in time", true}
+	kindInvalidJSON    = kind{400, "invalid_json", "The body is not a JSON object", false}
+	kindParameter      = kind{400, "invalid_parameter", "A query parameter is malformed", false}
+	kindValidation     = kind{422, "validation_failed", "The request is not valid", false}
 	kindKeyExpired     = kind{
-		422, "idempotency_key_expired", "The key is too old, and nothing was done under it", false, true,
+		422, "idempotency_key_expired", "The key is too old, and nothing was done under it", false,
 	}
-	kindKeyReused  = kind{422, "idempotency_key_reused", "The key was used for another request", false, true}
-	kindInProgress = kind{
-		409, "operation_in_progress", "Another attempt with this key is in progress", true, false,
-	}
-	kindUnavailable = kind{503, "temporarily_unavailable", "Nothing was done; try again", true, false}
-	kindUnknown     = kind{
-		503, "outcome_unknown", "The outcome is not known yet; ask again with the same key", true, false,
-	}
-	kindInternal = kind{500, "internal_error", "An internal error occurred", true, false}
+	kindKeyReused   = kind{422, "idempotency_key_reused", "The key was used for another request", false}
+	kindInProgress  = kind{409, "operation_in_progress", "Another attempt with this key is in progress", true}
+	kindUnavailable = kind{503, "temporarily_unavailable", "Nothing was done; try again", true}
+	kindUnknown     = kind{503, "outcome_unknown", "The outcome is not known yet; ask again with the same key", true}
+	kindInternal    = kind{500, "internal_error", "An internal error occurred", true}
 )
 
 const problemType = "application/problem+json"
@@ -81,7 +78,7 @@ type problemBody struct {
 func (p *problem) body(instance string) problemBody {
 	b := problemBody{
 		Type: "urn:posthaste:problem:" + p.kind.code, Title: p.kind.title, Status: p.kind.status, Detail: p.detail,
-		Instance: instance, Code: p.kind.code, Retryable: p.kind.retryable, SafeNewKey: p.kind.safeNewKey,
+		Instance: instance, Code: p.kind.code, Retryable: p.kind.retryable, SafeNewKey: p.kind.safeNewKey(),
 		Errors: p.errors,
 	}
 	if p.retryAfter > 0 {

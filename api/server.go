@@ -95,15 +95,8 @@ func New(o Options) (*Server, error) {
 	if o.Keys != nil && o.Tokens != nil {
 		return nil, errors.New("api: Options has both Keys and Tokens")
 	}
-	if o.Probe == nil {
-		o.Probe = o.Pool
-	}
-	if o.Guard == nil {
-		o.Guard = o.Redis
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Probe, o.Guard = cmp.Or(o.Probe, o.Pool), cmp.Or(o.Guard, o.Redis)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Lease = cmp.Or(o.Lease, idem.DefaultLease)
 	s := &Server{
 		o: o, log: o.Logger.With("component", "api"), orders: sql.NewPlacer(o.Pool),

@@ -3,6 +3,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -54,9 +55,7 @@ type server struct {
 }
 
 func Handler(o Options) http.Handler {
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	s := &server{Options: o, log: o.Logger.With("component", "admin"), trail: audit.New(o.Pool, o.Logger)}
 	s.status.Timeout, s.dead.Timeout = CallTimeout, CallTimeout
 	s.status.Read = func(ctx context.Context) (ops.Report, error) {
