@@ -192,6 +192,9 @@ func (d *delivery) answer(reply []any, end int) error {
 		}
 		return s.failed(stepPublish, d.lane.stream, err)
 	}
+	if why := text(reply, 6); why != "" {
+		s.unannounced(why)
+	}
 	if d.pos+done < end {
 		return s.failed(stepPublish, d.lane.stream, fmt.Errorf("the gate accounts for %d of %d events", done,
 			end-d.pos))
@@ -206,6 +209,19 @@ func (d *delivery) answer(reply []any, end int) error {
 	s.batchEvents.Store(min(s.batchEvents.Load()+1, maxBatchEvents))
 	d.lane.last++
 	return nil
+}
+
+// unannounced logs that Redis refuses to publish on channels. Those of some types may be permitted, so a published
+// message does not end the run of refusals; a minute without one does.
+func (s *Sink) unannounced(why string) {
+	now := time.Now().UnixNano()
+	if before := s.refused.Swap(now); now-before > int64(time.Minute) {
+		s.refusals.Over()
+	}
+	if attrs, say := s.refusals.Failed(errors.New(why)); say {
+		s.log.Warn("redis refuses to publish events on their channels; the streams have them", append(attrs, "remedy",
+			"give the relay's user the channels by ACL SETUSER, or set --pubsub=off")...)
+	}
 }
 
 func (d *delivery) poisoned(i int, class string, err error) error {

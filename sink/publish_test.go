@@ -1,8 +1,11 @@
 package sink_test
 
 import (
+	"bytes"
+	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -64,12 +67,24 @@ func TestAFinishedDeliveryAnswersAgainWithoutACall(t *testing.T) {
 func TestARefusedPublishIsCountedAndTheEntryStays(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t, "user default on nopass ~* resetchannels +@all")
-	f := on(t, server, sink.Options{PubSub: true})
-	events := makeEvents(4)
-	f.publish(f.lane(f.adopted(1)), events...)
+	var log bytes.Buffer
+	f := on(t, server, sink.Options{PubSub: true, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	events := makeEvents(6)
+	events[0].Type = "__reserved" // is not published, and refused by nothing
+	l := f.lane(f.adopted(1))
+	f.publish(l, events[0])
+	if log.Len() > 0 {
+		t.Errorf("a channel of Redis: %s", &log)
+	}
+	f.publish(l, events[1:4]...)
+	f.publish(l, events[4:]...)
 	f.wantStored(events...)
-	if n := f.metric("outbox_pubsub_failed_total"); n != 4 {
-		t.Errorf("%v failed, want 4", n)
+	if n := f.metric("outbox_pubsub_failed_total"); n != 6 {
+		t.Errorf("%v failed, want 6", n)
+	}
+	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "level=WARN") ||
+		!strings.Contains(text, "channel") || !strings.Contains(text, "--pubsub=off") {
+		t.Errorf("logged: %s", text)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/outage"
 	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 	"posthaste/sink/metrics"
@@ -65,6 +66,10 @@ type Sink struct {
 	moved atomic.Bool
 	// let has, by stream, the known number of events that its gate has let through.
 	let sync.Map
+
+	// refusals is the run of refused messages of Pub/Sub, whose last one was at refused, in nanoseconds.
+	refusals outage.Run
+	refused  atomic.Int64
 
 	// batchBytes bounds one script call. It only shrinks, to what the server can buffer. batchEvents bounds it as well,
 	// and recovers by one event for each call that is accepted.

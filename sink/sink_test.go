@@ -57,7 +57,10 @@ func on(t testing.TB, server *testenv.RedisServer, o sink.Options) *fixture {
 
 func newSink(t testing.TB, c redis.UniversalClient, o sink.Options) (*sink.Sink, *prometheus.Registry) {
 	reg := prometheus.NewPedanticRegistry()
-	o.Client, o.Registerer, o.Logger = c, reg, testenv.Logger(t)
+	o.Client, o.Registerer = c, reg
+	if o.Logger == nil {
+		o.Logger = testenv.Logger(t)
+	}
 	if o.Source == "" {
 		o.Source = "/posthaste/test"
 	}

@@ -5,9 +5,9 @@
 --      id's text, 27 of time), the entries' source field, pubsub ("" publishes none on its channel, "1" all, else a
 --      digit per event), extended ("1"), what channels begin with, then per event type, subject, data and, if
 --      extended, traceparent and headers ("" for none)
--- Answers {OK, done, suppressed, lost pubs, n, last}, {XADD, the same, error} when it stopped after the first events
--- of the batch, {GAP}, {FENCED, epoch} or {KEYS, key…}. done is how many events of the batch are accounted for, n how
--- many the gate has let through, last the entry of the last of them.
+-- Answers {OK, done, suppressed, lost pubs, n, last}, with an error of PUBLISH if there was one, {XADD, the same,
+-- error} when it stopped after the first events of the batch, {GAP}, {FENCED, epoch} or {KEYS, key…}. done is how many
+-- events of the batch are accounted for, n how many the gate has let through, last the entry of the last of them.
 local ID, HEAD, FIRST = 16, 63, 15
 local stream, base, gate = KEYS[1], KEYS[2], KEYS[3]
 local epoch, lane, claim, lnonce = ARGV[1], ARGV[3], tonumber(ARGV[4]), ARGV[5]
@@ -125,7 +125,7 @@ local function extension(traceparent, headers)
 end
 
 local sub, call = string.sub, redis.pcall
-local taken, lost, done, failed, newest = {}, 0, math.max(from, count), nil, nil
+local taken, lost, done, failed, newest, refused = {}, 0, math.max(from, count), nil, nil, nil
 for i = from + 1, count do
   local h, a = (i - 1) * HEAD, FIRST + (i - 1) * width
   if doubted[i] then
@@ -142,8 +142,9 @@ for i = from + 1, count do
     if pubsub ~= '' then
       if pubsub ~= '1' and string.byte(pubsub, i) == 48 then
         lost = lost + 1
-      elseif type(call('PUBLISH', prefix .. ARGV[a + 1], ARGV[a + 3])) == 'table' then
-        lost = lost + 1
+      else
+        local p = call('PUBLISH', prefix .. ARGV[a + 1], ARGV[a + 3])
+        if type(p) == 'table' then lost, refused = lost + 1, p.err end
       end
     end
   end
@@ -156,5 +157,5 @@ redis.call('HSET', gate, unpack(state))
 doubtful = doubtful - hdel(gate, taken)
 if doubtful ~= before then set_doubt(gate, doubtful) end
 local answer = {failed and 'XADD' or 'OK', done, #taken, lost, n, newest or g[5] or ''}
-if failed then answer[7] = failed end
+answer[7] = failed or refused
 return answer
