@@ -83,17 +83,13 @@ type Guard struct {
 
 // New returns a guard. It does no I/O.
 func New(o Options) *Guard {
-	g := &Guard{
-		client: o.Redis, database: o.Database, scripts: loadScripts(), log: o.Logger,
+	return &Guard{
+		client: o.Redis, database: o.Database, scripts: loadScripts(),
+		log:     cmp.Or(o.Logger, slog.New(slog.DiscardHandler)).With("component", "idem"),
 		metrics: newMetrics(o.Registerer, o.Routes), timeout: callTimeout, nodes: map[string]*node{},
 		lease: cmp.Or(o.Lease, DefaultLease), cache: newCache(cacheSize, cacheTTL),
 		flights: flights{m: map[Key]*flight{}},
 	}
-	if g.log == nil {
-		g.log = slog.New(slog.DiscardHandler)
-	}
-	g.log = g.log.With("component", "idem")
-	return g
 }
 
 // Request is one attempt at an operation.

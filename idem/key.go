@@ -53,11 +53,7 @@ func (f Fingerprint) comparable(text string) bool {
 func (f Fingerprint) text() string { return base64.RawURLEncoding.EncodeToString(f[:]) }
 
 func digest(parts []string) [sha256.Size]byte {
-	n := 0
-	for _, p := range parts {
-		n += binary.MaxVarintLen64 + len(p)
-	}
-	buf := make([]byte, 0, n)
+	var buf []byte
 	for _, p := range parts {
 		buf = binary.AppendUvarint(buf, uint64(len(p)))
 		buf = append(buf, p...)

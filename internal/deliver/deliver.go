@@ -4,6 +4,7 @@ package deliver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,17 +77,14 @@ func New(opt Options) (*Sender, error) {
 	case opt.Timeout <= 0:
 		return nil, errors.New("--timeout must be positive")
 	}
-	if opt.Logger == nil {
-		opt.Logger = slog.New(slog.DiscardHandler)
-	}
-	opt.Logger = opt.Logger.With("component", "deliver", "group", opt.Group)
+	opt.Logger = cmp.Or(opt.Logger, slog.New(slog.DiscardHandler)).With("component", "deliver", "group", opt.Group)
 	s := &Sender{
 		opt: opt, seconds: newSeconds(opt.Group), secrets: secrets{path: opt.SecretFile, log: opt.Logger},
-	}
-	s.client = &http.Client{
-		Transport: &transport{files: opt.TLS}, Timeout: opt.Timeout,
-		// The signature and the payload are for this receiver only.
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		client: &http.Client{
+			Transport: &transport{files: opt.TLS}, Timeout: opt.Timeout,
+			// The signature and the payload are for this receiver only.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
 	}
 	if opt.SecretFile != "" {
 		if s.secrets.keys, err = readSecrets(opt.SecretFile); err != nil {
