@@ -119,8 +119,8 @@ var scenarios = map[string]scenario{
 			})
 		}
 	}},
-	// Leaders adopt while the server of one stream is down, and publish to the others. It returns as it was, or has lost
-	// what came last, all but the gate, or everything; or the others have lost something in the meantime.
+	// Leaders adopt while the server of one stream is down, and publish to the others. It returns as it was, or has
+	// lost what came last, all but the gate, or everything; or the others have lost something in the meantime.
 	"absent": {standby: true, story: func(w *world) {
 		for round := range 5 {
 			var old *redis

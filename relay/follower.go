@@ -42,7 +42,7 @@ func (r *Relay) assist(ctx context.Context, locks outbox.LockSession) error {
 func (r *Relay) sweepAlong(ctx context.Context, locks outbox.LockSession, st outbox.State) error {
 	// A follower publishes only to the server that the leader has adopted. Another server may lack events, and only an
 	// adoption by the leader finds out which.
-	server, err := r.o.Sink.Bind(ctx, false)
+	server, err := r.o.Sink.Bind(ctx)
 	defer r.o.Sink.Release()
 	var twin *outbox.Sign // of a copy's table the original's relay is the leader until the copy's has adopted
 	if err == nil {

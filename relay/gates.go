@@ -54,13 +54,13 @@ func (g *gates) ready(s outbox.Stream) {
 	g.adopted[s.Name] = s.Base
 }
 
-// back returns ErrGap if a stream that the adoption left out answers: before anything is published there, another
-// adoption must find out what it has lost.
+// back returns ErrGap if a stream that the adoption left out can be looked at: before anything is published there,
+// another adoption must find out what it has lost.
 func (g *gates) back(ctx context.Context, stream string) error {
 	if time.Now().Before(g.due) {
 		return g.away[stream]
 	}
-	err := g.sink.Adopt(ctx, stream, g.owner, true)
+	_, err := g.sink.Look(ctx, g.owner.Source, []string{stream}, nil)
 	if err == nil {
 		err = fmt.Errorf("stream %q answers again: %w", stream, outbox.ErrGap)
 	}

@@ -47,7 +47,9 @@ type leadership struct {
 	worked bool
 	// watched is when the gates were last checked.
 	watched time.Time
-	// partial is how long streams are left alone that adoptions leave out again and again.
+	// absent are the streams that the adoption has left out. partial is how long they are left alone if adoptions leave
+	// some out again and again.
+	absent  absent
 	partial pause.Backoff
 }
 

@@ -99,19 +99,19 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	if l.gates == nil {
 		l.activity.own(st.Owner) // under which the slot is kept until then: Redis may be gone for long
 	}
-	a := &absent{never: l.o.Spread != nil, since: time.Now(), why: map[string]error{}}
+	l.absent = absent{why: map[string]error{}}
 	for {
 		next := outbox.Adoption{
 			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()},
 			Holder: l.o.Holder, WentBack: wentBack,
 		}
-		f, err := l.bind(ctx, st, a)
+		f, err := l.bind(ctx, st)
 		if err != nil {
 			return err
 		}
 		next.Sink, next.Suspects, next.Delivered = f.server, f.suspects, f.delivered
-		if len(a.why) > 0 {
-			next.Sink = "" // so the next adoption suspects every stream
+		if f.partial {
+			next.Sink = incomplete
 		}
 		if f.beyond > 0 { // noted with this adoption: who is killed behind it has not seen it for nothing
 			epoch = max(epoch, f.beyond+1)
@@ -132,18 +132,20 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return err
 		}
 		l.gates = newGates(next.To, st.Layout, l.o.Sink, l.o.Store)
-		l.gates.away, l.gates.due = maps.Clone(a.why), time.Now().Add(l.partial.Next())
+		l.gates.away, l.gates.due = maps.Clone(l.absent.why), time.Now().Add(l.partial.Next())
 		l.activity.own(next.To)
-		if err = l.raiseGates(ctx, f.intact, a); err == nil {
+		if err = l.raiseGates(ctx, f.intact); err == nil {
 			err = l.awaitLayout(ctx)
 		}
 		if err == nil {
-			err = l.repair(ctx, a)
+			err = l.repair(ctx)
 		}
 		switch {
+		case errors.Is(err, outbox.ErrGap):
+			clear(l.absent.why) // it may be that one of them answers
 		case err != nil:
-		case len(a.why) > 0:
-			l.health.degrade(conditionAdopt, a.text())
+		case len(l.gates.away) > 0:
+			l.health.degrade(conditionAdopt, l.absent.text())
 		default:
 			l.partial.Reset()
 		}
@@ -164,15 +166,16 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 }
 
 // repair makes the streams whole. Only then the losses can be counted that it cannot restore.
-func (l *leadership) repair(ctx context.Context, a *absent) error {
+func (l *leadership) repair(ctx context.Context) error {
+	l.absent.since = time.Time{}
 	err := l.persist(ctx, func() error {
-		return l.reconciler.run(ctx, l.owner, l.gates.away, func(ctx context.Context) error {
+		return l.reconciler.run(ctx, l.owner, l.gates, func(ctx context.Context) error {
 			_, err := l.check(ctx)
 			return err
 		})
 	}, func(err error) bool {
 		of := (*outbox.StreamError)(nil)
-		return finished(err) || superseded(err) || errors.As(err, &of) && l.leave(a, map[string]error{of.Stream: err})
+		return finished(err) || superseded(err) || errors.As(err, &of) && l.leave(map[string]error{of.Stream: err})
 	}, func(err error) {
 		if l.health.fail(conditionRestore, err.Error()) {
 			l.log.Warn("cannot reconcile the streams with the outbox; retrying", "err", err)
@@ -196,24 +199,33 @@ type found struct {
 	// gate which is as new as the table expects and has lost none of its entries.
 	suspects []outbox.StreamState
 	intact   map[string]bool
+	// partial is set if some streams or servers are left out.
+	partial bool
 	// delivered is whether any event was ever settled.
 	delivered bool
 	// beyond is the epoch of a gate that has seen a later owner than the table; 0 if none has.
 	beyond int64
 }
 
+// incomplete is the name of the server in the table if the adoption has left out streams, or servers: no server has it,
+// so the next adoption suspects every stream, and no follower publishes.
+const incomplete = "incomplete"
+
 // absent are the streams that an adoption leaves out, because they do not answer, or refuse it, and others do not.
 type absent struct {
-	// never is set for a change of the layout, which needs all streams.
-	never bool
-	// since is when the adoption began, known how many streams there are.
+	why map[string]error
+	// since is when a step of the adoption failed first, known how many streams there are.
 	since time.Time
 	known int
-	why   map[string]error
 }
 
-// late reports whether the others have waited long enough.
-func (a *absent) late() bool { return !a.never && time.Since(a.since) > blockedWait }
+// late reports whether the others have waited long enough for a step that fails.
+func (a *absent) late() bool {
+	if a.since.IsZero() {
+		a.since = time.Now()
+	}
+	return time.Since(a.since) >= blockedWait
+}
 
 func (a *absent) text() string {
 	names := slices.Sorted(maps.Keys(a.why))
@@ -221,21 +233,29 @@ func (a *absent) text() string {
 		a.why[names[0]])
 }
 
-// leave leaves out streams, and reports whether it does: if others remain, and have waited long enough.
-func (l *leadership) leave(a *absent, why map[string]error) bool {
-	if len(why) == 0 || !a.late() || len(a.why)+len(why) >= a.known {
+// leave reports whether the adoption begins again: without the streams that fail, once the others have waited long
+// enough, or with all of them if no other is left. A change of the layout needs all of them.
+func (l *leadership) leave(why map[string]error) bool {
+	a := &l.absent
+	if len(why) == 0 || l.o.Spread != nil || !a.late() {
 		return false
 	}
+	if len(a.why)+len(why) >= a.known {
+		again := len(a.why) > 0
+		clear(a.why)
+		return again
+	}
 	maps.Copy(a.why, why)
-	l.log.Warn("some streams cannot be adopted; going on without them", "why", a.text())
+	l.log.Warn("some streams cannot be adopted; the others are published to", "why", a.text())
 	return true
 }
 
 // bind chooses the server to publish to. It checks whether the server is the one of the last adoption and has the
 // events that were published there. It retries temporary failures.
-func (l *leadership) bind(ctx context.Context, st outbox.State, a *absent) (f found, err error) {
+func (l *leadership) bind(ctx context.Context, st outbox.State) (f found, err error) {
 	var seen twin
-	err = l.persist(ctx, func() (err error) { f, err = l.tryBind(ctx, st, &seen, a); return err }, never,
+	l.absent.since = time.Time{}
+	err = l.persist(ctx, func() (err error) { f, err = l.tryBind(ctx, st, &seen); return err }, never,
 		func(err error) { l.refused(ctx, err) })
 	return f, err
 }
@@ -263,16 +283,20 @@ func (l *leadership) refused(ctx context.Context, err error) {
 	}
 }
 
-func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin, a *absent) (f found, err error) {
+func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (f found, err error) {
 	list, err := l.o.Store.Streams(ctx)
 	if err != nil {
 		return f, err
 	}
-	a.known = len(list)
-	streams := slices.DeleteFunc(outbox.StreamNames(list), func(s string) bool { return a.why[s] != nil })
+	absent := &l.absent
+	absent.known = len(list)
+	streams := slices.DeleteFunc(outbox.StreamNames(list), func(s string) bool { return absent.why[s] != nil })
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
-	f.server, err = l.o.Sink.Bind(actx, a.late())
+	f.server, err = l.o.Sink.Bind(actx)
 	cancel()
+	if f.partial = len(absent.why) > 0; outbox.Alone(err) && l.o.Spread == nil && absent.late() {
+		f.partial, err = true, nil
+	}
 	if err == nil {
 		err = l.alone(ctx, st, seen)
 	}
@@ -291,8 +315,8 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin, a
 			return s.Err != nil
 		})
 		maps.DeleteFunc(away, func(_ string, err error) bool { return err == nil })
-		if l.leave(a, away) {
-			err = nil
+		if l.leave(away) && len(absent.why) > 0 {
+			f.partial, err = true, nil
 		}
 	}
 	if err != nil {
@@ -312,7 +336,7 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin, a
 // the last adoption; otherwise those that are missing, or whose gate is missing or behind the table or the stream.
 // Raising the gates then finds out which events are missing. Before any event was delivered, none can be.
 func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, states []outbox.StreamState) error {
-	other := f.server != "" && f.server != st.Sink
+	other := f.server != st.Sink && (f.server != "" || st.Sink == incomplete)
 	f.intact = map[string]bool{}
 	var gone []string
 	for _, s := range states {
@@ -353,10 +377,11 @@ func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, sta
 }
 
 // raiseGates raises the gate of every known stream that is not absent and retries temporary failures.
-func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool, a *absent) error {
+func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) error {
 	var away map[string]error
+	l.absent.since = time.Time{}
 	err := l.persist(ctx, func() (err error) { away, err = l.tryGates(ctx, intact); return err },
-		func(err error) bool { return displaced(err) || l.leave(a, away) },
+		func(err error) bool { return displaced(err) || l.leave(away) },
 		func(err error) { l.refused(ctx, err) })
 	if err == nil {
 		l.health.clear(conditionAdopt)
@@ -366,8 +391,7 @@ func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool, a *
 	return err
 }
 
-// tryGates returns, with an error, the streams that fail although others may not. It ends at the first without a reply:
-// binding again shows which servers answer.
+// tryGates returns, with an error, the streams that fail although others may not. It ends early if that takes long.
 func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) (away map[string]error, err error) {
 	streams, err := l.o.Store.Streams(ctx)
 	if err != nil {
@@ -375,6 +399,7 @@ func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) (away
 	}
 	streams = slices.DeleteFunc(streams, func(s outbox.Stream) bool { return l.gates.away[s.Name] != nil })
 	away = map[string]error{}
+	began := time.Now()
 	for _, s := range streams {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		err := l.gates.adopt(actx, s, intact[s.Name])
@@ -386,7 +411,7 @@ func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) (away
 			l.gates.ready(s)
 			continue
 		}
-		if away[s.Name] = err; outbox.Lost(err) {
+		if away[s.Name] = err; time.Since(began) > publishTimeout {
 			break
 		}
 	}

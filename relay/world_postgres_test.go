@@ -474,8 +474,10 @@ func (i *instance) reads(o outbox.Owner) {
 		return
 	}
 	for _, s := range w.known[o.Epoch] {
-		_, absent := w.rd.away[s]
-		if absent = absent && w.pg.state.Sink == ""; !w.raised[o.Epoch][s] && !absent {
+		_, away := w.rd.away[s]
+		_, unnamed := w.rd.away[outbox.BaseName(s, w.pg.state.Shards)+"#sharded"]
+		absent := (away || unnamed) && w.pg.state.Sink == incomplete
+		if !w.raised[o.Epoch][s] && !absent {
 			w.wrongly("rows are read for epoch %d before the gate of %s was raised to it", o.Epoch, s)
 		}
 	}

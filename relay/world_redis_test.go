@@ -15,6 +15,13 @@ import (
 // redis is the Redis of a world: streams and their gates, as the scripts in sink/lua keep them. It is guarded by
 // world.mu.
 type redis struct {
+	// anonymous servers have no name.
+	anonymous bool
+	// noted are entries that Postgres knows, by stream.
+	noted map[string]string
+	// goesAt is a stream whose server goes down with its next Tail.
+	goesAt string
+
 	// alive is another one's sign of life.
 	alive     *outbox.Sign
 	w         *world
@@ -157,6 +164,9 @@ func (r *redis) lacks(name string, g *gate) bool {
 // reaches reports whether the stream has had an entry with the id or a later one.
 func (r *redis) reaches(name, id string) bool {
 	s := r.streams[name]
+	if r.noted != nil { // gate.lua's misses: the entry itself is looked for
+		return s != nil && slices.ContainsFunc(s.entries, func(e entry) bool { return entryID(e.id) == id })
+	}
 	return s != nil && outbox.CompareIDs(entryID(s.last), id) >= 0
 }
 
@@ -627,4 +637,9 @@ func (r *redis) last(name string) (last string, behind bool) {
 
 func entryID(id int64) string { return strconv.FormatInt(id, 10) + "-0" }
 
-func (r *redis) server() string { return fmt.Sprintf("run %d", r.run) }
+func (r *redis) server() string {
+	if r.anonymous {
+		return ""
+	}
+	return fmt.Sprintf("run %d", r.run)
+}

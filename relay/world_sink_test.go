@@ -61,7 +61,7 @@ func marked(marks []outbox.Mark) (streams []string) {
 	return streams
 }
 
-func (s memSink) Bind(ctx context.Context, _ bool) (string, error) {
+func (s memSink) Bind(ctx context.Context) (string, error) {
 	s.i.w.do(func() { s.i.anyone = true })
 	return sinkCall(ctx, s.i, "Sink.Bind", func(r *redis) (string, error) {
 		s.i.anyone, s.i.bound = false, r.server()
@@ -114,6 +114,9 @@ func (s memSink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry
 	return sinkCall(ctx, s.i, "Sink.Tail", func(r *redis) (tail []outbox.Entry, err error) {
 		if r.away[stream] {
 			return nil, &outbox.StreamError{Stream: stream, Err: errDown}
+		}
+		if stream == r.goesAt { // with this answer
+			r.away[stream] = true
 		}
 		if st := r.streams[stream]; st != nil {
 			for _, e := range st.entries {
@@ -207,8 +210,13 @@ func (s memSink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string)
 	})
 }
 
-func (s memSink) Sharded(ctx context.Context, _ string) error {
-	return sinkCommand(ctx, s.i, "Sink.Sharded", func(*redis) error { return nil })
+func (s memSink) Sharded(ctx context.Context, base string) error {
+	return sinkCommand(ctx, s.i, "Sink.Sharded", func(r *redis) error {
+		if r.away[base+"#sharded"] {
+			return &outbox.StreamError{Stream: base, Err: errDown}
+		}
+		return nil
+	})
 }
 
 func (s memSink) Follow(ctx context.Context, stream string, others []string) error {

@@ -148,7 +148,7 @@ func (s memStore) Delivered(ctx context.Context) (bool, error) {
 
 // Newest names nothing: the gates of this Redis know what the marks do.
 func (s memStore) Newest(ctx context.Context) (map[string]string, error) {
-	return call(ctx, s.i, "Store.Newest", func() (map[string]string, error) { return nil, nil })
+	return call(ctx, s.i, "Store.Newest", func() (map[string]string, error) { return s.i.w.rd.noted, nil })
 }
 
 func (s memStore) Missing(ctx context.Context) (missing, phantoms int64, err error) {

@@ -72,6 +72,8 @@ func Class(err error) string {
 	switch class := metrics.Class(err); {
 	case errors.Is(err, errOther):
 		return "restarted"
+	case errors.Is(err, errSilent):
+		return "connection"
 	case errors.As(err, &durability):
 		return "durability"
 	case class != classOther:

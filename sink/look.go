@@ -17,10 +17,12 @@ import (
 func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, noted map[string]string) (
 	[]outbox.StreamState, error,
 ) {
-	calls := make([]streamCall, len(streams))
-	for i, stream := range streams {
-		args := append(keys(stream, source), source.String(), s.o.Source, s.alone(), noted[stream])
-		calls[i] = streamCall{stream: stream, args: args}
+	var calls []streamCall
+	for _, stream := range streams {
+		if !s.silent(ctx, stream) { // it would use up the time of the others
+			args := append(keys(stream, source), source.String(), s.o.Source, s.alone(), noted[stream])
+			calls = append(calls, streamCall{stream: stream, args: args})
+		}
 	}
 	pctx, cancel := context.WithTimeout(ctx, pageTimeout)
 	cmds := runAll(pctx, s.o.Client, lookScript, calls)
@@ -28,7 +30,12 @@ func (s *Sink) Look(ctx context.Context, source uuid.UUID, streams []string, not
 	out := make([]outbox.StreamState, len(streams))
 	var alone error
 	for i, stream := range streams {
-		reply, err := cmds[i].Slice()
+		var reply []any
+		err := errSilent
+		if len(calls) > 0 && calls[0].stream == stream {
+			reply, err = cmds[0].Slice()
+			calls, cmds = calls[1:], cmds[1:]
+		}
 		switch {
 		case err != nil:
 		case text(reply, 0) == "FOREIGN":

@@ -206,7 +206,7 @@ func everyCall(t *testing.T, c redis.UniversalClient, o sink.Options, name strin
 	check("publish", err)
 	marks := []outbox.Mark{{Stream: name, Lane: l, Number: 1}}
 	check("check", s.Check(ctx, owner, []string{name}))
-	_, err = s.Bind(ctx, false)
+	_, err = s.Bind(ctx)
 	check("bind", err)
 	states, err := s.Look(ctx, owner.Source, []string{name}, nil)
 	check("look", err)

@@ -89,7 +89,7 @@ func (s *Sink) writable(ctx context.Context, c *redis.Client) error {
 	// This command may write and need memory, but its stream does not exist. (PING would answer MISCONF on a server
 	// that is only read-only.)
 	err := c.XAdd(ctx, &redis.XAddArgs{
-		Stream: s.keyOn(ctx, c, "posthaste", "probe"), NoMkStream: true, ID: "*", Values: []any{"probe", ""},
+		Stream: s.probeKey(ctx, c), NoMkStream: true, ID: "*", Values: []any{"probe", ""},
 	}).Err()
 	if errors.Is(err, errOther) {
 		return nil // it answers; the relay will adopt again
@@ -128,15 +128,15 @@ func (s *Sink) Permitted(ctx context.Context, streams []string) error {
 	return nil
 }
 
-// keyOn returns a key {tag}:name; in a cluster, one that c holds, with a number behind the tag.
-func (s *Sink) keyOn(ctx context.Context, c *redis.Client, tag, name string) string {
-	key := "{" + tag + "}:" + name
+// probeKey returns a key that is never created; in a cluster, one that c holds.
+func (s *Sink) probeKey(ctx context.Context, c *redis.Client) string {
+	key := "{posthaste}:probe"
 	many, cluster := s.o.Client.(*redis.ClusterClient)
 	for n := 0; cluster && n < probes; n++ {
 		if node, err := many.MasterForKey(ctx, key); err != nil || node == c {
 			break
 		}
-		key = "{" + tag + strconv.Itoa(n) + "}:" + name
+		key = "{posthaste" + strconv.Itoa(n) + "}:probe"
 	}
 	return key
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/redisurl"
+	"posthaste/outbox"
 )
 
 // Server binds a client to the processes of Redis that it has met: one, or the masters of a cluster. A process that was
@@ -289,15 +290,15 @@ func (s *Server) at(addr string) *member {
 }
 
 // Bind implements stream.Sink.
-func (s *Sink) Bind(ctx context.Context, some bool) (string, error) {
-	name, err := s.bind(ctx, some)
+func (s *Sink) Bind(ctx context.Context) (string, error) {
+	name, err := s.bind(ctx)
 	s.moved.Store(false)
 	return name, s.failed("identify", "", err)
 }
 
-func (s *Sink) bind(ctx context.Context, some bool) (string, error) {
+func (s *Sink) bind(ctx context.Context) (string, error) {
 	if many, ok := s.o.Client.(*redis.ClusterClient); ok {
-		return s.bindAll(ctx, many, some)
+		return s.bindAll(ctx, many)
 	}
 	server := s.o.Server
 	if server == nil {
@@ -385,8 +386,9 @@ func identifyAnew(ctx context.Context, c *redis.Client) (instance, error) {
 	return identify(ctx, c)
 }
 
-// bindAll meets all current masters of a cluster. With some, those that do not answer are met when they do.
-func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient, some bool) (string, error) {
+// bindAll meets all current masters of a cluster. With a *outbox.StreamError it has met some, and meets each other one
+// when that answers.
+func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient) (string, error) {
 	server := s.o.Server
 	if server != nil {
 		server.mu.Lock()
@@ -397,14 +399,14 @@ func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient, some bool
 		server.mu.Unlock()
 	}
 	found, silent, err := masters(ctx, many)
-	if some && len(found) > 0 && len(silent) > 0 {
-		err = nil
-	}
-	if err != nil {
+	if err != nil && (len(found) == 0 || len(silent) == 0) {
 		return "", err
 	}
+	if err != nil {
+		err = &outbox.StreamError{Lost: true, Err: err}
+	}
 	if server == nil {
-		return nameOf(found, instance.String), nil
+		return nameOf(found, instance.String), err
 	}
 	addrs, spares := slices.Sorted(maps.Keys(found)), s.spares(ctx, many, found)
 	server.mu.Lock()
@@ -419,7 +421,26 @@ func (s *Sink) bindAll(ctx context.Context, many *redis.ClusterClient, some bool
 		server.at(addr).first = true
 	}
 	server.masters = addrs
-	return name, nil
+	return name, err
+}
+
+// errSilent is the error of a stream on a node that has not answered since the sink was bound.
+var errSilent = errors.New("the node does not answer")
+
+// silent reports whether the node of a stream has not answered since the sink was bound.
+func (s *Sink) silent(ctx context.Context, stream string) bool {
+	many, cluster := s.o.Client.(*redis.ClusterClient)
+	if !cluster || s.o.Server == nil {
+		return false
+	}
+	node, err := many.MasterForKey(ctx, stream)
+	if err != nil {
+		return false
+	}
+	m := s.o.Server.member(node.Options().Addr)
+	m.server.mu.Lock()
+	defer m.server.mu.Unlock()
+	return m.first
 }
 
 // nameOf returns a hash of the names of all masters, of fixed length; "" if one is unknown.

@@ -35,7 +35,7 @@ func bound(t *testing.T, url string, server *testenv.RedisServer) *fixture {
 func (f *fixture) bind() (id string) {
 	f.Helper()
 	testenv.Eventually(f, 20*time.Second, func() (err error) {
-		id, err = f.sink.Bind(f.Context(), false)
+		id, err = f.sink.Bind(f.Context())
 		return err
 	})
 	return id

@@ -181,7 +181,7 @@ func (s *Sink) entries(ctx context.Context, stream, after string, visit func(pag
 			return nil
 		}
 		if err != nil {
-			return s.failed(stepList, stream, err)
+			return s.failed("list", stream, err)
 		}
 		for i := 1; i+1 < len(page); i += 2 {
 			if id, err := uuid.Parse(text(page, i+1)); err == nil {
@@ -269,7 +269,10 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 // refused and reported by the publisher; the housekeeping of the other streams continues.
 func notAStream(err error) bool { return err != nil && Class(err) == classWrongType }
 
-const stepPublish, stepAdopt, stepCheck, stepLook, stepList = "publish to", "adopt", "check", "look at", "list"
+const stepPublish, stepAdopt, stepCheck = "publish to", "adopt", "check"
+
+const stepLook, stepGroups, stepRegroup, stepName = "look at", "look at the groups of", "make the groups of",
+	"name the streams of"
 
 // failed counts err and adds the step in which it happened and the node of a cluster.
 func (s *Sink) failed(step, stream string, err error) error {
@@ -309,7 +312,7 @@ func (s *Sink) failed(step, stream string, err error) error {
 }
 
 // nodeSteps are the steps that concern one stream, so that those of other nodes need not wait.
-var nodeSteps = []string{stepPublish, stepAdopt, stepCheck, stepLook, stepList}
+var nodeSteps = []string{stepPublish, stepAdopt, stepCheck, stepLook, stepGroups, stepRegroup, stepName}
 
 // oneStream are the classes of replies that concern one stream. No known server refuses all streams with one of them;
 // one that does refuses each separately.

@@ -80,7 +80,7 @@ func (s *Sink) Follow(ctx context.Context, stream string, others []string) error
 			continue
 		}
 		if err != nil {
-			return s.failed("look at the groups of", other, err)
+			return s.failed(stepGroups, other, err)
 		}
 		for _, g := range parseGroups(other, reply) {
 			groups = append(groups, g.Name)
@@ -101,7 +101,7 @@ func (s *Sink) Regroup(ctx context.Context, stream string, groups []string) erro
 			return nil
 		}
 		if err != nil {
-			return s.failed("make the groups of", stream, err)
+			return s.failed(stepRegroup, stream, err)
 		}
 	}
 	return nil
@@ -144,5 +144,5 @@ func (s *Sink) Groups(ctx context.Context, o outbox.Owner, streams []string) (ma
 // Sharded implements stream.Sink. A consumer that reads a type by the name of its only stream finds the others by this
 // key. No type has such a name.
 func (s *Sink) Sharded(ctx context.Context, base string) error {
-	return s.failed("name the streams of", base, s.o.Client.SetNX(ctx, base+"#sharded", 1, 0).Err())
+	return s.failed(stepName, base, s.o.Client.SetNX(ctx, base+"#sharded", 1, 0).Err())
 }

@@ -3,7 +3,9 @@ package main
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,6 +38,16 @@ func newCluster(t *testing.T, c *testenv.RedisCluster) *clustered {
 		}
 	}
 	return w
+}
+
+// signsOn has leaders sign that they are alive on a master. It precedes the first relay.
+func (w *clustered) signsOn(master int) {
+	w.t.Helper()
+	source := uuid.New()
+	for w.cluster.Master(w.t, w.cluster.Slot(w.t, "{posthaste:"+source.String()+"}:alive")) != master {
+		source = uuid.New()
+	}
+	w.db.Exec(w.t, "ALTER TABLE relay_state ALTER COLUMN source SET DEFAULT '"+source.String()+"'")
 }
 
 // load writes events of all types.
@@ -224,6 +236,7 @@ func TestSlotsMoveUnderLoad(t *testing.T) {
 func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	t.Parallel()
 	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
+	w.signsOn(1)
 	r := w.relayIn("cdc", "--stream-maxlen=0")
 	load := w.load(300)
 	w.flows(load, 200)
@@ -284,6 +297,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 func TestOthersFlowInASweepWhileANodeIsDown(t *testing.T) {
 	t.Parallel()
 	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
+	w.signsOn(1)
 	r := w.relayIn("poll", "--stream-maxlen=0")
 	load := w.load(300)
 	w.flows(load, 200)
@@ -314,6 +328,36 @@ func (w *clustered) othersGoOn() {
 		now := others()
 		return testenv.FailIf(now < before+600, "%d events of others are published, and were %d", now, before)
 	})
+}
+
+// A node hangs, or takes no writes, when a relay starts. The others do not wait for it.
+func TestOthersFlowBesideAUselessNode(t *testing.T) {
+	t.Parallel()
+	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
+	w.signsOn(1)
+	r := w.relayIn("cdc", "--stream-maxlen=0")
+	load := w.load(300)
+	w.flows(load, 200)
+	r.kill()
+	must(t, w.cluster.On(t, 0).ConfigSet(t.Context(), "maxmemory", "1").Err())
+	r = w.spawn("relay", "--stream-maxlen=0")
+	w.othersGoOn()
+	r.waitReady(t, 503, "OOM", 20*time.Second)
+	must(t, w.cluster.On(t, 0).ConfigSet(t.Context(), "maxmemory", "0").Err())
+	w.waitMode("cdc", 60*time.Second)
+	w.flows(load, 200)
+	r.kill()
+	pid, err := strconv.Atoi(w.cluster.On(t, 0).InfoMap(t.Context(), "server").Item("Server", "process_id"))
+	must(t, err)
+	must(t, syscall.Kill(pid, syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	r = w.spawn("relay", "--stream-maxlen=0")
+	w.othersGoOn()
+	must(t, syscall.Kill(pid, syscall.SIGCONT))
+	w.waitMode("cdc", 60*time.Second)
+	w.flows(load, 200)
+	w.ended(load)
+	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
 }
 
 // giveUp makes a group of each stream give up an event.

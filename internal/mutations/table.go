@@ -314,7 +314,7 @@ var mutations = []mutation{
 	{
 		safeguard: "gates are raised before the table is read", about: "they are not raised",
 		file:        "relay/phase_adopt.go",
-		old:         "if err = l.raiseGates(ctx, f.intact, a); err == nil {",
+		old:         "if err = l.raiseGates(ctx, f.intact); err == nil {",
 		replacement: "if err == nil {", pkg: "./relay", test: "TestCrashPoints",
 	},
 	{
@@ -331,7 +331,7 @@ var mutations = []mutation{
 	},
 	{
 		safeguard: "streams are repaired before anything newer", about: "they are not",
-		file: "relay/phase_adopt.go", old: `			err = l.repair(ctx, a)
+		file: "relay/phase_adopt.go", old: `			err = l.repair(ctx)
 `,
 		replacement: `			_ = l.repair
 `,
@@ -350,8 +350,19 @@ var mutations = []mutation{
 		pkg:         "./relay", test: "TestARepairPublishesWhatIsMissing",
 	},
 	{
+		safeguard: "what a left out stream has lost is looked for", about: "its server counts as examined",
+		file: "relay/phase_adopt.go", old: "next.Sink = incomplete", replacement: "next.Sink = f.server",
+		pkg: "./relay", test: "TestAStreamIsAdoptedWhenItAnswersAgain",
+	},
+	{
+		safeguard: "nothing is published to a left out stream", about: "its gate is raised",
+		file: "relay/gates.go", old: "if g.away[stream] != nil {", replacement: "if false {",
+		pkg: "./relay", test: "TestCrashPoints",
+	},
+	{
 		safeguard: "a restart of Redis is noticed", about: "it is not",
-		file: "relay/phase_adopt.go", old: `other := f.server != "" && f.server != st.Sink`,
+		file:        "relay/phase_adopt.go",
+		old:         `other := f.server != st.Sink && (f.server != "" || st.Sink == incomplete)`,
 		replacement: "other := false",
 		pkg:         "./relay", test: "TestSuspects",
 	},

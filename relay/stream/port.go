@@ -34,9 +34,9 @@ type Sink interface {
 type Servers interface {
 	// Bind binds the sink to the servers that answer now: one, or those that share the streams. It returns their name,
 	// "" if it is unknown. From then on a call that another or a restarted server would execute is refused with
-	// ErrMoved, because such a server may lack acknowledged events. some: of the servers that share the streams, only
-	// some need to answer. Each other one is bound when it does.
-	Bind(ctx context.Context, some bool) (server string, err error)
+	// ErrMoved, because such a server may lack acknowledged events. With a *StreamError, only some of the servers that
+	// share the streams have answered; each other one is bound when it does.
+	Bind(ctx context.Context) (server string, err error)
 	// Release ends the binding, so that any server is accepted. It does no I/O.
 	Release()
 	// Alive is the sign of life of a leader or a candidate. If another process signs for source, and is neither m nor

@@ -160,7 +160,7 @@ func (s *Sink) Ready(ctx context.Context) error {
 }
 
 // Bind implements stream.Sink. It refuses servers that have no atomic batches.
-func (s *Sink) Bind(ctx context.Context, _ bool) (string, error) {
+func (s *Sink) Bind(ctx context.Context) (string, error) {
 	s.Release()
 	server, err := s.ready(ctx)
 	if err == nil {

@@ -24,7 +24,7 @@ func TestDenied(t *testing.T) {
 	f.publish(l, events[:2]...)
 	publish := func() error { return second(l.Deliver(events[2:]).Publish(t.Context())) }
 	look := func() error { return second(s.Look(t.Context(), source, []string{order}, nil)) }
-	bind := func() error { return second(s.Bind(t.Context(), false)) }
+	bind := func() error { return second(s.Bind(t.Context())) }
 	adopt := func() error { return s.Adopt(t.Context(), order, f.owner(2), false) }
 	for _, c := range []struct {
 		action, subject, grant string

@@ -165,7 +165,7 @@ func (f *fixture) survives(n int32, crash func(publishes func(n int))) {
 	})
 	epochs, repeated, settled, published := int64(0), 0, 0, 0
 	lead := func() error {
-		if _, err := s.Bind(ctx, false); err != nil {
+		if _, err := s.Bind(ctx); err != nil {
 			return err
 		}
 		epochs++

@@ -29,7 +29,7 @@ func TestDomain(t *testing.T) {
 	f := newCluster(t, 1, func(n *node) { n.Domain, n.Deny = "hub", []string{denied} })
 	user := []nats.Option{nats.UserInfo("relay", "relay")}
 	s, _, l := f.adopted(1, jetstream.Options{Connection: user, Domain: "hub"})
-	if name, err := s.Bind(t.Context(), false); err != nil || name != "domain hub" {
+	if name, err := s.Bind(t.Context()); err != nil || name != "domain hub" {
 		t.Errorf("bound to %q, %v", name, err)
 	}
 	events := makeEvents(30)
@@ -39,7 +39,7 @@ func TestDomain(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), denied) {
 		t.Errorf("got %v, want the subject that is denied", err)
 	}
-	err = second(f.open(jetstream.Options{Domain: "other"}).Bind(t.Context(), false))
+	err = second(f.open(jetstream.Options{Domain: "other"}).Bind(t.Context()))
 	if err == nil || !strings.Contains(err.Error(), "the domain of --sink-url") {
 		t.Errorf("another domain: got %v", err)
 	}
@@ -50,7 +50,7 @@ func TestReplicas(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{1, 3} {
 		s := newCluster(t, nodes).open(jetstream.Options{Replicas: 5})
-		_, err := s.Bind(t.Context(), false)
+		_, err := s.Bind(t.Context())
 		if nodes > 1 && err == nil {
 			err = s.Regroup(t.Context(), order, []string{"g"})
 		}

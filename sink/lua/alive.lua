@@ -2,7 +2,7 @@
 -- Postgres.
 -- KEYS sign
 -- ARGV process, server, holder, how long a sign counts in ms, how long it counts if it is renewed while another leader
---      waits, what the caller has seen before, '' for nothing, what distinguishes this sign from the one before
+--      waits, what the caller has seen before, '' for nothing
 -- Answers {}, or {process, server, holder, text} of the other one.
 local text = redis.call('GET', KEYS[1])
 if text then
@@ -12,5 +12,6 @@ if text then
     return {process, server, holder, text}
   end
 end
-redis.call('SET', KEYS[1], ARGV[1] .. '|' .. ARGV[2] .. '|' .. ARGV[7] .. '|' .. ARGV[3], 'PX', ARGV[4])
+local t = redis.call('TIME')
+redis.call('SET', KEYS[1], ARGV[1] .. '|' .. ARGV[2] .. '|' .. t[1] .. '.' .. t[2] .. '|' .. ARGV[3], 'PX', ARGV[4])
 return {}

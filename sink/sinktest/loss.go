@@ -183,9 +183,9 @@ func restarted(f *fixture) {
 	l := f.lane(o)
 	events := Events(3)
 	f.publish(l, events[:2]...)
-	server, err := f.sink.Bind(ctx, false)
+	server, err := f.sink.Bind(ctx)
 	f.must(err)
-	other, err := f.open().Bind(ctx, false)
+	other, err := f.open().Bind(ctx)
 	if f.must(err); server == "" || other != server {
 		f.Errorf("the server is %q, and %q for another process", server, other)
 	}
@@ -205,7 +205,7 @@ func restarted(f *fixture) {
 		}
 	}
 	f.want(events[:2]...)
-	if again, err := f.sink.Bind(ctx, false); err != nil || again == server {
+	if again, err := f.sink.Bind(ctx); err != nil || again == server {
 		f.Errorf("the server is %q, %v, and was %q", again, err, server)
 	}
 	o = f.adopted(2)

@@ -134,7 +134,7 @@ type fixture struct {
 func (f *fixture) open() stream.Sink {
 	f.Helper()
 	s := f.Open()
-	_, err := s.Bind(f.Context(), false)
+	_, err := s.Bind(f.Context())
 	f.must(err)
 	return s
 }

@@ -1,0 +1,390 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"posthaste/outbox"
+	"posthaste/relay/stream"
+)
+
+// A toggle needs an adoption, which leaves out a stream that does not answer: the others go on, in the other mode, and
+// it follows when it answers. The same where the next leader starts, in either mode.
+func TestOthersGoOnBesideAStreamThatCannotBeAdopted(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		before, after, active outbox.Mode
+		change                func(w *world)
+	}{
+		"to poll": {outbox.ModeCDC, outbox.ModePoll, outbox.ModePoll, nil},
+		"to cdc":  {outbox.ModePoll, outbox.ModeAuto, outbox.ModeCDC, nil},
+		"another leader polls": {outbox.ModePoll, outbox.ModePoll, outbox.ModePoll, func(w *world) {
+			w.instances[0].die(true)
+			w.replace()
+		}},
+		"another leader streams": {outbox.ModeCDC, outbox.ModeCDC, outbox.ModeCDC, func(w *world) {
+			w.instances[0].die(true)
+			w.replace()
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, Options{}, func(w *world) {
+				w.pg.state.Desired = c.before
+				w.start("one")
+				w.event("order", "a")
+				w.event("user", "a")
+				w.settles(c.before)
+				epoch := w.pg.state.Owner.Epoch
+				w.do(func() {
+					w.rd.away["outbox.order"] = true
+					w.pg.state.Desired = c.after
+					if c.change != nil {
+						c.change(w)
+					}
+				})
+				elapse(10 * time.Second)
+				row, fresh := w.event("user", "a"), w.event("item", "a")
+				elapse(5 * time.Second)
+				w.do(func() {
+					if !w.rd.has("outbox.user", row.ID) || !w.rd.has("outbox.item", fresh.ID) {
+						t.Error("the events of the other streams are not published")
+					}
+					if st := w.pg.state; st.Active != c.active || st.Owner.Epoch == epoch || st.Sink != incomplete {
+						t.Errorf("state %+v, epoch %d before", st, epoch)
+					}
+				})
+				leader := w.instances[len(w.instances)-1].relay
+				if h := leader.Health(); !h.Ready || len(h.Degraded) != 1 ||
+					!strings.HasPrefix(h.Degraded[0], "adopt: nothing is published to outbox.order until") {
+					t.Errorf("health %+v", h)
+				}
+				late := w.event("order", "a")
+				elapse(10 * time.Second)
+				h := leader.Health()
+				if h.Ready || !strings.HasPrefix(h.Reasons[0], "streams: publishing to outbox.order") {
+					t.Errorf("health %+v", h)
+				}
+				w.do(func() {
+					if w.rd.has("outbox.order", late.ID) {
+						t.Error("a stream was published to that does not answer")
+					}
+					w.rd.away["outbox.order"] = false
+				})
+				w.settles(c.active)
+				w.do(func() {
+					if st := w.pg.state; st.Owner.Epoch != epoch+2 || st.Sink == incomplete {
+						t.Errorf("state %+v, epoch %d before", st, epoch)
+					}
+				})
+				w.judge()
+			})
+		})
+	}
+}
+
+// What a stream has lost while it was left out is restored when it answers, although no event waits for it.
+func TestAStreamIsAdoptedWhenItAnswersAgain(t *testing.T) {
+	t.Parallel()
+	for n, mode := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModeCDC} {
+		inWorld(t, Options{}, func(w *world) {
+			w.pg.state.Desired, w.rd.anonymous = mode, n > 1 // the server may have no name
+			w.start("one")
+			w.event("order", "a")
+			w.event("user", "a")
+			w.settles(mode)
+			var old *redis
+			w.do(func() { old = w.rd.copy() })
+			w.event("order", "a")
+			w.settles(mode)
+			w.do(func() {
+				w.rd.away["outbox.order"] = true
+				w.instances[0].die(true)
+				w.replace()
+			})
+			elapse(20 * time.Second)
+			w.do(func() {
+				if w.pg.state.Sink != incomplete || w.pg.state.Active != mode {
+					t.Errorf("state %+v", w.pg.state)
+				}
+				w.rd.revert("outbox.order", old)
+				w.rd.away["outbox.order"] = false
+			})
+			w.settles(mode)
+			w.judge()
+		})
+	}
+}
+
+// groupless is a sink that makes no groups in one stream.
+type groupless struct{ stream.Sink }
+
+func (s groupless) Regroup(ctx context.Context, name string, groups []string) error {
+	if name == "outbox.order" {
+		return errDown
+	}
+	return s.Sink.Regroup(ctx, name, groups)
+}
+
+// A stream whose gate can be raised, and that cannot be repaired, does not have the others adopted again and again.
+func TestAStreamThatCannotBeRepairedIsLeftOut(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.start("one")
+		w.event("order", "a")
+		w.event("user", "a")
+		w.settles(outbox.ModeCDC)
+		elapse(5 * time.Second) // the groups are recorded
+		w.do(func() {
+			w.instances[0].die(true)
+			w.rd.drop("outbox.order")
+		})
+		i := w.instance("two")
+		i.relay.o.Sink = groupless{i.relay.o.Sink}
+		w.launch(i)
+		began := w.pg.state.Owner.Epoch
+		for range 10 {
+			row := w.event("user", "a")
+			elapse(time.Minute)
+			w.do(func() {
+				if !w.rd.has("outbox.user", row.ID) {
+					t.Error("the event of the other stream is not published")
+				}
+			})
+		}
+		if n := w.pg.state.Owner.Epoch - began; n < 10 || n > 60 {
+			t.Errorf("%d adoptions in ten minutes", n)
+		}
+	})
+}
+
+// A stream that does not answer for a moment is not left out.
+func TestAnAdoptionWaitsAMoment(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.streams = streamsOf("outbox.order", "outbox.user")
+		w.rd.away["outbox.order"] = true
+		w.start("one")
+		elapse(blockedWait / 2)
+		w.do(func() { w.rd.away["outbox.order"] = false })
+		w.event("order", "a")
+		w.settles(outbox.ModeCDC)
+		if st := w.pg.state; st.Owner.Epoch != 1 || st.Sink == incomplete {
+			t.Errorf("state %+v", st)
+		}
+	})
+}
+
+// An adoption waits when no stream answers, and a change of the layout when one does not.
+func TestAnAdoptionLeavesOutNoStreamThatItNeeds(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.streams = streamsOf("outbox.order", "outbox.user")
+		w.rd.away["outbox.order"], w.rd.away["outbox.user"] = true, true
+		i := w.start("one")
+		elapse(time.Minute)
+		if h := i.relay.Health(); h.Ready || w.pg.state.Owner.Epoch != 0 {
+			t.Errorf("epoch %d, health %+v", w.pg.state.Owner.Epoch, h)
+		}
+		w.do(func() { w.rd.away["outbox.order"], w.rd.away["outbox.user"] = false, false })
+		w.event("order", "a")
+		w.settles(outbox.ModeCDC)
+	})
+	inWorld(t, Options{Spread: &Spread{Shards: 4, Waiting: func(string) {}}}, func(w *world) {
+		w.pg.streams = streamsOf("outbox.order", "outbox.user")
+		w.rd.away["outbox.order"] = true
+		w.start("one")
+		w.event("user", "a")
+		elapse(time.Minute)
+		if w.pg.state.Owner.Epoch != 0 {
+			t.Errorf("epoch %d", w.pg.state.Owner.Epoch)
+		}
+	})
+}
+
+// The server of a stream goes down again while the stream is repaired.
+func TestAServerGoesDownInARepair(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.state.Desired = outbox.ModePoll
+		w.start("one")
+		w.event("order", "a")
+		w.event("user", "a")
+		w.settles(outbox.ModePoll)
+		var old *redis
+		w.do(func() { old = w.rd.copy() })
+		for range 30 {
+			w.event("order", "a")
+		}
+		w.settles(outbox.ModePoll)
+		w.do(func() {
+			w.rd.goesAt = "outbox.order"
+			w.rd.revert("outbox.order", old)
+			w.rd.restart()
+		})
+		elapse(10 * time.Second)
+		row := w.event("user", "a")
+		elapse(2 * time.Minute)
+		w.do(func() {
+			if !w.rd.has("outbox.user", row.ID) {
+				h := w.instances[0].relay.Health()
+				t.Errorf("the other stream stands still for two minutes; health %+v", h)
+			}
+			w.rd.goesAt = ""
+			w.rd.away["outbox.order"] = false
+		})
+		w.settles(outbox.ModePoll)
+		w.judge()
+	})
+}
+
+// The server that knows that a type has several streams is down; those of the streams are not.
+func TestTheKeyOfAShardedTypeIsAway(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.state.Shards = 4
+		w.pg.state.Desired = outbox.ModePoll
+		w.start("one")
+		w.event("order", "a")
+		w.event("user", "a")
+		w.settles(outbox.ModePoll)
+		w.do(func() {
+			w.rd.away["outbox.order#sharded"] = true
+			w.instances[0].die(true)
+			w.replace()
+		})
+		elapse(10 * time.Second)
+		row := w.event("user", "a")
+		elapse(2 * time.Minute)
+		w.do(func() {
+			if !w.rd.has(w.pg.stream(row), row.ID) {
+				h := w.instances[1].relay.Health()
+				t.Errorf("the other stream stands still for two minutes; health %+v", h)
+			}
+			w.rd.away["outbox.order#sharded"] = false
+		})
+		w.settles(outbox.ModePoll)
+		w.judge()
+	})
+}
+
+// Servers may have no name. A follower does not publish beside a leader that has left out a stream.
+func TestAFollowerOfAnAnonymousServer(t *testing.T) {
+	t.Parallel()
+	for range 10 { // it depends on which of them is first
+		inWorld(t, Options{}, func(w *world) {
+			w.pg.state.Desired = outbox.ModePoll
+			w.rd.anonymous = true
+			w.start("one")
+			w.event("order", "a")
+			w.event("user", "a")
+			w.settles(outbox.ModePoll)
+			var old *redis
+			w.do(func() { old = w.rd.copy() })
+			lost := w.event("order", "a")
+			w.settles(outbox.ModePoll)
+			w.do(func() {
+				w.rd.noted = map[string]string{"outbox.order": entryID(w.rd.entry("outbox.order", lost.ID))}
+				w.rd.away["outbox.order"] = true
+				w.instances[0].die(true)
+				w.replace()
+			})
+			elapse(8 * time.Second)
+			w.replace()
+			elapse(5 * time.Second)
+			w.do(func() { w.rd.revert("outbox.order", old) })
+			w.event("order", "a")
+			elapse(3 * time.Second)
+			w.do(func() { w.rd.away["outbox.order"] = false })
+			w.settles(outbox.ModePoll)
+			elapse(10 * time.Second)
+			w.do(func() {
+				var seqs []int64
+				for _, e := range w.rd.streams["outbox.order"].entries {
+					seqs = append(seqs, e.Seq)
+				}
+				if len(seqs) != 3 || !slices.IsSorted(seqs) {
+					t.Errorf("published %v", seqs)
+				}
+			})
+		})
+	}
+}
+
+// If Postgres has gone back, an adoption waits for a stream that does not answer.
+func TestAnAdoptionWaitsIfPostgresHasGoneBack(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.state.Desired = outbox.ModePoll
+		w.start("one")
+		w.event("order", "a")
+		w.event("user", "a")
+		w.settles(outbox.ModePoll)
+		w.do(func() {
+			w.rd.away["outbox.order"] = true
+			w.instances[0].die(true)
+			w.pg.repair(outbox.Repair{Stream: "outbox.order", To: 1, Recall: true, Back: true})
+			w.replace()
+		})
+		elapse(time.Minute)
+		row := w.event("user", "a")
+		elapse(time.Minute)
+		w.do(func() {
+			if w.rd.has("outbox.user", row.ID) {
+				t.Error("an event is published before the stream is compared")
+			}
+			w.rd.away["outbox.order"] = false
+		})
+		if h := w.instances[1].relay.Health(); h.Ready || !strings.HasPrefix(h.Reasons[0], "restore: postgres has gone") {
+			t.Errorf("health %+v", h)
+		}
+		w.settles(outbox.ModePoll)
+		w.judge()
+	})
+}
+
+// While an adoption leaves out one stream, the other one fails, and the first one answers again.
+func TestAStreamThatWasLeftOutAnswersFirst(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.state.Desired = outbox.ModePoll
+		w.start("one")
+		w.event("order", "a")
+		w.event("user", "a")
+		w.settles(outbox.ModePoll)
+		w.do(func() {
+			w.rd.away["outbox.order"] = true
+			w.instances[0].die(true)
+			w.replace()
+		})
+		for range 20000 {
+			elapse(500 * time.Microsecond)
+			left := false
+			w.do(func() {
+				if left = w.pg.state.Sink == incomplete; left {
+					w.rd.away["outbox.user"] = true
+				}
+			})
+			if left {
+				break
+			}
+		}
+		elapse(5 * time.Second)
+		w.do(func() { w.rd.away["outbox.order"] = false })
+		elapse(10 * time.Second)
+		row := w.event("order", "a")
+		elapse(2 * time.Minute)
+		w.do(func() {
+			if !w.rd.has("outbox.order", row.ID) {
+				t.Errorf("a stream that answers stands still for two minutes: %+v, %+v", w.instances[1].relay.Health(),
+					w.pg.state)
+			}
+			w.rd.away["outbox.user"] = false
+		})
+		w.settles(outbox.ModePoll)
+		w.judge()
+	})
+}
