@@ -43,8 +43,7 @@ type Postgres struct {
 
 // ErrNoPostgres means that no server binaries were found.
 var ErrNoPostgres = errors.New("no Postgres server binaries found; install them (Debian, Ubuntu: apt-get install " +
-	"postgresql) " +
-	"or name their folder in POSTHASTE_PG_BIN")
+	"postgresql) or name their folder in POSTHASTE_PG_BIN")
 
 // PostgresBin returns the folder of initdb and postgres: dir if not empty, else pg_config --bindir, the
 // distribution's folders (newest first), PATH.
@@ -242,9 +241,12 @@ func (p *Postgres) ping(ctx context.Context) error {
 	return c.Close(ctx)
 }
 
+// Addr returns host:port.
+func (p *Postgres) Addr() string { return fmt.Sprintf("127.0.0.1:%d", p.Port) }
+
 // URL returns a database's URL for the superuser, over TCP, with the password.
 func (p *Postgres) URL(database string) string {
-	return fmt.Sprintf("postgres://postgres:%s@127.0.0.1:%d/%s?sslmode=disable", p.Password, p.Port, database)
+	return fmt.Sprintf("postgres://postgres:%s@%s/%s?sslmode=disable", p.Password, p.Addr(), database)
 }
 
 // Stop ends the server in the given mode ("smart", "fast" or "immediate") and waits for it.

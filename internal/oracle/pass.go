@@ -99,9 +99,7 @@ func (p *Pass) flag(r Ref) *byte {
 // See records the next entry, and returns the promise that it breaks.
 func (p *Pass) See(e Entry) *Breach {
 	breaks := func(promise, format string, args ...any) *Breach {
-		return &Breach{
-			Event: e.ID.String(), Subject: e.Subject, Promise: promise, What: fmt.Sprintf(format, args...),
-		}
+		return &Breach{Event: e.ID.String(), Subject: e.Subject, Promise: promise, What: fmt.Sprintf(format, args...)}
 	}
 	r, ours := p.truth.Of(e.ID)
 	p.mu.Lock()

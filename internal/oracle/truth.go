@@ -88,6 +88,17 @@ func (t *Truth) NewAggregate(tag, typ string) *Aggregate {
 	return a
 }
 
+// NewAggregates creates n aggregates of each type.
+func (t *Truth) NewAggregates(tag string, n int, types []string) map[string][]*Aggregate {
+	list := map[string][]*Aggregate{}
+	for _, typ := range types {
+		for range n {
+			list[typ] = append(list[typ], t.NewAggregate(tag, typ))
+		}
+	}
+	return list
+}
+
 // Aggregate returns the aggregate with the number, or nil.
 func (t *Truth) Aggregate(number uint32) *Aggregate {
 	t.mu.Lock()

@@ -30,8 +30,6 @@ const (
 	// effect is allowed.
 	createEffects = `CREATE TABLE IF NOT EXISTS prove_effect (event uuid NOT NULL);
 CREATE TABLE IF NOT EXISTS prove_delivery (event uuid NOT NULL);`
-	insertEffect   = "INSERT INTO prove_effect (event) VALUES ($1)"
-	insertDelivery = "INSERT INTO prove_delivery (event) VALUES ($1)"
 )
 
 // Consume runs in each consumer process of a campaign: it is a member of both groups until ctx ends.
@@ -52,13 +50,13 @@ func Consume(ctx context.Context, c app.Config) error {
 				if err != nil || !first {
 					return err
 				}
-				_, err = tx.Exec(ctx, insertEffect, ev.ID)
+				_, err = tx.Exec(ctx, "INSERT INTO prove_effect (event) VALUES ($1)", ev.ID)
 				return err
 			})
 			return unavailable(err)
 		},
 		groupPlain: func(ctx context.Context, ev consumer.Event) error {
-			_, err := pool.Exec(ctx, insertDelivery, ev.ID)
+			_, err := pool.Exec(ctx, "INSERT INTO prove_delivery (event) VALUES ($1)", ev.ID)
 			return unavailable(err)
 		},
 	}

@@ -25,10 +25,6 @@ import (
 
 // warning describes the effects of a campaign on servers that it did not start.
 func (c *campaign) warning(faults []*fault) string {
-	names := make([]string, len(faults))
-	for i, f := range faults {
-		names[i] = f.name
-	}
 	streams := ""
 	if c.options.Sink == sinkNats {
 		streams = "makes the streams of its events in the NATS of --sink-url and deletes them at the end, "
@@ -37,7 +33,7 @@ func (c *campaign) warning(faults []*fault) string {
 		"the empty database of --redis-url, %sand writes %d events/s for %v. It kills, freezes and cuts off processes "+
 		"of its own, ends sessions in its own database, drops its own slot, and keeps transactions open (%s). "+
 		"Database, slot and everything in that database of Redis are removed at the end. Begin?", streams,
-		c.options.Rate, c.options.Duration, strings.Join(names, ", "))
+		c.options.Rate, c.options.Duration, namesOf(faults))
 }
 
 const oneRedis = "--external needs a --redis-url of one server, with a host and a port"
@@ -84,9 +80,7 @@ func (s *stage) borrow(ctx context.Context, c *app.Config, options Options) erro
 		return cli.Usage("--external puts links on loopback between posthaste and Redis, which have no certificate " +
 			"for its name: use --redis-skip-verify=on")
 	}
-	s.redis = &redis.Options{
-		Addr: o.Addr, DB: o.DB, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig,
-	}
+	s.redis = &redis.Options{Addr: o.Addr, DB: o.DB, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig}
 	if from := o.CredentialsProviderContext; from != nil { // a file
 		if s.redis.Username, s.redis.Password, err = from(ctx); err != nil {
 			return err

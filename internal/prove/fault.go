@@ -92,15 +92,20 @@ func chooseFaults(names string, external bool, sink string) ([]*fault, error) {
 			}
 		}
 		if len(list) == n {
-			known := make([]string, len(all))
-			for i, f := range all {
-				known[i] = f.name
-			}
 			return nil, cli.Usage(fmt.Sprintf("--faults: there is no new fault %q; there are %s, and all", name,
-				strings.Join(known, ", ")))
+				namesOf(all)))
 		}
 	}
 	return list, nil
+}
+
+// namesOf lists the names of faults.
+func namesOf(faults []*fault) string {
+	names := make([]string, len(faults))
+	for i, f := range faults {
+		names[i] = f.name
+	}
+	return strings.Join(names, ", ")
 }
 
 // suits reports whether a campaign that publishes to that sink has the fault. With NATS, Redis has no streams, and its

@@ -35,9 +35,8 @@ var faults = []*fault{
 
 	// The sessions, the slot, the publication and the transactions of one database.
 	kind("backends-terminated", "every session of posthaste and of the writers is ended", anywhere, touchesSessions, 0,
-		0, statement("SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_stat_activity WHERE "+
-			"datname = current_database() AND (application_name LIKE 'posthaste%' OR application_name = "+
-			"'prove writer')")),
+		0, statement("SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = "+
+			"current_database() AND (application_name LIKE 'posthaste%' OR application_name = 'prove writer')")),
 	kind("lock-lost", "the session with the leader's lock is ended, its stream lives", anywhere, touchesSessions, 0, 0,
 		statement("SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_locks l JOIN "+
 			"pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' AND l.granted AND "+

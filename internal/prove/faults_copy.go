@@ -132,8 +132,7 @@ func databaseMoved(ctx context.Context, c *campaign, r *rand.Rand) (string, heal
 	if higher {
 		what = "higher ids"
 	}
-	err := m.begin(ctx, higher)
-	if err != nil {
+	if err := m.begin(ctx, higher); err != nil {
 		return what, m.abandon, err
 	}
 	return what, m.finish, nil
@@ -173,10 +172,8 @@ func (m *move) begin(ctx context.Context, higher bool) error {
 
 // disconnect cuts the processes off Postgres, and waits until their sessions have ended.
 func (m *move) disconnect(ctx context.Context) error {
-	for _, name := range m.stage.linkNames() {
-		if isPostgres(name) {
-			m.stage.links[name].Set(link.Trouble{Refuse: true})
-		}
+	for _, l := range m.stage.linksTo(serverPostgres) {
+		l.Set(link.Trouble{Refuse: true})
 	}
 	return repeat(ctx, func() (bool, error) {
 		n, err := m.exec(ctx, "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_stat_activity WHERE "+
@@ -187,12 +184,10 @@ func (m *move) disconnect(ctx context.Context) error {
 
 // connect lets all links lead to pg.
 func (m *move) connect(pg *local.Postgres) {
-	m.stage.ownPostgres.To(address(pg))
-	for _, name := range m.stage.linkNames() {
-		if isPostgres(name) {
-			m.stage.links[name].To(address(pg))
-			m.stage.links[name].Set(link.Trouble{})
-		}
+	m.stage.ownPostgres.To(pg.Addr())
+	for _, l := range m.stage.linksTo(serverPostgres) {
+		l.To(pg.Addr())
+		l.Set(link.Trouble{})
 	}
 }
 
@@ -236,7 +231,7 @@ func (m *move) finish(ctx context.Context) error {
 	if err := m.from.Stop("immediate"); err != nil {
 		return err
 	}
-	m.stage.servers.Postgres, m.stage.server = m.to, address(m.to)
+	m.stage.servers.Postgres, m.stage.server = m.to, m.to.Addr()
 	m.connect(m.to)
 	if err := os.RemoveAll(m.from.Dir); err != nil {
 		return err

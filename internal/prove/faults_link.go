@@ -3,6 +3,7 @@ package prove
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -22,7 +23,7 @@ func chooseLink(names []string, r *rand.Rand) string {
 // troubled returns an injection that disturbs one link.
 func troubled(t link.Trouble) injection {
 	return func(_ context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
-		name := chooseLink(c.stage.linkNames(), r)
+		name := chooseLink(slices.Sorted(maps.Keys(c.stage.links)), r)
 		l := c.stage.links[name]
 		l.Set(t)
 		return name, func(context.Context) error {

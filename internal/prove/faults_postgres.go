@@ -99,9 +99,7 @@ func slotInvalidated(ctx context.Context, c *campaign, r *rand.Rand) (string, he
 	if err != nil {
 		return "", nil, err
 	}
-	for _, p := range c.relays {
-		err = errors.Join(err, p.freeze())
-	}
+	err = all(c.relays, (*process).freeze)
 	_, eerr := c.exec(ctx, endReader, c.config.Slot)
 	err = errors.Join(err, eerr)
 	for range 8 {
@@ -111,11 +109,8 @@ func slotInvalidated(ctx context.Context, c *campaign, r *rand.Rand) (string, he
 		err = errors.Join(err, werr, serr)
 	}
 	_, cerr := c.exec(ctx, "CHECKPOINT")
-	return "", func(ctx context.Context) (err error) {
-		for _, p := range c.relays {
-			err = errors.Join(err, p.thaw())
-		}
-		return errors.Join(err, limit(ctx))
+	return "", func(ctx context.Context) error {
+		return errors.Join(all(c.relays, (*process).thaw), limit(ctx))
 	}, errors.Join(err, cerr)
 }
 
@@ -158,11 +153,7 @@ func transactionPrepared(ctx context.Context, c *campaign, r *rand.Rand) (string
 	if err != nil {
 		// If the answer was lost, the transaction may be prepared. If it is not, the statement only fails.
 		_, rerr := c.exec(ctx, fmt.Sprintf("ROLLBACK PREPARED '%s'", name))
-		if rerr != nil {
-			j.End(oracle.Unknown)
-		} else {
-			j.End(oracle.No)
-		}
+		j.End(map[bool]oracle.Outcome{true: oracle.No, false: oracle.Unknown}[rerr == nil])
 		return "", nil, err
 	}
 	return finish, func(ctx context.Context) (err error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -36,45 +37,38 @@ func one(list []*process, r *rand.Rand) []*process {
 type choice func(c *campaign, r *rand.Rand) []*process
 
 // each returns an injection that calls do for all chosen processes, and undo when it heals.
-func each(choose choice, do, undo func(ctx context.Context, p *process) error) injection {
-	return func(ctx context.Context, c *campaign, r *rand.Rand) (what string, heal healing, err error) {
+func each(choose choice, do, undo func(p *process) error) injection {
+	return func(_ context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 		list := choose(c, r)
+		names := make([]string, len(list))
 		for i, p := range list {
-			if i > 0 {
-				what += ", "
-			}
-			what += p.name
-			err = errors.Join(err, do(ctx, p))
+			names[i] = p.name
 		}
-		return what, func(ctx context.Context) (err error) {
-			for _, p := range list {
-				err = errors.Join(err, undo(ctx, p))
-			}
-			return err
-		}, err
+		undone := func(context.Context) error { return all(list, undo) }
+		return strings.Join(names, ", "), undone, all(list, do)
 	}
 }
 
-func restart(_ context.Context, p *process) error { return p.start() }
-
-func killed(choose choice) injection {
-	return each(choose, func(_ context.Context, p *process) error { return p.kill() }, restart)
+// all calls do for all processes, and joins the errors.
+func all(list []*process, do func(p *process) error) (err error) {
+	for _, p := range list {
+		err = errors.Join(err, do(p))
+	}
+	return err
 }
 
-func frozen(choose choice) injection {
-	return each(choose, func(_ context.Context, p *process) error { return p.freeze() },
-		func(_ context.Context, p *process) error { return p.thaw() })
-}
+func killed(choose choice) injection { return each(choose, (*process).kill, (*process).start) }
+func frozen(choose choice) injection { return each(choose, (*process).freeze, (*process).thaw) }
 
 func stopped(choose choice) injection {
 	return func(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
-		return each(choose, func(_ context.Context, p *process) error {
+		return each(choose, func(p *process) error {
 			code, err := p.stop(stopGrace)
 			if err == nil && code != 0 {
 				c.breaks("exit", uuid.Nil, "", "%s ended with exit code %d after SIGTERM", p.name, code)
 			}
 			return err
-		}, restart)(ctx, c, r)
+		}, (*process).start)(ctx, c, r)
 	}
 }
 

@@ -116,14 +116,14 @@ func putBack(ctx context.Context, c *campaign, stream string) error {
 		}
 		return true, err
 	})
+	if err != nil {
+		return err
+	}
 	n := client.XLen(ctx, stream).Val()
-	if err == nil {
-		err = repeat(ctx, func() (bool, error) { return client.XLen(ctx, stream).Val() > n, nil })
+	if err := repeat(ctx, func() (bool, error) { return client.XLen(ctx, stream).Val() > n, nil }); err != nil {
+		return err
 	}
-	if err == nil {
-		err = client.RestoreReplace(ctx, stream, 0, old).Err()
-	}
-	return err
+	return client.RestoreReplace(ctx, stream, 0, old).Err()
 }
 
 // redisSetting changes a setting of the leading server and restores it.
@@ -169,10 +169,8 @@ func redisStrange(ctx context.Context, c *campaign, r *rand.Rand) (string, heali
 		return "", nil, err
 	}
 	lead := func(addr string) {
-		for name, l := range s.links {
-			if isRedis(name) {
-				l.To(addr)
-			}
+		for _, l := range s.linksTo(serverRedis) {
+			l.To(addr)
 		}
 	}
 	lead(p.Addr())

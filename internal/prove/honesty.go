@@ -35,12 +35,8 @@ const (
 type honesty struct {
 	c *campaign
 
-	mu sync.Mutex
-	// green is how long events were blocked while every relay reported ready; red is how long a relay reported the
-	// opposite while all events flowed.
-	green, red time.Duration
-	// verdict is how long events were blocked while a relay's verdict on the whole pipeline was not "broken".
-	verdict  time.Duration
+	mu       sync.Mutex
+	lies     Lies
 	counting bool
 	// read is the number of entries read at moved, when it last changed.
 	read  int
@@ -60,8 +56,6 @@ type Lies struct {
 	Verdict float64 `json:"verdict_seconds"`
 }
 
-func newHonesty(c *campaign) *honesty { return &honesty{c: c} }
-
 // begin starts the counting. It is called after the first events have flowed.
 func (h *honesty) begin() {
 	h.mu.Lock()
@@ -69,11 +63,11 @@ func (h *honesty) begin() {
 	h.counting = true
 }
 
-// lies returns the counted seconds.
-func (h *honesty) lies() Lies {
+// counted returns the lies so far.
+func (h *honesty) counted() Lies {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return Lies{Green: h.green.Seconds(), Red: h.red.Seconds(), Verdict: h.verdict.Seconds()}
+	return h.lies
 }
 
 // looks returns the last report of each relay.
@@ -130,14 +124,15 @@ func (h *honesty) judgeVerdicts(ctx context.Context, took time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if waits := time.Since(oldest); wrong != "" && h.counting {
-		h.wrong(&h.verdict, took, waits-greenAfter, "an event waits for %v, and %s", waits.Round(time.Second), wrong)
+		h.wrong(&h.lies.Verdict, took, waits-greenAfter, "an event waits for %v, and %s", waits.Round(time.Second),
+			wrong)
 	}
 }
 
 // wrong adds took to a count of wrong reports. If the report has been wrong for too long, a promise is broken. The
 // caller holds mu.
-func (h *honesty) wrong(count *time.Duration, took, since time.Duration, format string, args ...any) {
-	if *count += took; since > lieMost {
+func (h *honesty) wrong(count *float64, took, since time.Duration, format string, args ...any) {
+	if *count += took.Seconds(); since > lieMost {
 		h.c.breaks("dishonest", uuid.Nil, "", format, args...)
 	}
 }
@@ -176,10 +171,11 @@ func (h *honesty) judge(looks []readiness, now time.Time, took time.Duration) {
 		return
 	}
 	if stands > greenAfter && answered > 0 && red == 0 {
-		h.wrong(&h.green, took, stands-greenAfter, "an event waits for %v, and every relay says that it is ready",
+		h.wrong(&h.lies.Green, took, stands-greenAfter, "an event waits for %v, and every relay says that it is ready",
 			stands.Round(time.Second))
 	}
 	if red > 0 && !h.flows.IsZero() && now.Sub(h.flows) > redAfter {
-		h.wrong(&h.red, took, now.Sub(h.flows)-redAfter, "events flow, and a relay says that it is not ready: %s", why)
+		h.wrong(&h.lies.Red, took, now.Sub(h.flows)-redAfter, "events flow, and a relay says that it is not ready: %s",
+			why)
 	}
 }

@@ -34,26 +34,17 @@ type process struct {
 // newProcess prepares a child without starting it. The log goes to a file in dir.
 func newProcess(name, dir string, env []string, args ...string) (*process, error) {
 	p := &process{name: name, env: env, log: filepath.Join(dir, name+".log"), args: args}
-	addr := func() (string, error) {
+	listen := func(flag string) (string, error) {
 		port, hold, err := local.ReservePort()
-		if err != nil {
-			return "", err
-		}
-		p.holds = append(p.holds, hold)
-		return fmt.Sprintf("127.0.0.1:%d", port), nil
+		addr := fmt.Sprintf("127.0.0.1:%d", port)
+		p.args, p.holds = append(p.args, flag+addr), append(p.holds, hold)
+		return addr, err
 	}
 	var err error
-	if p.admin, err = addr(); err != nil {
-		return nil, err
+	if p.admin, err = listen("--admin-addr="); err == nil && args[0] == "serve" {
+		p.http, err = listen("--http-addr=")
 	}
-	p.args = append(p.args, "--admin-addr="+p.admin)
-	if args[0] == "serve" {
-		if p.http, err = addr(); err != nil {
-			return nil, err
-		}
-		p.args = append(p.args, "--http-addr="+p.http)
-	}
-	return p, nil
+	return p, err
 }
 
 // start starts the child, if it is not running.

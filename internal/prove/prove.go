@@ -1,12 +1,14 @@
 package prove
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -132,10 +134,7 @@ func (c *campaign) open(ctx context.Context) (err error) {
 	if c.stage, err = openStage(ctx, &c.config, c.options, c.log); err != nil {
 		return err
 	}
-	c.logs = filepath.Join(c.stage.dir, "logs")
-	if c.options.Report != "" {
-		c.logs = filepath.Join(c.options.Report, "logs")
-	}
+	c.logs = filepath.Join(cmp.Or(c.options.Report, c.stage.dir), "logs")
 	if err := os.MkdirAll(c.logs, 0o700); err != nil {
 		return fmt.Errorf("make the folder of the report: %w", err)
 	}
@@ -154,17 +153,10 @@ func (c *campaign) open(ctx context.Context) (err error) {
 		return err
 	}
 	c.orders = newOrders()
-	c.shop = newShop(c.orders, c.serves)
-	c.shop.broken = c.broke
-	c.honesty = newHonesty(c)
+	c.shop = newShop(c.orders, c.serves, c.broke)
+	c.honesty = &honesty{c: c}
 	return c.report.machine(ctx, c)
 }
-
-// The numbers of processes other than relays.
-const (
-	serveCount    = 2
-	consumerCount = 2
-)
 
 // processes prepares the children.
 func (c *campaign) processes(ctx context.Context) error {
@@ -189,8 +181,8 @@ func (c *campaign) processes(ctx context.Context) error {
 	return errors.Join(
 		of(&c.relays, c.options.Relays, "relay", "relay", "--restore="+oracle.RestoreSpan.String(), "--stream-maxlen=0",
 			"--drain-timeout=5s", "--redis-durability="+c.config.Durability.String(), "--wal-budget=256MiB"),
-		of(&c.serves, serveCount, "serve", "serve", "--drain-timeout=5s", "--log-level=error"),
-		of(&c.consumers, consumerCount, "consumer", "prove-consumer", "--log-level=error", "--drain-timeout=5s"),
+		of(&c.serves, 2, "serve", "serve", "--drain-timeout=5s", "--log-level=error"),
+		of(&c.consumers, 2, "consumer", "prove-consumer", "--log-level=error", "--drain-timeout=5s"),
 	)
 }
 
@@ -199,6 +191,7 @@ func (c *campaign) broke(b *oracle.Breach) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.broken == nil {
+		b.At = time.Now()
 		c.broken = b
 		if c.halt != nil {
 			c.halt(errBroken)
@@ -226,9 +219,7 @@ func (c *campaign) desire(ctx context.Context, mode outbox.Mode) error {
 // run runs the phases of the campaign: start, rounds, verification.
 func (c *campaign) run(ctx context.Context, faults []*fault) error {
 	running, halt := context.WithCancelCause(ctx)
-	c.mu.Lock()
 	c.halt = halt
-	c.mu.Unlock()
 	// Reading continues until the end. Writing ends before the verification.
 	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
 	writing, stopWriting := context.WithCancel(running)
@@ -245,8 +236,9 @@ func (c *campaign) run(ctx context.Context, faults []*fault) error {
 			return err
 		}
 	}
-	for _, r := range c.readers() {
-		readers.Go(func() { r.run(reading) })
+	readers.Go(func() { c.reader("order", c.orders, c.forgot).run(reading) })
+	for _, typ := range types {
+		readers.Go(func() { c.reader(typ, typed{c.pass, typ}, c.forgot).run(reading) })
 	}
 	readers.Go(func() { c.honesty.run(reading) })
 	readers.Go(func() { c.report.sample(reading, c) })
@@ -257,7 +249,9 @@ func (c *campaign) run(ctx context.Context, faults []*fault) error {
 		c.honesty.begin()
 		err = c.rounds(running, faults)
 	}
-	err = c.unless(running, err)
+	if running.Err() != nil || c.breach() != nil { // the end of the campaign has caused the error
+		err = nil
+	}
 	stopWriting()
 	actors.Wait()
 	// An interrupted campaign is verified as well. After a broken promise, the state is reported as it is.
@@ -272,29 +266,25 @@ func (c *campaign) run(ctx context.Context, faults []*fault) error {
 }
 
 // all returns all children.
-func (c *campaign) all() []*process {
-	var list []*process
-	list = append(list, c.relays...)
-	list = append(list, c.serves...)
-	return append(list, c.consumers...)
+func (c *campaign) all() []*process { return slices.Concat(c.relays, c.serves, c.consumers) }
+
+// reader returns a reader of the stream of a type; forgot is that of reader.
+func (c *campaign) reader(typ string, b book, forgot func() bool) *reader {
+	return &reader{
+		stream: c.config.StreamPrefix + typ, book: b, streams: c.stage.streams, broken: c.broke, forgot: forgot,
+	}
 }
 
-// readers returns a reader for each stream.
-func (c *campaign) readers() []*reader {
-	of := func(stream string, b book) *reader {
-		return &reader{
-			stream: c.config.StreamPrefix + stream, book: b, streams: c.stage.streams, broken: c.broke,
-			forgot: c.report.forgot, mayForget: c.mayForget,
-		}
+// forgot counts a loss of data by the sink, and reports whether a fault may have caused it.
+func (c *campaign) forgot() bool {
+	if time.Now().UnixNano() >= c.forgetting.Load() {
+		return false
 	}
-	list := []*reader{of("order", c.orders)}
-	for _, typ := range types {
-		list = append(list, of(typ, typed{c.pass, typ}))
-	}
-	return list
+	c.report.mu.Lock()
+	defer c.report.mu.Unlock()
+	c.report.Counts.Forgot++
+	return true
 }
-
-func (c *campaign) mayForget() bool { return time.Now().UnixNano() < c.forgetting.Load() }
 
 // rounds injects faults until the duration has elapsed, ctx ends, or a promise is broken.
 func (c *campaign) rounds(ctx context.Context, faults []*fault) error {
@@ -316,14 +306,6 @@ func (c *campaign) rounds(ctx context.Context, faults []*fault) error {
 		pause.For(ctx, r.rest)
 	}
 	return nil
-}
-
-// unless returns err, or nil if the end of the campaign caused it.
-func (c *campaign) unless(ctx context.Context, err error) error {
-	if ctx.Err() != nil || c.breach() != nil {
-		return nil
-	}
-	return err
 }
 
 // toMode switches the mode and waits until it is active.
@@ -364,9 +346,7 @@ func (c *campaign) play(ctx context.Context, r round) error {
 	errs := make([]error, len(r.shots))
 	for i, s := range r.shots {
 		shots.Go(func() {
-			if i > 0 {
-				pause.For(ctx, r.gap)
-			}
+			pause.For(ctx, time.Duration(i)*r.gap)
 			errs[i] = c.shoot(ctx, s, &done.Faults[i])
 		})
 	}
@@ -375,7 +355,7 @@ func (c *campaign) play(ctx context.Context, r round) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if r.has(touchesMode) {
+	if slices.ContainsFunc(r.shots, func(s shot) bool { return s.fault.touches == touchesMode }) {
 		if err := c.toMode(ctx, r.mode); err != nil {
 			return err
 		}
@@ -404,16 +384,6 @@ func (c *campaign) left() string {
 		return time.Until(*end).Round(time.Second).String() + " left"
 	}
 	return "ending"
-}
-
-// has reports whether a fault of the round touches that part.
-func (r round) has(touch string) bool {
-	for _, s := range r.shots {
-		if s.fault.touches == touch {
-			return true
-		}
-	}
-	return false
 }
 
 // shoot injects one fault and heals it. A failed injection is only recorded. A failed healing is an error: the results

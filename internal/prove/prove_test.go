@@ -249,8 +249,13 @@ func TestAReaderGoesBack(t *testing.T) {
 	forgot, may := 0, true
 	r := &reader{
 		stream: "outbox.cart", book: typed{w.pass, "cart"}, streams: redisStreams{rd.Client},
-		broken: func(b *oracle.Breach) { broken = b }, forgot: func() { forgot++ },
-		mayForget: func() bool { return may },
+		broken: func(b *oracle.Breach) { broken = b },
+		forgot: func() bool {
+			if may {
+				forgot++
+			}
+			return may
+		},
 	}
 	add := func(numbers ...uint32) (ids []string) {
 		t.Helper()
@@ -377,7 +382,7 @@ func TestHonesty(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	c := &campaign{pass: w.pass, truth: w.truth, relays: []*process{{name: "relay-0"}, {name: "relay-1"}}}
-	h := newHonesty(c)
+	h := &honesty{c: c}
 	h.begin()
 	good, bad, silent := readiness{Status: 200}, readiness{Status: 503, Reasons: []string{"redis: gone"}}, readiness{}
 	now := time.Now()
@@ -386,7 +391,7 @@ func TestHonesty(t *testing.T) {
 	}
 	want := func(green, red float64) {
 		t.Helper()
-		if l := h.lies(); l.Green != green || l.Red != red {
+		if l := h.counted(); l.Green != green || l.Red != red {
 			t.Errorf("lies %+v, want %v and %v", l, green, red)
 		}
 	}
@@ -465,7 +470,7 @@ func TestTheReport(t *testing.T) {
 		options: Options{Seed: 9, Duration: time.Minute, Faults: "all", Relays: 2, Rate: 300},
 		pass:    w.pass, truth: w.truth, orders: newOrders(),
 	}
-	c.honesty = newHonesty(c)
+	c.honesty = &honesty{c: c}
 	r := newReport(c, time.Now())
 	r.finish(c, false)
 	for _, text := range []string{r.page(), r.chart()} {
@@ -523,7 +528,7 @@ func TestAClientGivesUpAtTheEnd(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	s := newShop(newOrders(), []*process{{http: "127.0.0.1:1"}})
+	s := newShop(newOrders(), []*process{{http: "127.0.0.1:1"}}, nil)
 	if status, _ := s.insist(ctx, oracle.Random(1, 1), "/orders", newKey(), "", 201); status != 0 {
 		t.Errorf("status %d of nobody", status)
 	}

@@ -27,22 +27,18 @@ type streams interface {
 // redisStreams are those of Redis.
 type redisStreams struct{ client *redis.Client }
 
-// Range implements streams.
 func (r redisStreams) Range(ctx context.Context, stream, from string, n int64) ([]redis.XMessage, error) {
 	return r.client.XRangeN(ctx, stream, from, "+", n).Result()
 }
 
-// Newest implements streams.
 func (r redisStreams) Newest(ctx context.Context, stream, to string, n int64) ([]redis.XMessage, error) {
 	return r.client.XRevRangeN(ctx, stream, to, "-", n).Result()
 }
 
-// Remove implements streams.
 func (r redisStreams) Remove(ctx context.Context, stream, id string) error {
 	return r.client.XDel(ctx, stream, id).Err()
 }
 
-// Add implements streams.
 func (r redisStreams) Add(ctx context.Context, stream string, m redis.XMessage) error {
 	return r.client.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: m.Values}).Err()
 }
@@ -72,10 +68,8 @@ type reader struct {
 	book    book
 	streams streams
 	broken  func(*oracle.Breach)
-	// forgot is called when Redis has lost entries.
-	forgot func()
-	// mayForget reports whether a fault may have made Redis lose data.
-	mayForget func() bool
+	// forgot is called when Redis has lost entries. It reports whether a fault may have caused that.
+	forgot func() bool
 
 	mu     sync.Mutex
 	recent []sight
@@ -134,14 +128,13 @@ func (r *reader) take(m redis.XMessage) {
 	e, err := oracle.ParseEntry(r.stream, m)
 	if err != nil {
 		r.broken(&oracle.Breach{
-			Promise: "phantom", Stream: r.stream, Entry: m.ID, At: time.Now(),
-			What: "an entry without an event's id",
+			Promise: "phantom", Stream: r.stream, Entry: m.ID, What: "an entry without an event's id",
 		})
 		return
 	}
 	if !e.Replay {
 		if b := r.book.See(e); b != nil {
-			b.Stream, b.Entry, b.At = r.stream, m.ID, time.Now()
+			b.Stream, b.Entry = r.stream, m.ID
 			r.broken(b)
 		}
 	}
@@ -165,10 +158,10 @@ func (r *reader) goBack(ctx context.Context) error {
 			high = mid
 		}
 	}
-	if !r.mayForget() {
+	if !r.forgot() {
 		gone := r.recent[low]
 		r.broken(&oracle.Breach{
-			Promise: "lost", Event: gone.id.String(), Stream: r.stream, Entry: gone.at, At: time.Now(),
+			Promise: "lost", Event: gone.id.String(), Stream: r.stream, Entry: gone.at,
 			What: fmt.Sprintf("%d entries have left the stream, and nothing was done to the server that explains it",
 				n-low),
 		})
@@ -181,7 +174,6 @@ func (r *reader) goBack(ctx context.Context) error {
 	if low == 0 { // older entries are gone, too
 		r.book.Forget()
 	}
-	r.forgot()
 	return nil
 }
 

@@ -132,28 +132,22 @@ type sample struct {
 }
 
 func newReport(c *campaign, began time.Time) *Report {
-	o := c.options
+	o, durability, more := c.options, c.config.Durability.String(), ""
+	if o.Sink == sinkNats {
+		more = " --sink=nats"
+	}
+	if durability != "none" {
+		more += " --redis-durability=" + durability
+	}
 	return &Report{
 		At: began.UTC().Truncate(time.Second), Seed: o.Seed, began: began,
 		Command: fmt.Sprintf("posthaste prove --seed=%d --duration=%v --faults=%s --relays=%d --rate=%d%s", o.Seed,
-			o.Duration, o.Faults, o.Relays, o.Rate, flags(c)),
+			o.Duration, o.Faults, o.Relays, o.Rate, more),
 		Settings: map[string]string{
-			"redis_durability": c.config.Durability.String(), "restore": oracle.RestoreSpan.String(),
-			"relays": strconv.Itoa(o.Relays),
-			"rate":   strconv.Itoa(o.Rate), "pubsub": fmt.Sprint(c.config.PubSub), "sink": o.Sink,
+			"redis_durability": durability, "restore": oracle.RestoreSpan.String(), "relays": strconv.Itoa(o.Relays),
+			"rate": strconv.Itoa(o.Rate), "pubsub": fmt.Sprint(c.config.PubSub), "sink": o.Sink,
 		},
 	}
-}
-
-// flags returns those of the sink and of the durability that are not the default.
-func flags(c *campaign) (text string) {
-	if c.options.Sink == sinkNats {
-		text = " --sink=nats"
-	}
-	if d := c.config.Durability.String(); d != "none" {
-		text += " --redis-durability=" + d
-	}
-	return text
 }
 
 // machine records the machine and the servers.
@@ -164,13 +158,6 @@ func (r *Report) machine(ctx context.Context, c *campaign) error {
 		versions["nats"] = l.ConnectedServerVersion()
 	}
 	return err
-}
-
-// forgot counts a loss of data by the sink.
-func (r *Report) forgot() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.Counts.Forgot++
 }
 
 // played records a round.
@@ -225,7 +212,7 @@ func (r *Report) finish(c *campaign, interrupted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Seconds, r.Interrupted = time.Since(r.began).Round(time.Second).Seconds(), interrupted
-	r.Lies = c.honesty.lies()
+	r.Lies = c.honesty.counted()
 	r.Counts.Committed, r.Counts.RolledBack, r.Counts.Unclear = c.truth.Counts()
 	r.Counts.Keys, r.Counts.Repeated = c.orders.counts()
 	r.Broken = c.breach()

@@ -45,8 +45,8 @@ type account struct {
 	added, spent, maybeAdded, maybeSpent int64
 }
 
-func newShop(o *orders, serves []*process) *shop {
-	s := &shop{orders: o, serves: serves, user: uuid.New()}
+func newShop(o *orders, serves []*process, broken func(*oracle.Breach)) *shop {
+	s := &shop{orders: o, serves: serves, user: uuid.New(), broken: broken}
 	for range accountCount {
 		s.accounts = append(s.accounts, &account{user: uuid.New()})
 	}
@@ -87,11 +87,10 @@ func (s *shop) order(ctx context.Context, r *rand.Rand) {
 		}
 		var order struct{ ID uuid.UUID }
 		if err := json.Unmarshal(answer, &order); err != nil || order.ID == uuid.Nil {
-			s.broken(&oracle.Breach{Promise: "orders", At: time.Now(), What: "201 for an order, without its id"})
+			s.broken(&oracle.Breach{Promise: "orders", What: "201 for an order, without its id"})
 			return
 		}
 		if b := s.orders.answer(key, order.ID); b != nil {
-			b.At = time.Now()
 			s.broken(b)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/url"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -107,7 +106,7 @@ func (s *stage) start(ctx context.Context, o Options) (err error) {
 	if s.rd[1], err = local.StartRedis(ctx, s.servers.RedisBin, dir, s.replicaOf()); err != nil {
 		return err
 	}
-	s.postgres, s.server = s.servers.Postgres.URL("postgres"), address(s.servers.Postgres)
+	s.postgres, s.server = s.servers.Postgres.URL("postgres"), s.servers.Postgres.Addr()
 	if s.ownPostgres, err = link.New(ctx, s.server); err != nil {
 		return err
 	}
@@ -151,9 +150,6 @@ func openPool(ctx context.Context, url string, size int32, parameters map[string
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// address returns the address of a server.
-func address(pg *local.Postgres) string { return "127.0.0.1:" + strconv.Itoa(pg.Port) }
-
 // replicaOf returns the configuration line that makes a server a replica, through the link between the two.
 func (s *stage) replicaOf() string {
 	return "replicaof " + strings.Replace(s.replication.Addr(), ":", " ", 1)
@@ -182,8 +178,15 @@ func (s *stage) link(ctx context.Context, who, server string) (*link.Link, error
 	return l, err
 }
 
-// linkNames returns the names of all links, sorted.
-func (s *stage) linkNames() []string { return slices.Sorted(maps.Keys(s.links)) }
+// linksTo returns the links between processes and a server.
+func (s *stage) linksTo(server string) (list []*link.Link) {
+	for name, l := range s.links {
+		if strings.HasSuffix(name, " to "+server) {
+			list = append(list, l)
+		}
+	}
+	return list
+}
 
 // postgresURL returns the URL of Postgres through a link.
 func (s *stage) postgresURL(l *link.Link) string {
@@ -215,19 +218,11 @@ func (s *stage) failOver(ctx context.Context) error {
 	if err := promoted.ReplicaOf(ctx, "NO", "ONE").Err(); err != nil {
 		return fmt.Errorf("promote the replica: %w", err)
 	}
-	for _, name := range s.linkNames() {
-		if l := s.links[name]; isRedis(name) {
-			l.To(s.leading().Addr())
-		}
+	for _, l := range append(s.linksTo(serverRedis), s.own, s.replication) {
+		l.To(s.leading().Addr())
 	}
-	s.own.To(s.leading().Addr())
-	s.replication.To(s.leading().Addr())
 	return nil
 }
-
-// isRedis and isPostgres report whether the link of that name leads there.
-func isRedis(name string) bool    { return strings.HasSuffix(name, serverRedis) }
-func isPostgres(name string) bool { return strings.HasSuffix(name, serverPostgres) }
 
 // follow starts the previous leading server as a replica of the other one.
 func (s *stage) follow(ctx context.Context) error { return s.rd[1-s.at].Start(ctx, s.replicaOf()) }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/ops"
 	"posthaste/internal/oracle"
@@ -81,7 +82,7 @@ func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *oracle.Breach
 			s.say("event %s: number %d of aggregate %s; its writer says: %s", id, r.N, a.ID, c.truth.State(r))
 		}
 	}
-	rows, err := c.stage.pool.Query(ctx, `SELECT seq, part, xid::text, created_at,
+	rows, _ := c.stage.pool.Query(ctx, `SELECT seq, part, xid::text, created_at,
 			coalesce((SELECT pg_catalog.string_agg(published_at::text || ' by ' || mode, ', ') FROM outbox_history h
 				WHERE h.id = o.id), 'not settled'),
 			coalesce((SELECT pg_catalog.string_agg(m.id::text || ' ' || m.at::text || ' epoch ' || m.epoch::text ||
@@ -91,23 +92,18 @@ func (c *campaign) storyOfEvent(ctx context.Context, s *teller, b *oracle.Breach
 					ORDER BY id LIMIT 5) m),
 				'')
 		FROM outbox_rows o WHERE id = $1`, id)
-	if err == nil {
-		var seq int64
-		var part int16
-		var xid, settled, marks string
-		var created time.Time
-		for rows.Next() {
-			if err = rows.Scan(&seq, &part, &xid, &created, &settled, &marks); err != nil {
-				break
-			}
-			s.say("outbox: row %d of part %d, transaction %s, created %s; history: %s", seq, part, xid, clock(created),
-				settled)
-			for line := range strings.Lines(marks) {
-				s.say("mark %s", strings.TrimSpace(line))
-			}
+	var seq int64
+	var part int16
+	var xid, settled, marks string
+	var created time.Time
+	_, err = pgx.ForEachRow(rows, []any{&seq, &part, &xid, &created, &settled, &marks}, func() error {
+		s.say("outbox: row %d of part %d, transaction %s, created %s; history: %s", seq, part, xid, clock(created),
+			settled)
+		for line := range strings.Lines(marks) {
+			s.say("mark %s", strings.TrimSpace(line))
 		}
-		rows.Close()
-	}
+		return nil
+	})
 	if err != nil {
 		s.say("Postgres does not tell: %v", err)
 	}

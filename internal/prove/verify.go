@@ -36,7 +36,7 @@ func (c *campaign) verify(ctx context.Context) error {
 
 // breaks records a broken promise that the verification found.
 func (c *campaign) breaks(promise string, event uuid.UUID, subject, format string, args ...any) {
-	b := &oracle.Breach{Promise: promise, Subject: subject, At: time.Now(), What: fmt.Sprintf(format, args...)}
+	b := &oracle.Breach{Promise: promise, Subject: subject, What: fmt.Sprintf(format, args...)}
 	if event != uuid.Nil {
 		b.Event = event.String()
 	}
@@ -93,10 +93,7 @@ func (c *campaign) verifyStreams(ctx context.Context) error {
 	again := oracle.NewPass(c.truth)
 	again.Late = true
 	for _, typ := range types {
-		r := &reader{
-			stream: c.config.StreamPrefix + typ, book: typed{again, typ}, streams: c.stage.streams, broken: c.broke,
-			forgot: func() {}, mayForget: func() bool { return false },
-		}
+		r := c.reader(typ, typed{again, typ}, func() bool { return false })
 		for {
 			n, err := r.read(ctx)
 			if err != nil {

@@ -46,13 +46,7 @@ func newWriters(ctx context.Context, t *oracle.Truth, url string, rate int) (*wr
 	if err != nil {
 		return nil, err
 	}
-	w := &writers{truth: t, pool: pool, rate: rate, mine: map[string][]*oracle.Aggregate{}}
-	for _, typ := range types {
-		for range aggregatesEach {
-			w.mine[typ] = append(w.mine[typ], t.NewAggregate("", typ))
-		}
-	}
-	return w, nil
+	return &writers{truth: t, pool: pool, rate: rate, mine: t.NewAggregates("", aggregatesEach, types)}, nil
 }
 
 // run writes until ctx ends, and returns when the last transaction has ended.
@@ -126,9 +120,7 @@ func (w *writers) transaction(r *rand.Rand) (int, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), writeTimeout)
 	defer cancel()
-	job := &oracle.Job{
-		Truth: w.truth, Pad: oracle.Padding(r, s.size), Savepoint: s.savepoint, Rollback: s.rollback,
-	}
+	job := &oracle.Job{Truth: w.truth, Pad: oracle.Padding(r, s.size), Savepoint: s.savepoint, Rollback: s.rollback}
 	return s.events * len(chosen), job.Run(ctx, w.pool, chosen, s.events)
 }
 
