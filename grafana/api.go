@@ -56,10 +56,9 @@ var api = board{
 				alert: "PosthasteApiErrors", width: 4, empty: "no requests",
 				means: "Share of guarded requests for which Redis was unusable. Postgres' unique index then " +
 					"decides: correct, but slower. Fix Redis.",
-				queries: []query{{
-					rate(`idem_requests_total{outcome="degraded"}`) + " / " + rate("idem_requests_total"),
-					"",
-				}}, steps: below(0.001, 0.01),
+				queries: []query{{rate(`idem_requests_total{outcome="degraded"}`) + " / " +
+					rate("idem_requests_total"), ""}},
+				steps: below(0.001, 0.01),
 			},
 			{
 				form: number, title: "Outcome unknown", unit: "short", alert: "PosthasteApiErrors",
@@ -82,15 +81,13 @@ var api = board{
 			{
 				form: heat, title: "Duration, distribution", unit: "s", alert: "PosthasteApiErrors",
 				means: "Every request's time. A second band above the first shows requests that wait: for a " +
-					"connection, a lock, or another " +
-					"attempt with their key.",
+					"connection, a lock, or another attempt with their key.",
 				queries: []query{{rate("http_request_duration_seconds_bucket", "le"), "{{le}}"}},
 			},
 			{
 				title: "Orders: p50, p95, p99", unit: "s", alert: "PosthasteApiErrors",
 				means: "Duration of POST /orders. If only p99 rises, single commits are slow; if all three rise, " +
-					"Postgres or the network to " +
-					"it is slow. The dots are traces.",
+					"Postgres or the network to it is slow. The dots are traces.",
 				queries: []query{
 					{quantile(0.5, `http_request_duration_seconds{method="POST", route="/orders"}`), "p50"},
 					{quantile(0.95, `http_request_duration_seconds{method="POST", route="/orders"}`), "p95"},
@@ -109,10 +106,7 @@ var api = board{
 				means: "Answers of 400 and above. 409 and 422 are keys reused or in flight, 429 the rate limit, " +
 					"402 a refused payment, 503 an unreachable server. Refused are connections that were too many.",
 				queries: []query{
-					{
-						`sum by (status) (rate(http_request_duration_seconds_count{status=~"[45]..", ` +
-							`FILTER}[$__rate_interval]))`, "{{status}}",
-					},
+					{rate(`http_request_duration_seconds_count{status=~"[45].."}`, "status"), "{{status}}"},
 					{rate("http_connections_refused_total", "listener", "reason"), "{{listener}}: refused, {{reason}}"},
 				},
 			},
@@ -122,8 +116,7 @@ var api = board{
 			{
 				title: "Guard scripts, p99", unit: "s", alert: "PosthasteApiErrors",
 				means: "99 of 100 calls to Redis are faster than this. A rise points to Redis or the network; after " +
-					"its timeout, the guard " +
-					"continues without Redis.",
+					"its timeout, the guard continues without Redis.",
 				queries: []query{{quantile(0.99, "idem_script_seconds", "script"), "{{script}}"}},
 				steps:   []step{{0, green}, {0.05, orange}},
 			},
@@ -131,12 +124,8 @@ var api = board{
 				title: "Replays", unit: "reqps", alert: "PosthasteApiErrors",
 				means: "Requests answered from an earlier attempt. If there are many, clients repeat too early, or " +
 					"answers do not reach them.",
-				queries: []query{{
-					`sum by (outcome) ` +
-						`(rate(idem_requests_total{outcome=~"replay_redis|replay_pg|waited", ` +
-						`FILTER}[$__rate_interval]))`,
-					"{{outcome}}",
-				}},
+				queries: []query{{rate(`idem_requests_total{outcome=~"replay_redis|replay_pg|waited"}`,
+					"outcome"), "{{outcome}}"}},
 			},
 			{
 				title: "Leases lost, results unwritten", unit: "short", alert: "PosthasteApiErrors",
@@ -144,22 +133,17 @@ var api = board{
 					"index accepted only one of them. Results unwritten: Redis did not store the answer; replays " +
 					"come from Postgres.",
 				queries: []query{
-					{"sum(increase(idem_lease_lost_total{FILTER}[$__rate_interval]))", "leases lost"},
-					{"sum(increase(idem_publish_fail_total{FILTER}[$__rate_interval]))", "results unwritten"},
+					{jumps("idem_lease_lost_total"), "leases lost"},
+					{jumps("idem_publish_fail_total"), "results unwritten"},
 				},
 				steps: few(),
 			},
 			{
 				title: "Conflicts", unit: "reqps", alert: "PosthasteApiErrors",
 				means: "mismatch: a key was reused for another command, a client error. busy: another attempt was in " +
-					"progress. takeover: the " +
-					"first attempt had died.",
-				queries: []query{{
-					`sum by (outcome) ` +
-						`(rate(idem_requests_total{outcome=~"mismatch|busy|takeover|rejected", ` +
-						`FILTER}[$__rate_interval]))`,
-					"{{outcome}}",
-				}},
+					"progress. takeover: the first attempt had died.",
+				queries: []query{{rate(`idem_requests_total{outcome=~"mismatch|busy|takeover|rejected"}`,
+					"outcome"), "{{outcome}}"}},
 			},
 		}},
 		{title: "Postgres", height: 7, folded: true, panels: []panel{

@@ -79,7 +79,7 @@ var cdc = board{
 					"(stalled). Polling has published them; look for a filter on the publication, or another " +
 					"program that changed the slot. Stalled now: rows wait without progress; see /readyz.",
 				queries: []query{
-					{"sum by (reason) (increase(outbox_audit_failures_total{FILTER}[$__rate_interval]))", "{{reason}}"},
+					{jumps("outbox_audit_failures_total", "reason"), "{{reason}}"},
 					{leading("outbox_relay_stalled"), "stalled now"},
 				},
 				steps: few(),
@@ -89,10 +89,8 @@ var cdc = board{
 				means: "Why the mode changed, and why a slot was created. missing: someone dropped the slot. lost: " +
 					"Postgres invalidated it. silent, connection, stalled: the stream is unstable; check the network " +
 					"and Postgres' log.",
-				queries: append([]query{{
-					"sum by (reason) (increase(outbox_slot_created_total{FILTER}[$__rate_interval]))",
-					"slot created: {{reason}}",
-				}}, switches.queries...),
+				queries: append([]query{{jumps("outbox_slot_created_total", "reason"), "slot created: {{reason}}"}},
+					switches.queries...),
 				steps: []step{{0, green}, {4, orange}},
 			},
 		}},

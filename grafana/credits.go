@@ -15,10 +15,7 @@ var creditsBoard = board{
 				alert: "PosthasteCreditsAccountFrozen",
 				means: "Accounts closed because their operations contradict the ledger. Each needs a person: run " +
 					"posthaste credits reconcile.",
-				queries: []query{{
-					"sum by (reason) (increase(credits_frozen_total{FILTER}[$__range]))",
-					"{{reason}}",
-				}}, steps: none(),
+				queries: []query{{increase("credits_frozen_total", "reason"), "{{reason}}"}}, steps: none(),
 			},
 			{
 				form: number, title: "Ledger drift", unit: "short", width: 6, alert: "PosthasteCreditsLedgerDrift",
@@ -32,7 +29,7 @@ var creditsBoard = board{
 				alert: "PosthasteCreditsOperationsLost",
 				means: "Operations that were acknowledged but lost with Redis' data. Set a durability that " +
 					"survives this kind of failure.",
-				queries: []query{{"sum(increase(credits_lost_operations_total{FILTER}[$__range]))", "lost"}},
+				queries: []query{{increase("credits_lost_operations_total"), "lost"}},
 				steps:   none(),
 			},
 		}},
@@ -47,8 +44,7 @@ var creditsBoard = board{
 			{
 				title: "Credit requests, p99", unit: "s", alert: "PosthasteCreditsStoreUnavailable",
 				means: "99 of 100 additions, deductions and balances are answered within this time. A rise points to " +
-					"Redis, or to the " +
-					"durability that it waits for.",
+					"Redis, or to the durability that it waits for.",
 				queries: []query{{quantile(0.99, `http_request_duration_seconds{route=~"/(add|deduct|balance)/.*"}`,
 					"route"), "{{route}}"}},
 			},
@@ -63,17 +59,16 @@ var creditsBoard = board{
 				title: "Answers 503 and 423", unit: "reqps", alert: "PosthasteCreditsStoreUnavailable",
 				means: "503: Redis is unreachable, or cannot provide the configured durability; nothing was done, " +
 					"and clients repeat with the same key. 423: a frozen account.",
-				queries: []query{{`sum by (route, status) ` +
-					`(rate(http_request_duration_seconds_count{route=~"/(add|deduct|balance)/.*", status=~"503|423", ` +
-					`FILTER}[$__rate_interval]))`, "{{route}} {{status}}"}},
+				queries: []query{{rate(`http_request_duration_seconds_count{route=~"/(add|deduct|balance)/.*", `+
+					`status=~"503|423"}`, "route", "status"), "{{route}} {{status}}"}},
 			},
 			{
 				title: "Rebuilt from the ledger", unit: "short", alert: "PosthasteCreditsOperationsLost",
 				means: "Buckets rebuilt because Redis had lost operations, and accounts read because Redis did not " +
 					"have them. Both rise after Redis came back empty; at other times, find out what deletes keys.",
 				queries: []query{
-					{"sum(increase(credits_epoch_bumps_total{FILTER}[$__rate_interval]))", "buckets"},
-					{"sum(increase(credits_ledger_reads_total{FILTER}[$__rate_interval]))", "accounts"},
+					{jumps("credits_epoch_bumps_total"), "buckets"},
+					{jumps("credits_ledger_reads_total"), "accounts"},
 				},
 			},
 		}},

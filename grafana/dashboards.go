@@ -7,6 +7,7 @@
 package grafana
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 
@@ -77,8 +78,9 @@ func (b board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // cl
 		y++
 		var panels []cog.Builder[dashboard.Panel]
 		x, at := uint32(0), y
-		for i, w := range r.widths() {
-			panels = append(panels, r.panels[i].build(next(), dashboard.GridPos{X: x, Y: at, W: w, H: r.height}))
+		for i, p := range r.panels {
+			w := cmp.Or(p.width, columns/3)
+			panels = append(panels, p.build(next(), dashboard.GridPos{X: x, Y: at, W: w, H: r.height}))
 			if x += w; x >= columns && i < len(r.panels)-1 {
 				x, at = 0, at+r.height
 			}
@@ -125,18 +127,6 @@ func unhide(d *dashboard.Dashboard) { //nolint:staticcheck // as above
 }
 
 const columns = 24
-
-// widths are the widths of the panels; panels without one take a third of the line.
-func (r row) widths() []uint32 {
-	all := make([]uint32, len(r.panels))
-	for i, p := range r.panels {
-		all[i] = p.width
-		if p.width == 0 {
-			all[i] = columns / 3
-		}
-	}
-	return all
-}
 
 // head sets variables, links and annotations, the same on every dashboard.
 func (b board) head(d *dashboard.DashboardBuilder) { //nolint:staticcheck // classic JSON on purpose

@@ -32,10 +32,8 @@ var drill = board{
 				form: number, title: "New owners", unit: "short", alert: "OutboxNoLeader", width: 4,
 				means: "How often a relay took over within the chosen time: once per kill. If there are more, " +
 					"relays do not stay alive.",
-				queries: []query{{
-					"max(outbox_relay_epoch{FILTER}) - min(min_over_time(outbox_relay_epoch{FILTER}[$__range]) > 0)",
-					"",
-				}},
+				queries: []query{{"max(outbox_relay_epoch{FILTER}) - min(min_over_time(outbox_relay_epoch{FILTER}" +
+					"[$__range]) > 0)", ""}},
 				steps: []step{{0, blue}, {10, orange}},
 			},
 			{

@@ -42,16 +42,14 @@ var withinHalfASecond = panel{
 var oldest = panel{
 	form: number, title: "Oldest unpublished event", unit: "s", alert: "OutboxOldestPendingTooOld", width: 4,
 	means: "Age of the oldest row that waits in the outbox. If it grows steadily, nothing is published: check the " +
-		"publish errors and " +
-		"/readyz of the leading relay.",
+		"publish errors and /readyz of the leading relay.",
 	queries: []query{{leading("outbox_backlog_oldest_seconds"), ""}}, steps: below(10, 60),
 }
 
 var backlog = panel{
 	form: number, title: "Backlog", unit: "short", alert: "OutboxOldestPendingTooOld", width: 4,
 	means: "Rows in the outbox: events not yet known to be delivered. A burst may raise it. If it does not fall " +
-		"again, compare the " +
-		"rates of written and published events.",
+		"again, compare the rates of written and published events.",
 	queries: []query{{leading("outbox_backlog_rows"), ""}}, steps: below(10_000, 100_000),
 }
 
@@ -162,10 +160,8 @@ var switches = panel{
 	title: "Mode switches", unit: "short", alert: "OutboxRelayFallbackActive",
 	means: "Changes of the mode, by reason. toggle is a requested change; silent, connection, stalled and missed " +
 		"mean that the stream is unstable: check the network and Postgres' log.",
-	queries: []query{{
-		`sum by (from, to, reason) (increase(outbox_mode_switches_total{FILTER}[$__rate_interval])) > 0`,
-		"{{from}} to {{to}}: {{reason}}",
-	}},
+	queries: []query{{jumps("outbox_mode_switches_total", "from", "to", "reason") +
+		" > 0", "{{from}} to {{to}}: {{reason}}"}},
 	steps: []step{{0, green}, {4, orange}}, empty: "no switch",
 }
 
@@ -186,8 +182,7 @@ var streamLength = panel{
 var groupLag = panel{
 	title: "Group lag and pending", unit: "short", alert: "OutboxConsumerStuck",
 	means: "Lag: entries not yet delivered to the group; too few or too slow consumers. Pending: delivered and not " +
-		"acknowledged; " +
-		"handlers that hang or fail.",
+		"acknowledged; handlers that hang or fail.",
 	queries: []query{
 		{byGroup("sum", "outbox_group_lag"), "lag {{base}} {{group}}"},
 		{byGroup("sum", "outbox_group_pending"), "pending {{base}} {{group}}"},

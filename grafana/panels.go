@@ -79,6 +79,11 @@ func leading(metric string) string {
 // rate is the sum of a counter's rates, by labels if any are given.
 func rate(metric string, by ...string) string { return perTime("rate", metric, "$__rate_interval", by) }
 
+// jumps is the sum of a counter's increases from one point of a line to the next, by labels if any are given.
+func jumps(metric string, by ...string) string {
+	return perTime("increase", metric, "$__rate_interval", by)
+}
+
 // increase is the sum of a counter's increases within the chosen range, by labels if any are given.
 func increase(metric string, by ...string) string { return perTime("increase", metric, "$__range", by) }
 
@@ -87,15 +92,11 @@ func perTime(function, metric, window string, by []string) string {
 	if found {
 		matchers += ", "
 	}
-	group := ""
+	sum := "sum"
 	if len(by) > 0 {
-		group = " by (" + strings.Join(by, ", ") + ")"
+		sum += " by (" + strings.Join(by, ", ") + ") "
 	}
-	space := ""
-	if group != "" {
-		space = " "
-	}
-	return fmt.Sprintf("sum%s%s(%s(%s{%sFILTER}[%s]))", group, space, function, name, matchers, window)
+	return fmt.Sprintf("%s(%s(%s{%sFILTER}[%s]))", sum, function, name, matchers, window)
 }
 
 // quantile is a quantile of a histogram, by labels if any are given.

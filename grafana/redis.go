@@ -95,8 +95,7 @@ var redis = board{
 			{
 				title: "Idle", unit: "s", alert: "OutboxConsumerStuck",
 				means: "How long entries have waited while none of the group's consumers was active. An abandoned " +
-					"group holds back trimming: " +
-					"drop it, or start its consumers.",
+					"group holds back trimming: drop it, or start its consumers.",
 				queries: []query{{byGroup("max", "outbox_group_idle_seconds"), "{{base}} {{group}}"}},
 				steps:   []step{{0, green}, {3600, red}},
 			},
@@ -106,7 +105,7 @@ var redis = board{
 					"run posthaste replay.",
 				queries: []query{{
 					ofTypes("sum",
-						"sum by (stream, group) (increase(outbox_trim_lost_total{FILTER}[$__rate_interval]))", "group"),
+						jumps("outbox_trim_lost_total", "stream", "group"), "group"),
 					"{{base}} {{group}}",
 				}}, steps: none(),
 			},
@@ -114,10 +113,7 @@ var redis = board{
 				title: "Dead-lettered", unit: "short", alert: "OutboxConsumerDead",
 				means: "Events moved to a dead stream after their last attempt: they are not processed. Fix the " +
 					"handler, then retry them.",
-				queries: []query{{
-					"sum by (group) (increase(outbox_consumer_dead_total{FILTER}[$__rate_interval]))",
-					"{{group}}",
-				}}, steps: none(),
+				queries: []query{{jumps("outbox_consumer_dead_total", "group"), "{{group}}"}}, steps: none(),
 			},
 		}},
 		{title: "Consumers", height: 7, folded: true, panels: []panel{
@@ -137,9 +133,7 @@ var redis = board{
 				title: "Taken over", unit: "ops", alert: "OutboxConsumerStuck",
 				means: "Entries taken over from silent consumers. Takeovers " +
 					"outside deployments mean that consumers die or hang for longer than --claim-idle.",
-				queries: []query{
-					{rate("outbox_consumer_claimed_total", "group"), "taken over, {{group}}"},
-				},
+				queries: []query{{rate("outbox_consumer_claimed_total", "group"), "taken over, {{group}}"}},
 			},
 			{
 				title: "Held in processes", unit: "short", alert: "OutboxConsumerStuck",
