@@ -2,7 +2,6 @@ package gendocs
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -45,9 +44,13 @@ func (c Completion) Run(o cli.IO, m *kong.Application) error {
 		commands = append(commands, path)
 		words = append(words, strings.Join(wordsOf(m, n), " "))
 	})
-	return map[string]func(w io.Writer, commands, words []string) error{
-		"bash": bash, "zsh": zsh, "fish": fish,
-	}[c.Shell](o.Stdout, commands, words)
+	s := shells[c.Shell]
+	var cases strings.Builder
+	for i, path := range commands {
+		fmt.Fprintf(&cases, s.form, path, words[i])
+	}
+	_, err := fmt.Fprintf(o.Stdout, s.script, strings.Join(commands[1:], s.separator), cases.String())
+	return err
 }
 
 // eachCommand visits a command and all below it, each with its path: /dead/list. That of the program is "".
@@ -84,17 +87,10 @@ func wordsOf(m *kong.Application, n *kong.Node) (words []string) {
 	return slices.DeleteFunc(words, func(w string) bool { return w == "" })
 }
 
-// cases returns the lines of a shell's case statement: the words of each command.
-func cases(commands, words []string, form string) string {
-	var b strings.Builder
-	for i, path := range commands {
-		fmt.Fprintf(&b, form, path, words[i])
-	}
-	return b.String()
-}
-
-func bash(w io.Writer, commands, words []string) error {
-	_, err := fmt.Fprintf(w, `# bash completion for posthaste
+// shells are the scripts, by shell. Each is a format of the paths of all commands, joined by the separator, and of the
+// lines of a case statement, whose form is a format of a path and of the words that may follow it.
+var shells = map[string]struct{ separator, form, script string }{
+	"bash": {"|", "\t'%s') words='%s' ;;\n", `# bash completion for posthaste
 _posthaste() {
 	local at= word words=
 	for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
@@ -107,12 +103,8 @@ _posthaste() {
 	COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -o default -F _posthaste posthaste
-`, strings.Join(commands[1:], "|"), cases(commands, words, "\t'%s') words='%s' ;;\n"))
-	return err
-}
-
-func zsh(w io.Writer, commands, words []string) error {
-	_, err := fmt.Fprintf(w, `#compdef posthaste
+`},
+	"zsh": {"|", "\t'%s') compadd -- %s ;;\n", `#compdef posthaste
 _posthaste() {
 	local at= word
 	for word in "${(@)words[2,CURRENT-1]}"; do
@@ -125,12 +117,8 @@ _posthaste() {
 	_files
 }
 if [ "$funcstack[1]" = _posthaste ]; then _posthaste "$@"; else compdef _posthaste posthaste; fi
-`, strings.Join(commands[1:], "|"), cases(commands, words, "\t'%s') compadd -- %s ;;\n"))
-	return err
-}
-
-func fish(w io.Writer, commands, words []string) error {
-	_, err := fmt.Fprintf(w, `# fish completion for posthaste
+`},
+	"fish": {" ", "\tcase '%s'\n\t\tprintf '%%s\\n' %s\n", `# fish completion for posthaste
 function __posthaste_words
 	set -l at ''
 	for word in (commandline -opc)[2..]
@@ -142,6 +130,5 @@ function __posthaste_words
 %s	end
 end
 complete -c posthaste -a '(__posthaste_words)'
-`, strings.Join(commands[1:], " "), cases(commands, words, "\tcase '%s'\n\t\tprintf '%%s\\n' %s\n"))
-	return err
+`},
 }

@@ -58,24 +58,27 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// A page is up to date after Write, and is not after a manual change.
-func TestCheckComparesWhatWriteWrites(t *testing.T) {
+// A page is up to date after it was written, and is not after a manual change.
+func TestCheckComparesWhatIsWritten(t *testing.T) {
 	t.Parallel()
-	dir, c := t.TempDir(), commandline.Config(t)
-	if err := Check(t.Context(), dir, model(t), c); !os.IsNotExist(unwrapped(err)) {
+	dir := t.TempDir()
+	run := func(check bool) error {
+		return Options{Dir: dir, Check: check}.Run(t.Context(), commandline.Config(t), model(t))
+	}
+	if err := run(true); !os.IsNotExist(unwrapped(err)) {
 		t.Errorf("an empty folder: %v", err)
 	}
-	if err := Write(t.Context(), dir, model(t), c); err != nil {
+	if err := run(false); err != nil {
 		t.Fatal(err)
 	}
-	if err := Check(t.Context(), dir, model(t), c); err != nil {
+	if err := run(true); err != nil {
 		t.Errorf("just written: %v", err)
 	}
 	file := filepath.Join(dir, "metrics.md")
 	if err := os.WriteFile(file, []byte("changed"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Check(t.Context(), dir, model(t), c); err == nil || err.Error() != file+" is out of date: run make docs" {
+	if err := run(true); err == nil || err.Error() != file+" is out of date: run make docs" {
 		t.Errorf("changed by hand: %v", err)
 	}
 }

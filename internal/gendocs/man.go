@@ -13,7 +13,16 @@ func Man(m *kong.Application, version string) string {
 	fmt.Fprintf(&b, ".TH POSTHASTE 1 \"\" \"posthaste %s\"\n.SH NAME\nposthaste \\- %s\n.SH SYNOPSIS\n.B posthaste\n"+
 		".I COMMAND\n[FLAGS]\n.SH COMMANDS\n", version, roff(m.Help))
 	for _, n := range m.Leaves(true) {
-		manCommand(&b, n)
+		path := "posthaste " + n.Path()
+		for _, p := range n.Positional {
+			path += " [" + strings.ToUpper(p.Name) + "]"
+		}
+		fmt.Fprintf(&b, ".SS %s\n%s\n", roff(path), roff(n.Help))
+		for _, f := range n.Flags {
+			if !f.Hidden {
+				manFlag(&b, f, "")
+			}
+		}
 	}
 	b.WriteString(".SH SETTINGS\nAll commands accept them, as flags or as variables. A flag beats the variable.\n")
 	for _, f := range m.Flags {
@@ -22,20 +31,6 @@ func Man(m *kong.Application, version string) string {
 		}
 	}
 	return b.String()
-}
-
-// manCommand writes a command with its flags.
-func manCommand(b *strings.Builder, n *kong.Node) {
-	path := "posthaste " + n.Path()
-	for _, p := range n.Positional {
-		path += " [" + strings.ToUpper(p.Name) + "]"
-	}
-	fmt.Fprintf(b, ".SS %s\n%s\n", roff(path), roff(n.Help))
-	for _, f := range n.Flags {
-		if !f.Hidden {
-			manFlag(b, f, "")
-		}
-	}
 }
 
 func manFlag(b *strings.Builder, f *kong.Flag, more string) {
