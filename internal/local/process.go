@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -198,8 +197,6 @@ type tail struct {
 	mu  sync.Mutex
 	buf []byte
 }
-
-var _ io.Writer = (*tail)(nil)
 
 func (t *tail) Write(b []byte) (int, error) {
 	t.mu.Lock()

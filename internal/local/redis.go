@@ -65,28 +65,20 @@ func StartRedis(ctx context.Context, bin, dir string, config ...string) (*Redis,
 // StartRedisTLS is StartRedis for a server that accepts TLS only, unless client is nil. client is the configuration
 // of a client that can connect. The config lines name the server's files.
 func StartRedisTLS(ctx context.Context, bin, dir string, client *tls.Config, config ...string) (*Redis, error) {
-	r := newRedis(bin, dir, client, config...)
-	if err := r.reserve(); err != nil {
-		return nil, err
-	}
-	return r, r.Start(ctx)
+	return addRedis(ctx, bin, dir, client, func(*Redis) {}, config...)
 }
 
-func newRedis(bin, dir string, client *tls.Config, config ...string) *Redis {
-	return &Redis{Dir: dir, bin: bin, tls: client, config: append([]string{
-		"bind 127.0.0.1", "dir " + dir, "save \"\"", "appendonly yes", "appendfsync everysec",
-		"maxmemory-policy noeviction", "daemonize no", "loglevel notice",
-	}, config...)}
-}
-
-// addRedis starts a server with its data in a new folder. change may change it; its port is reserved by then.
+// addRedis is StartRedisTLS for a server that change may change, when its port is reserved. It makes the folder.
 func addRedis(
 	ctx context.Context, bin, dir string, client *tls.Config, change func(r *Redis), config ...string,
 ) (*Redis, error) {
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make a folder: %w", err)
 	}
-	r := newRedis(bin, dir, client, config...)
+	r := &Redis{Dir: dir, bin: bin, tls: client, config: append([]string{
+		"bind 127.0.0.1", "dir " + dir, "save \"\"", "appendonly yes", "appendfsync everysec",
+		"maxmemory-policy noeviction", "daemonize no", "loglevel notice",
+	}, config...)}
 	if err := r.reserve(); err != nil {
 		return nil, err
 	}

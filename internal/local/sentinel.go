@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,9 +39,7 @@ type Sentinel struct {
 // StartSentinel starts all servers with their data below dir, and returns when the Sentinels know each other and the
 // replicas. They replace a master that is unreachable for 2 s.
 func StartSentinel(ctx context.Context, bin, dir string, o SentinelOptions) (*Sentinel, error) {
-	if o.Name == "" {
-		o.Name = "posthaste"
-	}
+	o.Name = cmp.Or(o.Name, "posthaste")
 	s := &Sentinel{o: o}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -54,12 +55,7 @@ type LoadOptions struct {
 // StartLoad begins writing to d.
 func StartLoad(tb testing.TB, d *Database, o LoadOptions) *Load {
 	tb.Helper()
-	if o.Writers == 0 {
-		o.Writers = 4
-	}
-	if o.Aggregates == 0 {
-		o.Aggregates = 20
-	}
+	o.Writers, o.Aggregates = cmp.Or(o.Writers, 4), cmp.Or(o.Aggregates, 20)
 	if len(o.Types) == 0 {
 		o.Types = []string{"order"}
 	}
@@ -75,16 +71,11 @@ func StartLoad(tb testing.TB, d *Database, o LoadOptions) *Load {
 
 // newLoad returns a load with n aggregates of each type.
 func newLoad(tb testing.TB, d *Database, tag string, n int, types []string) *Load {
-	l := &Load{
-		tb: tb, pool: d.Pool, types: types, cancel: func() {}, truth: oracle.New(uint64(counter.Add(1)), time.Now()),
-		aggregates: map[string][]*oracle.Aggregate{},
+	truth := oracle.New(uint64(counter.Add(1)), time.Now())
+	return &Load{
+		tb: tb, pool: d.Pool, types: types, cancel: func() {}, truth: truth,
+		aggregates: truth.NewAggregates(tag, n, types),
 	}
-	for _, typ := range types {
-		for range n {
-			l.aggregates[typ] = append(l.aggregates[typ], l.truth.NewAggregate(tag, typ))
-		}
-	}
-	return l
 }
 
 func (l *Load) write(ctx context.Context, writer int, o LoadOptions) error {

@@ -13,12 +13,8 @@ import (
 	"posthaste/internal/local"
 )
 
-// programs are the builds for all tests of this process, by tag, in a folder that Main removes.
-var programs struct {
-	sync.Mutex
-	dir   string
-	paths map[string]string
-}
+// building is held while a program is built.
+var building sync.Mutex
 
 // Program returns the path of posthaste built with a tag, or "" for none. It is built once.
 func Program(tb testing.TB, tag string) string {
@@ -50,26 +46,20 @@ func Nats(tb testing.TB) *local.Nats {
 	return n
 }
 
-// build returns the path of a program. args are those of go build, without -o.
+// build returns the path of a program in home. args are those of go build, without -o.
 func build(tb testing.TB, name string, args ...string) string {
 	tb.Helper()
-	programs.Lock()
-	defer programs.Unlock()
-	if programs.dir == "" {
-		dir, err := os.MkdirTemp("", "posthaste-programs-")
-		Must(tb, err)
-		programs.dir, programs.paths = dir, map[string]string{}
-	}
-	if path := programs.paths[name]; path != "" {
+	building.Lock()
+	defer building.Unlock()
+	path := filepath.Join(home, name)
+	if _, err := os.Stat(path); err == nil {
 		return path
 	}
-	path := filepath.Join(programs.dir, name)
 	cmd := exec.CommandContext(tb.Context(), "go", append([]string{"build", "-o", path}, args...)...)
 	cmd.Dir = Root(tb)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		tb.Fatalf("go build: %v: %s", err, out)
 	}
-	programs.paths[name] = path
 	return path
 }
 

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"os"
@@ -22,10 +23,7 @@ func RedisOnASlowDisk(tb testing.TB, delay time.Duration) *RedisServer {
 	dir := tb.TempDir()
 	source, library, wrapper := filepath.Join(dir, "slowsync.c"), filepath.Join(dir, "slowsync.so"),
 		filepath.Join(dir, "redis")
-	cc := os.Getenv("CC")
-	if cc == "" {
-		cc = "cc"
-	}
+	cc := cmp.Or(os.Getenv("CC"), "cc")
 	script := fmt.Sprintf("#!/bin/sh\nLD_PRELOAD=%s SLOWSYNC_MS=%d exec %s \"$@\"\n", library, delay.Milliseconds(),
 		bin)
 	for file, content := range map[string][]byte{source: slowSync, wrapper: []byte(script)} {

@@ -15,6 +15,7 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -44,20 +45,8 @@ import (
 	"posthaste/sql"
 )
 
-var shared struct {
-	once sync.Once
-	dir  string
-	pg   *local.Postgres
-	err  error
-}
-
-// template has the files of a server that has never run.
-var template struct {
-	once sync.Once
-	dir  string
-	pg   *local.Postgres
-	err  error
-}
+// home is the folder of what all tests of this process share. Main makes and removes it.
+var home string
 
 var counter atomic.Int64
 
@@ -83,19 +72,21 @@ func Main(m *testing.M) int {
 			_ = os.Setenv("TMPDIR", dir) // otherwise they are on disk
 		}
 	}
-	code := m.Run()
-	if shared.pg != nil {
-		_ = shared.pg.Stop("immediate")
+	var err error
+	if home, err = os.MkdirTemp("", "posthaste-"); err == nil {
+		err = os.Chmod(home, 0o711) // Postgres may run as another user
 	}
-	if shared.dir != "" {
-		_ = os.RemoveAll(shared.dir)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
-	for _, dir := range []string{programs.dir, template.dir} {
-		if dir != "" {
-			_ = os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(home) }()
+	defer func() {
+		if shared != nil {
+			_ = shared.Stop("immediate")
 		}
-	}
-	return code
+	}()
+	return m.Run()
 }
 
 // Server is a Postgres server of a test's own.
@@ -147,17 +138,16 @@ func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 	tb.Helper()
 	from, err := local.PostgresBin(tb.Context(), os.Getenv("POSTHASTE_TEST_PG_BIN"))
 	Must(tb, err)
-	if bin == "" {
-		bin = from
-	}
+	bin = cmp.Or(bin, from)
 	program := filepath.Join(bin, "pg_upgrade")
 	if _, err := os.Stat(program); err != nil {
 		tb.Fatalf("%v: POSTHASTE_TEST_PG_BIN, or POSTHASTE_TEST_PG_UPGRADE, has to name a folder with all of "+
 			"Postgres' programs", err)
 	}
 	dir := folder(tb, "pg")
-	pg, err := startPostgresOf(bin, dir)
+	pg, err := local.StartPostgres(tb.Context(), bin, dir, fast...)
 	Must(tb, err)
+	Must(tb, asSince15(tb.Context(), pg))
 	// The moved roles have the old server's password, and pg_upgrade connects before and after moving them.
 	err = execOn(tb.Context(), pg.URL("postgres"), "ALTER ROLE postgres PASSWORD '"+s.Password+"'")
 	Must(tb, errors.Join(err, pg.Stop("fast"), s.Stop("fast")))
@@ -183,25 +173,30 @@ func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 	return &Server{pg}
 }
 
+// template has the files of a server that has never run.
+var template = sync.OnceValues(func() (*local.Postgres, error) {
+	ctx := context.Background()
+	bin, err := local.PostgresBin(ctx, os.Getenv("POSTHASTE_TEST_PG_BIN"))
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(home, "initdb-")
+	if err != nil {
+		return nil, err
+	}
+	return local.InitPostgres(ctx, bin, dir, fast...)
+})
+
 // startPostgres starts a server on a copy of files that initdb makes once for a test binary. That takes an eighth of
 // initdb's processor time.
 func startPostgres(dir string, settings ...string) (*local.Postgres, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	template.once.Do(func() {
-		var bin string
-		if bin, template.err = local.PostgresBin(ctx, os.Getenv("POSTHASTE_TEST_PG_BIN")); template.err != nil {
-			return
-		}
-		if template.dir, template.err = os.MkdirTemp("", "posthaste-initdb-"); template.err != nil {
-			return
-		}
-		template.pg, template.err = local.InitPostgres(ctx, bin, template.dir, fast...)
-	})
-	if template.err != nil {
-		return nil, template.err
+	files, err := template()
+	if err != nil {
+		return nil, err
 	}
-	pg, err := template.pg.Clone(ctx, dir)
+	pg, err := files.Clone(ctx, dir)
 	if err == nil {
 		err = renumber(filepath.Join(dir, "data"))
 	}
@@ -247,16 +242,6 @@ func renumber(data string) error {
 	return err
 }
 
-func startPostgresOf(bin, dir string) (*local.Postgres, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	pg, err := local.StartPostgres(ctx, bin, dir, fast...)
-	if err != nil {
-		return nil, err
-	}
-	return pg, asSince15(ctx, pg)
-}
-
 // asSince15 sets the default since Postgres 15.
 func asSince15(ctx context.Context, pg *local.Postgres) error {
 	err := execOn(ctx, pg.URL("template1"), "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
@@ -266,30 +251,32 @@ func asSince15(ctx context.Context, pg *local.Postgres) error {
 	return err
 }
 
-func sharedServer(tb testing.TB) *local.Postgres {
-	tb.Helper()
-	shared.once.Do(func() {
-		if shared.dir, shared.err = os.MkdirTemp("", "posthaste-pg-"); shared.err != nil {
-			return
-		}
-		if shared.pg, shared.err = startPostgres(shared.dir); shared.err != nil {
-			return
-		}
-		shared.err = makeTemplate(shared.pg)
-	})
-	if shared.err != nil {
-		tb.Fatalf("postgres: %v", shared.err)
-	}
-	return shared.pg
-}
+// shared is the server of all tests of this process, once it runs.
+var shared *local.Postgres
 
-func makeTemplate(pg *local.Postgres) error {
-	ctx := context.Background()
-	if err := execOn(ctx, pg.URL("postgres"), "CREATE DATABASE posthaste_template"); err != nil {
+// startShared starts the shared server, once, and makes the template of its databases.
+var startShared = sync.OnceValue(func() error {
+	dir, err := os.MkdirTemp(home, "pg-")
+	if err != nil {
 		return err
 	}
-	_, err := sql.Migrate(ctx, pg.URL("posthaste_template"), "public", slog.New(slog.DiscardHandler))
+	if shared, err = startPostgres(dir); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	if err := execOn(ctx, shared.URL("postgres"), "CREATE DATABASE posthaste_template"); err != nil {
+		return err
+	}
+	_, err = sql.Migrate(ctx, shared.URL("posthaste_template"), "public", slog.New(slog.DiscardHandler))
 	return err
+})
+
+func sharedServer(tb testing.TB) *local.Postgres {
+	tb.Helper()
+	if err := startShared(); err != nil {
+		tb.Fatalf("postgres: %v", err)
+	}
+	return shared
 }
 
 func execOn(ctx context.Context, url, stmt string) error {
@@ -509,11 +496,7 @@ func Valkey(tb testing.TB, config ...string) *RedisServer {
 
 func valkeyBin(tb testing.TB) string {
 	tb.Helper()
-	bin := os.Getenv("POSTHASTE_TEST_VALKEY_BIN")
-	if bin == "" {
-		bin = "valkey-server"
-	}
-	bin, err := local.RedisBin(bin)
+	bin, err := local.RedisBin(cmp.Or(os.Getenv("POSTHASTE_TEST_VALKEY_BIN"), "valkey-server"))
 	if err != nil {
 		tb.Fatalf("%v; scripts/ensure.sh valkey installs it", err)
 	}
@@ -525,13 +508,10 @@ func redisWith(tb testing.TB, bin string, client *tls.Config, config ...string) 
 	r, err := local.StartRedisTLS(tb.Context(), bin, folder(tb, "redis"), client, config...)
 	Must(tb, err)
 	tb.Cleanup(func() { _ = r.Kill() })
-	s := &RedisServer{Redis: r, Client: redis.NewClient(&redis.Options{Addr: r.Addr(), Protocol: 2, TLSConfig: client})}
-	tb.Cleanup(func() { _ = s.Client.Close() })
-	return s
+	c := redis.NewClient(&redis.Options{Addr: r.Addr(), Protocol: 2, TLSConfig: client})
+	tb.Cleanup(func() { _ = c.Close() })
+	return &RedisServer{Redis: r, Client: c}
 }
-
-// Answer is what Request returns.
-type Answer = local.Answer
 
 // Request sends an HTTP request.
 var Request = local.Request
