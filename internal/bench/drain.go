@@ -84,43 +84,32 @@ func (d *drain) postgresLimits(ctx context.Context) error {
 		if err := s.makeSlot(ctx); err != nil {
 			return err
 		}
-		for _, l := range []struct {
-			name, what string
-			do         func() error
-		}{
-			{
-				"insert",
-				fmt.Sprintf("transactions of %d into the outbox, over %d connections, written by the server itself",
-					d.c.Transaction, writers),
-				func() error { return s.write(ctx, d.c.Events, d.c.Size, d.c.Transaction) },
-			},
-			{
-				"slot",
-				"a bare reader of the slot: those transactions over TCP, counted and discarded; nothing is published",
-				func() error { return s.readSlot(ctx, d.c.Events) },
-			},
-			{
-				"settle",
-				fmt.Sprintf("pages of 1,000 rows read from the log, and a mark after each, over %d connections",
-					s.config.SweepWorkers),
-				func() error { return s.settleAll(ctx, d.c.Events) },
-			},
-		} {
-			if err := d.limit(ctx, l.name, l.what, l.do); err != nil {
-				return fmt.Errorf("%s: %w", l.name, err)
-			}
-			d.progress.add(d.c.Events)
+		what := fmt.Sprintf("transactions of %d into the outbox, over %d connections, written by the server itself",
+			d.c.Transaction, writers)
+		err := d.limit(ctx, "insert", what, func() error {
+			return s.write(ctx, d.c.Events, d.c.Size, d.c.Transaction)
+		})
+		if err == nil {
+			what = "a bare reader of the slot: those transactions over TCP, counted and discarded; nothing is published"
+			err = d.limit(ctx, "slot", what, func() error { return s.readSlot(ctx, d.c.Events) })
 		}
-		return nil
+		if err == nil {
+			what = fmt.Sprintf("pages of 1,000 rows read from the log, and a mark after each, over %d connections",
+				s.config.SweepWorkers)
+			err = d.limit(ctx, "settle", what, func() error { return s.settleAll(ctx, d.c.Events) })
+		}
+		return err
 	})
 }
 
 // limit measures something that handles all events.
 func (d *drain) limit(ctx context.Context, name, what string, do func() error) error {
+	before := d.progress.count.Load()
 	used, began := d.usage(ctx), time.Now()
 	if err := do(); err != nil {
-		return err
+		return fmt.Errorf("%s: %w", name, err)
 	}
+	d.progress.count.Store(before + int64(d.c.Events))
 	w := d.report.limit(name, what)
 	w.is("per_second", perSecond(d.c.Events, began))
 	now := d.usage(ctx)
@@ -289,7 +278,7 @@ func (d *drain) backlog(ctx context.Context, mode outbox.Mode) error {
 		err := s.relayed(ctx, mode, func(ctx context.Context, p *app.Relay) error {
 			now, err := d.empties(ctx, s, p, w, used, began)
 			w.is("settle_wal_bytes", (now.wal-used.wal)/float64(d.c.Events))
-			if rss := memory().peak; err == nil && peaks && rss > 0 {
+			if _, rss := memory(); err == nil && peaks && rss > 0 {
 				w.is("relay_peak_rss_mib", rss/(1<<20))
 			}
 			return err
@@ -369,7 +358,7 @@ func (d *drain) verdict(ctx context.Context, s *scene, w *row, limits ...string)
 		return err
 	}
 	w.checked(c)
-	s.noteMemory(ctx, w, d.c.Events)
+	s.noteSize(ctx, w, d.c.Events)
 	lowest := d.report.against(w, "settled_per_second", limits...)
 	w.Bound = fmt.Sprintf("%s, the lowest limit on its way", lowest)
 	if busy := w.median("busy_percent"); busy >= 90 {

@@ -96,7 +96,7 @@ func (l *latency) quiet(ctx context.Context, w *row, relay bool) error {
 	w.is("wal_bytes_per_second", (now.wal-used.wal)/seconds)
 	if relay {
 		w.is("relay_core_percent", 100*own/seconds)
-		if rss := memory().now; rss > 0 {
+		if rss, _ := memory(); rss > 0 {
 			w.is("relay_rss_mib", rss/(1<<20))
 		}
 	}

@@ -301,7 +301,7 @@ func (l *latency) relay(ctx context.Context, mode outbox.Mode) error {
 		}
 		c.Repeated += int(a.again.Load())
 		w.checked(c)
-		s.noteMemory(ctx, w, c.Committed)
+		s.noteSize(ctx, w, c.Committed)
 		l.verdict(w)
 		return nil
 	})

@@ -38,8 +38,7 @@ func (c Orders) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	if c.Concurrency < 1 || c.Concurrency > 1000 || c.Rate < 0 || c.Rate > 1e6 || c.Duration <= 0 || c.Repeat < 0 ||
 		c.Repeat > 50 {
 		return cli.Usage("--concurrency must be from 1 to 1000, --rate not negative, --duration positive, --repeat " +
-			"from 0 " +
-			"to 50")
+			"from 0 to 50")
 	}
 	r := &report{
 		Bench: "orders", Settings: map[string]any{

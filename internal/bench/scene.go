@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -276,21 +277,17 @@ func (s *scene) count(ctx context.Context, n int) (check, error) {
 	return c, err
 }
 
-// noteMemory adds the memory of Redis that the streams use for each of n events. A Redis that refuses MEMORY adds none.
-func (s *scene) noteMemory(ctx context.Context, w *row, n int) {
-	if s.nats != nil {
-		s.noteNats(ctx, w, n)
-		return
-	}
+// noteSize adds the bytes that the streams use for each of n events. A Redis that refuses MEMORY adds none.
+func (s *scene) noteSize(ctx context.Context, w *row, n int) {
 	sum := int64(0)
 	for i := range s.streams {
-		bytes, err := s.redis.MemoryUsage(ctx, s.streamOf(i), 0).Result()
+		bytes, err := s.size(ctx, s.streamOf(i))
 		if err != nil {
 			return
 		}
 		sum += bytes
 	}
-	w.is("redis_bytes", float64(sum)/float64(n))
+	w.is(cmp.Or(s.sink.Sink, "redis")+"_bytes", float64(sum)/float64(n))
 }
 
 // olderTransactions bounds the wait for other transactions on the server.

@@ -66,9 +66,8 @@ type session struct {
 func (b *session) open(ctx context.Context, stderr io.Writer) (err error) {
 	c := &b.config
 	if b.options.External {
-		fmt.Fprintf(stderr,
-			"Databases posthaste_bench_%s_* and streams posthaste-bench-%s-* are made, and removed at the "+
-				"end.\n", b.name, b.name)
+		fmt.Fprintf(stderr, "Databases posthaste_bench_%s_* and streams posthaste-bench-%s-* are made, and removed at "+
+			"the end.\n", b.name, b.name)
 	} else {
 		o := b.options
 		b.servers, err = local.Open(ctx, local.ServersOptions{
@@ -235,19 +234,14 @@ func ownCPU() float64 {
 	return time.Duration(own.Utime.Nano() + own.Stime.Nano()).Seconds()
 }
 
-// resident is this process' memory in bytes, now and at most since the last reset.
-type resident struct{ now, peak float64 }
-
-// memory returns this process' memory; 0 if unknown.
-func memory() (m resident) {
+// memory returns this process' resident memory in bytes, now and at most since the last reset; 0 if unknown.
+func memory() (now, peak float64) {
 	self, err := procfs.Self()
 	if err != nil {
-		return m // not Linux
+		return 0, 0 // not Linux
 	}
-	if s, err := self.NewStatus(); err == nil {
-		m = resident{now: float64(s.VmRSS), peak: float64(s.VmHWM)}
-	}
-	return m
+	s, _ := self.NewStatus()
+	return float64(s.VmRSS), float64(s.VmHWM)
 }
 
 // resetPeak frees the memory of earlier measurements, and resets the kernel's record of this process' peak. It reports
