@@ -19,8 +19,8 @@ import (
 )
 
 func (d *demo) story(ctx context.Context, c Options) error {
-	if err := d.until(ctx, 30*time.Second, "the stream to open",
-		func() bool { return d.mode.Load() == outbox.ModeCDC }); err != nil {
+	streams := func() bool { return d.mode.Load() == outbox.ModeCDC }
+	if err := d.until(ctx, 30*time.Second, "the stream to open", streams); err != nil {
 		return err
 	}
 	fmt.Fprintln(d.out, "Orders, one by one:")
@@ -36,8 +36,8 @@ func (d *demo) story(ctx context.Context, c Options) error {
 	if err := d.load(ctx, c); err != nil {
 		return err
 	}
-	if err := d.until(ctx, 30*time.Second, "every order to arrive",
-		func() bool { return d.missing() == 0 }); err != nil {
+	arrived := func() bool { return d.missing() == 0 }
+	if err := d.until(ctx, 30*time.Second, "every order to arrive", arrived); err != nil {
 		fmt.Fprintln(d.out, err)
 	}
 	return d.summary(ctx)
@@ -47,14 +47,13 @@ func (d *demo) story(ctx context.Context, c Options) error {
 func (d *demo) until(ctx context.Context, within time.Duration, what string, cond func() bool) error {
 	deadline := time.Now().Add(within)
 	for !cond() {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
 		if time.Now().After(deadline) {
-			bad, degraded := d.relay.Health().Reasons, d.relay.Health().Degraded
-			return fmt.Errorf("waited %v for %s; the relay says: %v %v", within, what, bad, degraded)
+			h := d.relay.Health()
+			return fmt.Errorf("waited %v for %s; the relay says: %v %v", within, what, h.Reasons, h.Degraded)
 		}
-		time.Sleep(2 * time.Millisecond)
+		if err := pause.For(ctx, 2*time.Millisecond); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -114,14 +113,16 @@ func (d *demo) showOne(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.until(ctx, 10*time.Second, "the order's event",
-		func() bool { _, ok := d.latency(id); return ok }); err != nil {
-		return err
+	var took time.Duration
+	err = d.until(ctx, 10*time.Second, "the order's event", func() (arrived bool) {
+		took, arrived = d.latency(id)
+		return arrived
+	})
+	if err == nil {
+		fmt.Fprintf(d.out, "  order %s: its event was with the consumer %.1f ms after the POST was sent\n", id,
+			ms(took))
 	}
-	took, _ := d.latency(id)
-	fmt.Fprintf(d.out, "  order %s: its event was with the consumer %.1f ms after the POST was sent\n", id,
-		float64(took.Microseconds())/1000)
-	return nil
+	return err
 }
 
 func (d *demo) showReplay(ctx context.Context) error {
@@ -181,15 +182,7 @@ func (d *demo) toggle(ctx context.Context, total time.Duration) error {
 }
 
 func (d *demo) progress(ctx context.Context) {
-	t := time.NewTicker(time.Second)
-	defer t.Stop()
-	last := int64(0)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-		}
+	for last := int64(0); pause.For(ctx, time.Second) == nil; {
 		n := d.posted.Load()
 		fmt.Fprintf(d.out, "  %-4s  %5d orders/s, %d placed, %d on their way\n", d.mode.Load(), n-last, n, d.missing())
 		last = n
@@ -224,13 +217,11 @@ func (d *demo) summary(ctx context.Context) error {
 		if l := d.modes[mode]; len(l) > 0 {
 			slices.Sort(l)
 			fmt.Fprintf(d.out, "  %-4s  p50 %6.1f ms, p99 %6.1f ms, %d events\n", mode, ms(l[len(l)/2]),
-				ms(l[len(l)*99/100]),
-				len(l))
+				ms(l[len(l)*99/100]), len(l))
 		}
 	}
 	fmt.Fprintf(d.out, "\n%d orders placed, %d events in the stream: lost %d, duplicates %d\n", len(d.sent),
-		len(entries),
-		lost, duplicates)
+		len(entries), lost, duplicates)
 	if lost > 0 || duplicates > 0 {
 		return errors.New("the demo found events lost or duplicated: please report this with the relay's log")
 	}

@@ -400,9 +400,7 @@ func (l *Link) passes(p *pair, n int, reply bool) bool {
 func (l *Link) wait(changed <-chan struct{}, d time.Duration) {
 	var over <-chan time.Time
 	if d > 0 {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		over = t.C
+		over = time.After(d)
 	}
 	select {
 	case <-changed:

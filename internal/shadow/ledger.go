@@ -3,6 +3,7 @@ package shadow
 import (
 	"math"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -70,9 +71,7 @@ type ledger struct {
 }
 
 func newLedger() *ledger {
-	return &ledger{
-		events: map[string]*event{}, places: map[string]int{}, newest: map[[2]string]*event{},
-	}
+	return &ledger{events: map[string]*event{}, places: map[string]int{}, newest: map[[2]string]*event{}}
 }
 
 // row notes a committed row. A row that is seen again is ignored.
@@ -178,8 +177,8 @@ func (l *ledger) result(read time.Time, grace time.Duration) (Counts, []Finding)
 	return c, findings
 }
 
-// percentile returns the latency that a part q of the events does not exceed; ok is false if there are none.
-func (l *ledger) percentile(q float64) (d time.Duration, ok bool) {
+// percentile returns the latency that a part q of the events does not exceed; 0 if there are none.
+func (l *ledger) percentile(q float64) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.latency.percentile(q)
@@ -199,24 +198,20 @@ func (h *histogram) add(d time.Duration) {
 	h.all++
 }
 
-func (h *histogram) percentile(q float64) (time.Duration, bool) {
+func (h *histogram) percentile(q float64) time.Duration {
 	left := int(math.Ceil(q * float64(h.all)))
 	for i, n := range h.steps {
 		if left -= n; left <= 0 && h.all > 0 {
-			return time.Duration(math.Pow(step, float64(i+1)) * float64(time.Microsecond)), true
+			return time.Duration(math.Pow(step, float64(i+1)) * float64(time.Microsecond))
 		}
 	}
-	return 0, false
+	return 0
 }
 
 // entryTime returns the middle of the millisecond in the id of an entry, and whether Redis chose the id at about now.
 func entryTime(id string, now time.Time) (time.Time, bool) {
-	for i := range len(id) {
-		if id[i] == '-' {
-			ms, err := strconv.ParseInt(id[:i], 10, 64)
-			at := time.UnixMilli(ms).Add(time.Millisecond / 2)
-			return at, err == nil && now.Sub(at).Abs() < time.Hour
-		}
-	}
-	return time.Time{}, false
+	text, _, found := strings.Cut(id, "-")
+	ms, err := strconv.ParseInt(text, 10, 64)
+	at := time.UnixMilli(ms).Add(time.Millisecond / 2)
+	return at, found && err == nil && now.Sub(at).Abs() < time.Hour
 }

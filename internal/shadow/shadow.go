@@ -198,9 +198,7 @@ func (r *run) report() Report {
 	}
 	if p.Measured() {
 		for q, to := range map[float64]*float64{0.5: &p.P50, 0.99: &p.P99, 1: &p.Longest} {
-			if d, ok := r.ledger.percentile(q); ok {
-				*to = float64(d.Round(10*time.Microsecond)) / float64(time.Millisecond)
-			}
+			*to = float64(r.ledger.percentile(q).Round(10*time.Microsecond)) / float64(time.Millisecond)
 		}
 	}
 	return p

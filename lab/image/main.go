@@ -73,7 +73,11 @@ func image(program, version string, p v1.Platform, at time.Time) (v1.Image, erro
 		if err != nil {
 			return nil, err
 		}
-		if err := entry(t, f.to, f.mode, at, b); err != nil {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: f.to, Mode: f.mode, Size: int64(len(b)), ModTime: at}
+		if err := t.WriteHeader(h); err != nil {
+			return nil, err
+		}
+		if _, err := t.Write(b); err != nil {
 			return nil, err
 		}
 	}
@@ -108,13 +112,4 @@ func image(program, version string, p v1.Platform, at time.Time) (v1.Image, erro
 		},
 	}
 	return mutate.ConfigFile(img, c)
-}
-
-func entry(t *tar.Writer, name string, mode int64, at time.Time, b []byte) error {
-	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(b)), ModTime: at}
-	if err := t.WriteHeader(h); err != nil {
-		return err
-	}
-	_, err := t.Write(b)
-	return err
 }
