@@ -117,8 +117,14 @@ func (f *fault) suits(sink string) bool {
 	return (f.touches != touchesRedis || f.class != forgets) && f.name != "sabotage-group" && f.name != "database-moved"
 }
 
-// shot is one planned fault.
+// shot is one fault of a round: the plan for it, and its course.
 type shot struct {
+	Fault  string    `json:"fault"`
+	What   string    `json:"what,omitempty"`
+	At     time.Time `json:"at"`
+	Healed time.Time `json:"healed,omitzero"`
+	Failed string    `json:"failed,omitempty"`
+
 	fault *fault
 	// seed determines the fault's own choices, so that one fault's choices do not affect another's.
 	seed uint64
@@ -127,9 +133,13 @@ type shot struct {
 
 // round is one step of a campaign: one fault or two, and the pauses between and after them.
 type round struct {
-	number int
-	mode   outbox.Mode
-	shots  []shot
+	Number    int         `json:"round"`
+	Mode      outbox.Mode `json:"mode"`
+	At        time.Time   `json:"at"`
+	Faults    []*shot     `json:"faults"`
+	Healed    time.Time   `json:"healed"`
+	Recovered time.Time   `json:"recovered"`
+
 	// gap is the time between the beginnings of the first and the second fault.
 	gap time.Duration
 	// rest is the pause after the round.
@@ -161,21 +171,21 @@ func (p *plan) draw() *fault {
 }
 
 // next returns the next round.
-func (p *plan) next() round {
+func (p *plan) next() *round {
 	p.number++
-	r := round{number: p.number, gap: p.between(0, 2*time.Second), rest: p.between(0, 2*time.Second)}
+	r := &round{Number: p.number, gap: p.between(0, 2*time.Second), rest: p.between(0, 2*time.Second)}
 	if p.rand.IntN(4) == 0 {
 		if p.mode = outbox.ModePoll; p.rand.IntN(2) == 0 {
 			p.mode = outbox.ModeAuto
 		}
 	}
-	r.mode = p.mode
-	r.shots = append(r.shots, p.shot(p.draw()))
+	r.Mode = p.mode
+	r.Faults = append(r.Faults, p.shot(p.draw()))
 	if p.rand.IntN(3) > 0 {
 		return r
 	}
-	if second := p.faults[p.rand.IntN(len(p.faults))]; !second.clashes(r.shots[0].fault) {
-		r.shots = append(r.shots, p.shot(second))
+	if second := p.faults[p.rand.IntN(len(p.faults))]; !second.clashes(r.Faults[0].fault) {
+		r.Faults = append(r.Faults, p.shot(second))
 	}
 	return r
 }
@@ -185,8 +195,10 @@ func (f *fault) clashes(with *fault) bool {
 	return f.touches == with.touches || f.touches == touchesAll || with.touches == touchesAll
 }
 
-func (p *plan) shot(f *fault) shot {
-	return shot{fault: f, seed: p.rand.Uint64(), hold: p.between(seconds(f.least), seconds(f.most))}
+func (p *plan) shot(f *fault) *shot {
+	return &shot{
+		Fault: f.name, fault: f, seed: p.rand.Uint64(), hold: p.between(seconds(f.least), seconds(f.most)),
+	}
 }
 
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
@@ -200,15 +212,15 @@ func (p *plan) between(least, most time.Duration) time.Duration {
 }
 
 // names returns the names of the round's faults, such as "redis-kill + relay-stop".
-func (r round) names() string {
-	list := make([]string, len(r.shots))
-	for i, s := range r.shots {
-		list[i] = s.fault.name
+func (r *round) names() string {
+	list := make([]string, len(r.Faults))
+	for i, s := range r.Faults {
+		list[i] = s.Fault
 	}
 	return strings.Join(list, " + ")
 }
 
 // forgets reports whether a fault of the round may make the sink lose data.
-func (r round) forgets() bool {
-	return slices.ContainsFunc(r.shots, func(s shot) bool { return s.fault.class == forgets })
+func (r *round) forgets() bool {
+	return slices.ContainsFunc(r.Faults, func(s *shot) bool { return s.fault.class == forgets })
 }

@@ -294,11 +294,11 @@ func (c *campaign) rounds(ctx context.Context, faults []*fault) error {
 	mode := outbox.ModeAuto
 	for time.Now().Before(end) && ctx.Err() == nil {
 		r := p.next()
-		if r.mode != mode {
-			if err := c.toMode(ctx, r.mode); err != nil {
+		if r.Mode != mode {
+			if err := c.toMode(ctx, r.Mode); err != nil {
 				return err
 			}
-			mode = r.mode
+			mode = r.Mode
 		}
 		if err := c.play(ctx, r); err != nil {
 			return err
@@ -334,34 +334,33 @@ func (c *campaign) note(what string) {
 }
 
 // play plays a round and waits until all events flow again.
-func (c *campaign) play(ctx context.Context, r round) error {
+func (c *campaign) play(ctx context.Context, r *round) error {
 	c.note(r.names())
 	c.troubled.Store(true)
 	if r.forgets() {
 		c.forgetting.Store(time.Now().Add(time.Hour).UnixNano())
 	}
-	done := &played{Round: r.number, Mode: r.mode, At: time.Now(), shots: r.shots}
-	done.Faults = make([]injected, len(r.shots))
+	r.At = time.Now()
 	var shots sync.WaitGroup
-	errs := make([]error, len(r.shots))
-	for i, s := range r.shots {
+	errs := make([]error, len(r.Faults))
+	for i, s := range r.Faults {
 		shots.Go(func() {
 			pause.For(ctx, time.Duration(i)*r.gap)
-			errs[i] = c.shoot(ctx, s, &done.Faults[i])
+			errs[i] = c.shoot(ctx, s)
 		})
 	}
 	shots.Wait()
-	done.Healed = time.Now()
+	r.Healed = time.Now()
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if slices.ContainsFunc(r.shots, func(s shot) bool { return s.fault.touches == touchesMode }) {
-		if err := c.toMode(ctx, r.mode); err != nil {
+	if slices.ContainsFunc(r.Faults, func(s *shot) bool { return s.fault.touches == touchesMode }) {
+		if err := c.toMode(ctx, r.Mode); err != nil {
 			return err
 		}
 	}
 	var err error
-	done.Recovered, err = c.recover(ctx, done.Healed, r.mode)
+	r.Recovered, err = c.recover(ctx, r.Healed, r.Mode)
 	if err == nil && c.breach() == nil {
 		if r.forgets() { // losses are detected by now, except in a stream without new events
 			c.forgetting.Store(time.Now().Add(10 * time.Second).UnixNano())
@@ -369,9 +368,9 @@ func (c *campaign) play(ctx context.Context, r round) error {
 		c.troubled.Store(false)
 		c.note("")
 	}
-	c.report.played(done)
-	c.progress.Say("%4d %-9s %-44s recovered in %6.1f s; %s", done.Round, done.Mode, done.names(),
-		done.Recovered.Sub(done.Healed).Seconds(), c.left())
+	c.report.played(r)
+	c.progress.Say("%4d %-9s %-44s recovered in %6.1f s; %s", r.Number, r.Mode, r.names(),
+		r.Recovered.Sub(r.Healed).Seconds(), c.left())
 	return err
 }
 
@@ -388,14 +387,14 @@ func (c *campaign) left() string {
 
 // shoot injects one fault and heals it. A failed injection is only recorded. A failed healing is an error: the results
 // of later rounds would mean nothing.
-func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
-	done.Fault, done.At = s.fault.name, time.Now()
+func (c *campaign) shoot(ctx context.Context, s *shot) error {
+	s.At = time.Now()
 	inject, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	what, heal, err := s.fault.inject(inject, c, oracle.Random(s.seed, 1))
-	done.What = what
+	s.What = what
 	if err != nil {
-		done.Failed = ops.OneLine(err)
+		s.Failed = ops.OneLine(err)
 	}
 	if heal == nil {
 		return nil
@@ -403,12 +402,12 @@ func (c *campaign) shoot(ctx context.Context, s shot, done *injected) error {
 	if err == nil {
 		pause.For(ctx, s.hold)
 	}
-	done.Healed = time.Now()
+	s.Healed = time.Now()
 	// A fault is healed even after the campaign was canceled.
 	healing, cancelHealing := context.WithTimeout(context.WithoutCancel(ctx), stuckAfter)
 	defer cancelHealing()
 	if err := heal(healing); err != nil {
-		return fmt.Errorf("heal %s: %w", s.fault.name, err)
+		return fmt.Errorf("heal %s: %w", s.Fault, err)
 	}
 	return nil
 }

@@ -317,11 +317,11 @@ func TestThePlanIsTheSeeds(t *testing.T) {
 		var b strings.Builder
 		for range 100 {
 			r := p.next()
-			fmt.Fprintf(&b, "%s %s %v %v", r.names(), r.mode, r.gap, r.rest)
-			for _, s := range r.shots {
+			fmt.Fprintf(&b, "%s %s %v %v", r.names(), r.Mode, r.gap, r.rest)
+			for _, s := range r.Faults {
 				fmt.Fprintf(&b, " %d %v", s.seed, s.hold)
 			}
-			if len(r.shots) == 2 && (r.shots[0].fault.touches == r.shots[1].fault.touches ||
+			if len(r.Faults) == 2 && (r.Faults[0].fault.touches == r.Faults[1].fault.touches ||
 				strings.HasPrefix(r.names(), "database-") || strings.Contains(r.names(), " database-")) {
 				t.Errorf("%s are no pair", r.names())
 			}
@@ -334,7 +334,7 @@ func TestThePlanIsTheSeeds(t *testing.T) {
 	p := newPlan(3, faults)
 	names := map[string]bool{}
 	for range faults {
-		names[p.next().shots[0].fault.name] = true
+		names[p.next().Faults[0].fault.name] = true
 	}
 	if len(names) != len(faults) {
 		t.Errorf("%d of %d faults came up", len(names), len(faults))
@@ -480,9 +480,9 @@ func TestTheReport(t *testing.T) {
 	}
 	f := faults[0]
 	at := time.Now()
-	r.Rounds = append(r.Rounds, &played{
-		Round: 1, Mode: "auto", At: at, Healed: at.Add(time.Second), Recovered: at.Add(3 * time.Second),
-		Faults: []injected{{Fault: f.name}}, shots: []shot{{fault: f}},
+	r.Rounds = append(r.Rounds, &round{
+		Number: 1, Mode: "auto", At: at, Healed: at.Add(time.Second), Recovered: at.Add(3 * time.Second),
+		Faults: []*shot{{Fault: f.name, fault: f}},
 	})
 	for i := range 1200 {
 		r.Samples = append(r.Samples, sample{At: float64(i), Committed: i * 300, Seen: i * 300, Oldest: 0.5})

@@ -45,7 +45,7 @@ type Report struct {
 	// Broken is the promise that ended the campaign; nil if all were kept. Story is everything known about it.
 	Broken *oracle.Breach `json:"broken,omitempty"`
 	Story  []string       `json:"story,omitempty"`
-	Rounds []*played      `json:"rounds"`
+	Rounds []*round       `json:"rounds"`
 	// Samples are taken once a second.
 	Samples []sample `json:"samples"`
 
@@ -96,29 +96,6 @@ type Kind struct {
 	recovery []float64
 }
 
-// injected is a fault that was injected.
-type injected struct {
-	Fault  string    `json:"fault"`
-	What   string    `json:"what,omitempty"`
-	At     time.Time `json:"at"`
-	Healed time.Time `json:"healed,omitzero"`
-	Failed string    `json:"failed,omitempty"`
-}
-
-// played is a finished round.
-type played struct {
-	Round     int         `json:"round"`
-	Mode      outbox.Mode `json:"mode"`
-	At        time.Time   `json:"at"`
-	Faults    []injected  `json:"faults"`
-	Healed    time.Time   `json:"healed"`
-	Recovered time.Time   `json:"recovered"`
-
-	shots []shot
-}
-
-func (p *played) names() string { return round{shots: p.shots}.names() }
-
 // sample has the figures of one second.
 type sample struct {
 	At        float64     `json:"at"` // seconds since the start
@@ -160,8 +137,8 @@ func (r *Report) machine(ctx context.Context, c *campaign) error {
 	return err
 }
 
-// played records a round.
-func (r *Report) played(p *played) {
+// played records a finished round.
+func (r *Report) played(p *round) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Rounds = append(r.Rounds, p)
@@ -221,19 +198,19 @@ func (r *Report) finish(c *campaign, interrupted bool) {
 	for _, p := range r.Rounds {
 		took := p.Recovered.Sub(p.Healed).Seconds()
 		waited := r.waited(p)
-		for i, s := range p.shots {
-			k := kinds[s.fault.name]
+		for _, s := range p.Faults {
+			k := kinds[s.Fault]
 			if k == nil {
-				k = &Kind{Name: s.fault.name, About: s.fault.about}
-				kinds[s.fault.name] = k
+				k = &Kind{Name: s.Fault, About: s.fault.about}
+				kinds[s.Fault] = k
 			}
 			r.Counts.Faults++
-			if p.Faults[i].Failed != "" {
+			if s.Failed != "" {
 				k.Failed++
 				r.Counts.Failed++
 				continue
 			}
-			if len(p.shots) > 1 {
+			if len(p.Faults) > 1 {
 				k.InPairs++
 			} else {
 				k.Alone++
@@ -252,7 +229,7 @@ func (r *Report) finish(c *campaign, interrupted bool) {
 }
 
 // waited returns the longest time that an event waited in a round. The caller holds mu.
-func (r *Report) waited(p *played) (most float64) {
+func (r *Report) waited(p *round) (most float64) {
 	for _, s := range r.Samples {
 		if at := r.began.Add(time.Duration(s.At * float64(time.Second))); at.After(p.At) && !at.After(p.Recovered) {
 			most = max(most, s.Oldest)
