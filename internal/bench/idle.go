@@ -38,7 +38,6 @@ func (l *latency) idleSteps() []step {
 	return steps
 }
 
-// idle measures an idle relay.
 func (l *latency) idle(ctx context.Context, mode outbox.Mode) error {
 	return l.in(ctx, func(ctx context.Context, s *scene) error {
 		w := l.report.result(l.named("idle "+string(mode)),

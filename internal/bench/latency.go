@@ -39,8 +39,7 @@ func (c Latency) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	}
 	r := &report{
 		Bench: "latency", Settings: map[string]any{
-			"rate": c.Rate, "duration": c.Duration.String(), "size": c.Size,
-			"writers": latencyWriters,
+			"rate": c.Rate, "duration": c.Duration.String(), "size": c.Size, "writers": latencyWriters,
 		},
 	}
 	if len(c.Rate) == 1 {
@@ -147,8 +146,7 @@ type arrivals struct {
 func newArrivals(l *latency, from int) *arrivals {
 	n := l.total() + 2
 	return &arrivals{
-		due: make([]atomic.Int64, n), took: make([]atomic.Int64, n),
-		from: from, warm: int(l.rate * loadWarm.Seconds()),
+		due: make([]atomic.Int64, n), took: make([]atomic.Int64, n), from: from, warm: int(l.rate * loadWarm.Seconds()),
 	}
 }
 

@@ -63,7 +63,6 @@ func (s *scene) length(ctx context.Context, stream string, n int) (int64, error)
 	return s.redis.XLen(ctx, stream).Result()
 }
 
-// page returns entries of a stream.
 func (s *scene) page(ctx context.Context, stream, from string) ([]redis.XMessage, error) {
 	if s.nats != nil {
 		return s.nats.Range(ctx, stream, from, 1000)

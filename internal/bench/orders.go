@@ -42,8 +42,7 @@ func (c Orders) Run(ctx context.Context, config app.Config, o cli.IO) error {
 	}
 	r := &report{
 		Bench: "orders", Settings: map[string]any{
-			"concurrency": c.Concurrency, "rate": c.Rate,
-			"duration": c.Duration.String(), "repeat_percent": c.Repeat,
+			"concurrency": c.Concurrency, "rate": c.Rate, "duration": c.Duration.String(), "repeat_percent": c.Repeat,
 		},
 	}
 	return benchmark(ctx, config, o, c.Options, Sink{}, r, func(b *session) []step {
@@ -172,8 +171,7 @@ func (o *orders) transaction(ctx context.Context) error {
 				}
 				order := &sql.Order{
 					ID: id, UserID: o.user, Key: api.OrderKey(o.user, o.key(n)), Fingerprint: []byte{1}, Amount: 1999,
-					Currency: "USD",
-					Status:   sql.OrderPending, CreatedAt: time.Now(),
+					Currency: "USD", Status: sql.OrderPending, CreatedAt: time.Now(),
 				}
 				_, err = sql.PlaceOrder(ctx, pool, order, &outbox.Event{
 					ID: eventID(n), AggregateType: "order",
@@ -255,7 +253,6 @@ func (o *orders) forget(ctx context.Context, pool *pgxpool.Pool, calls int) erro
 	return nil
 }
 
-// verdict counts, and compares.
 func (o *orders) verdict(ctx context.Context, s *scene, w *row, calls, replayed int) error {
 	c := check{Committed: calls - replayed, Replayed: replayed}
 	var distinct int

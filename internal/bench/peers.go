@@ -197,7 +197,6 @@ type peerScene struct {
 	peer Peer
 }
 
-// measure prepares the tables and measures a load.
 func (s *peerScene) measure(ctx context.Context, l peerLoad) (figures, error) {
 	err := errors.Join(s.peer.Table.Prepare(ctx, s.pool), sql.Register(ctx, s.pool, s.config.RelayName),
 		sql.SetDesired(ctx, s.pool, s.config.RelayName, outbox.ModeCDC))
@@ -456,7 +455,6 @@ func (a *ages) take() (took []time.Duration) {
 	return took
 }
 
-// writtenAt returns the time in the payload.
 func writtenAt(values map[string]any) time.Time {
 	text, ok := values["data"].(string)
 	if !ok {

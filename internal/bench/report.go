@@ -169,7 +169,6 @@ func (r *row) spread(took []time.Duration) {
 	}
 }
 
-// find returns a measured limit.
 func (r *report) find(name string) *row {
 	return r.Limits[slices.IndexFunc(r.Limits, func(l *row) bool { return l.Name == name })]
 }
@@ -255,8 +254,7 @@ func (r *report) print(out io.Writer) error {
 		}
 		if c := w.Check; c != nil {
 			fmt.Fprintf(out, "  counted: %s committed, %s found, lost %d, repeated %d",
-				humanize.Comma(int64(c.Committed)),
-				humanize.Comma(int64(c.Found)), c.Lost, c.Repeated)
+				humanize.Comma(int64(c.Committed)), humanize.Comma(int64(c.Found)), c.Lost, c.Repeated)
 			if c.Replayed > 0 {
 				fmt.Fprintf(out, "; %s more answered from an earlier one", humanize.Comma(int64(c.Replayed)))
 			}
@@ -281,7 +279,7 @@ func ratioText(v float64) string {
 }
 
 func table(t io.Writer, what string, rows []*row) {
-	shown := slices.Clone(columns)[:0]
+	shown := columns[:0:0]
 	fmt.Fprint(t, what)
 	for _, c := range columns {
 		if slices.ContainsFunc(rows, func(w *row) bool { return w.Figures[c.name] != nil }) {
@@ -304,7 +302,6 @@ func table(t io.Writer, what string, rows []*row) {
 	}
 }
 
-// millis returns a duration in milliseconds.
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // machine describes the machine and its servers. Durability is part of it: without fsync a commit costs nothing.
@@ -323,8 +320,7 @@ func (m machine) text() string {
 		servers = append(servers, "nats")
 	}
 	return fmt.Sprintf("machine: %d cores, %s, load average %.1f before the run; servers: %s\nversions: "+
-		"%s\ndurability: %s\n", m.Cores, m.Platform, m.Load, m.Servers,
-		pairs(m.Versions, servers...),
+		"%s\ndurability: %s\n", m.Cores, m.Platform, m.Load, m.Servers, pairs(m.Versions, servers...),
 		pairs(m.Durability, "fsync", "synchronous_commit", "full_page_writes", "appendonly", "appendfsync",
 			"redis_durability"))
 }

@@ -228,5 +228,4 @@ func (d *demo) summary(ctx context.Context) error {
 	return nil
 }
 
-// ms returns a duration in milliseconds.
 func ms(t time.Duration) float64 { return float64(t.Microseconds()) / 1000 }

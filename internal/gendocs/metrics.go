@@ -72,8 +72,7 @@ func collect(all map[string]*exported, process string, reg *prometheus.Registry)
 		x := all[name]
 		if x == nil {
 			x = &exported{
-				name: name, kind: "gauge", help: strings.ReplaceAll(m[2], `\"`, `"`),
-				values: map[string][]string{},
+				name: name, kind: "gauge", help: strings.ReplaceAll(m[2], `\"`, `"`), values: map[string][]string{},
 			}
 			if m[3] != "" {
 				x.labels = strings.Split(m[3], ",")
@@ -196,12 +195,9 @@ func (x *exported) labelText(label string) string {
 
 // codeList formats names as code, in prose: a, b and c.
 func codeList(names []string) string {
-	var parts []string
-	for _, n := range names {
-		parts = append(parts, "`"+n+"`")
+	text := "`" + strings.Join(names, "`, `") + "`"
+	if last := strings.LastIndex(text, ", "); last >= 0 {
+		return text[:last] + " and " + text[last+2:]
 	}
-	if len(parts) < 2 {
-		return strings.Join(parts, "")
-	}
-	return strings.Join(parts[:len(parts)-1], ", ") + " and " + parts[len(parts)-1]
+	return text
 }

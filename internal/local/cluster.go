@@ -41,7 +41,6 @@ func (a Access) config() (lines []string) {
 	return lines
 }
 
-// scheme is the scheme of a URL.
 func (a Access) scheme() string {
 	if a.TLS != nil {
 		return "rediss"
@@ -49,7 +48,6 @@ func (a Access) scheme() string {
 	return "redis"
 }
 
-// userinfo is the userinfo of a URL.
 func (a Access) userinfo() *url.Userinfo {
 	if a.User == "" && a.Password == "" {
 		return nil

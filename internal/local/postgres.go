@@ -252,8 +252,7 @@ func (p *Postgres) URL(database string) string {
 // Stop ends the server in the given mode ("smart", "fast" or "immediate") and waits for it.
 func (p *Postgres) Stop(mode string) error {
 	sig, ok := map[string]os.Signal{
-		"smart": syscall.SIGTERM, "fast": syscall.SIGINT,
-		"immediate": syscall.SIGQUIT,
+		"smart": syscall.SIGTERM, "fast": syscall.SIGINT, "immediate": syscall.SIGQUIT,
 	}[mode]
 	if !ok {
 		return fmt.Errorf("unknown stop mode %q", mode)

@@ -150,9 +150,8 @@ const patience = 10 * time.Second
 // connect returns a client for this package, whose dials and reads have a timeout.
 func (r *Redis) connect(timeout time.Duration) *redis.Client {
 	return redis.NewClient(&redis.Options{
-		Addr: r.Addr(), Username: r.user, Password: r.password, MaxRetries: -1, DialTimeout: timeout,
-		DialerRetries: 1, ReadTimeout: timeout, ContextTimeoutEnabled: true, TLSConfig: r.tls, Protocol: 2,
-		DisableIdentity: true,
+		Addr: r.Addr(), Username: r.user, Password: r.password, MaxRetries: -1, DialTimeout: timeout, DialerRetries: 1,
+		ReadTimeout: timeout, ContextTimeoutEnabled: true, TLSConfig: r.tls, Protocol: 2, DisableIdentity: true,
 	})
 }
 

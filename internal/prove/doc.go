@@ -14,7 +14,7 @@
 //   - fault, faults, faults_*: the table of faults, alone and in pairs. The plan chooses them from a seed;
 //   - reading, orders, verify: the oracle of a campaign, which reads the streams continuously and at the end;
 //   - honesty: whether the relays report their state correctly, and for how long they do not;
-//   - report, page, chart: the results for users.
+//   - report, chart: the results for users.
 //
 // A broken promise ends the campaign. The report then has the event's story, the seed, and the command that repeats the
 // plan. The plan is repeated exactly; the timing is not. Everything that was started is stopped and removed, even after

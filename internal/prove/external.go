@@ -3,7 +3,6 @@ package prove
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -154,9 +153,7 @@ func withSecret(ctx context.Context, u *url.URL) error {
 
 // createDatabase creates the database and changes the settings to use it.
 func (s *stage) createDatabase(ctx context.Context, c *app.Config, u url.URL) error {
-	var random [4]byte
-	_, _ = rand.Read(random[:]) // never fails
-	name := "prove_" + hex.EncodeToString(random[:])
+	name := "prove_" + strings.ToLower(rand.Text()[:8])
 	database := "posthaste_" + name
 	admin := c.PostgresURL
 	if err := onServer(ctx, admin, "CREATE DATABASE "+database); err != nil {

@@ -170,7 +170,6 @@ func (p *plan) draw() *fault {
 	return f
 }
 
-// next returns the next round.
 func (p *plan) next() *round {
 	p.number++
 	r := &round{Number: p.number, gap: p.between(0, 2*time.Second), rest: p.between(0, 2*time.Second)}
@@ -196,9 +195,7 @@ func (f *fault) clashes(with *fault) bool {
 }
 
 func (p *plan) shot(f *fault) *shot {
-	return &shot{
-		Fault: f.name, fault: f, seed: p.rand.Uint64(), hold: p.between(seconds(f.least), seconds(f.most)),
-	}
+	return &shot{Fault: f.name, fault: f, seed: p.rand.Uint64(), hold: p.between(seconds(f.least), seconds(f.most))}
 }
 
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }

@@ -33,7 +33,6 @@ func troubled(t link.Trouble) injection {
 	}
 }
 
-// slowed delays one link.
 func slowed(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 	return troubled(link.Trouble{Delay: time.Duration(5+r.IntN(245)) * time.Millisecond})(ctx, c, r)
 }

@@ -19,7 +19,6 @@ func natsKilled(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, 
 // nats is the campaign's connection to NATS.
 func (c *campaign) nats() *natslog.Log { return c.stage.streams.(*natslog.Log) }
 
-// onNats returns an injection that calls do with one of the streams.
 func onNats(do func(js nats.JetStreamManager, name string, o nats.JSOpt) error) injection {
 	return func(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 		name := jetstream.StreamName(c.config.StreamPrefix + types[r.IntN(len(types))])

@@ -11,7 +11,6 @@ import (
 	"posthaste/internal/pause"
 )
 
-// postgresStopped stops Postgres and starts it again.
 func postgresStopped(mode string) injection {
 	return func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 		err := c.stage.servers.Postgres.Stop(mode)
@@ -43,7 +42,6 @@ func (c *campaign) affect(ctx context.Context, text string, args ...any) error {
 	})
 }
 
-// repeat calls do until it is done.
 func repeat(ctx context.Context, do func() (done bool, err error)) error {
 	for {
 		if done, err := do(); done || err != nil {
@@ -55,7 +53,6 @@ func repeat(ctx context.Context, do func() (done bool, err error)) error {
 	}
 }
 
-// setting changes a server setting and restores it.
 func setting(name, value string) injection {
 	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 		change := func(ctx context.Context, stmt string) error {

@@ -27,7 +27,6 @@ func allRelays(c *campaign, _ *rand.Rand) []*process { return c.relays }
 func aServe(c *campaign, r *rand.Rand) []*process    { return one(c.serves, r) }
 func aConsumer(c *campaign, r *rand.Rand) []*process { return one(c.consumers, r) }
 
-// one chooses one process.
 func one(list []*process, r *rand.Rand) []*process {
 	i := r.IntN(len(list))
 	return list[i : i+1]

@@ -22,7 +22,6 @@ func redisKilled(_ context.Context, c *campaign, _ *rand.Rand) (string, healing,
 	return "", c.stage.restart, err
 }
 
-// serverFrozen returns an injection that suspends a server.
 func serverFrozen(of func(s *stage) *local.Process) injection {
 	return func(_ context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 		p := of(c.stage)
@@ -30,14 +29,12 @@ func serverFrozen(of func(s *stage) *local.Process) injection {
 	}
 }
 
-// command returns an injection that runs a command on the leading server.
 func command(args ...any) injection {
 	return func(ctx context.Context, c *campaign, _ *rand.Rand) (string, healing, error) {
 		return "", nil, c.stage.client.Do(ctx, args...).Err()
 	}
 }
 
-// onStream returns an injection that calls do with one of the streams.
 func onStream(do func(ctx context.Context, c *campaign, stream string) error) injection {
 	return func(ctx context.Context, c *campaign, r *rand.Rand) (string, healing, error) {
 		stream := c.config.StreamPrefix + types[r.IntN(len(types))]

@@ -82,7 +82,6 @@ func (o *orders) Unsee(event uuid.UUID) {
 	o.miss(event)
 }
 
-// miss removes an event.
 func (o *orders) miss(event uuid.UUID) {
 	order := o.events[event]
 	sec, nsec := order.Time().UnixTime()

@@ -47,7 +47,6 @@ func newProcess(name, dir string, env []string, args ...string) (*process, error
 	return p, err
 }
 
-// start starts the child, if it is not running.
 func (p *process) start() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,7 +107,6 @@ func (p *process) signal(s syscall.Signal) error {
 	return p.proc.Signal(s)
 }
 
-// ended reports whether the child has ended, and its exit code.
 func (p *process) ended() (bool, int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

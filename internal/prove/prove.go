@@ -206,7 +206,6 @@ func (c *campaign) breach() *oracle.Breach {
 	return c.broken
 }
 
-// desire sets the desired mode in Postgres.
 func (c *campaign) desire(ctx context.Context, mode outbox.Mode) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -265,7 +264,6 @@ func (c *campaign) run(ctx context.Context, faults []*fault) error {
 	return err
 }
 
-// all returns all children.
 func (c *campaign) all() []*process { return slices.Concat(c.relays, c.serves, c.consumers) }
 
 // reader returns a reader of the stream of a type; forgot is that of reader.
@@ -374,7 +372,6 @@ func (c *campaign) play(ctx context.Context, r *round) error {
 	return err
 }
 
-// left returns the remaining time.
 func (c *campaign) left() string {
 	switch end := c.ends.Load(); {
 	case end == nil:
@@ -462,7 +459,6 @@ func (c *campaign) flows(ctx context.Context, since time.Time, mode outbox.Mode)
 	return true, ""
 }
 
-// active reports whether the relays are in the desired mode.
 func (c *campaign) active(ctx context.Context, mode outbox.Mode) bool {
 	want := outbox.ModePoll
 	if mode != outbox.ModePoll {

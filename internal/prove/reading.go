@@ -75,7 +75,6 @@ type reader struct {
 	recent []sight
 }
 
-// run reads until ctx ends.
 func (r *reader) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		n, err := r.read(ctx)

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -127,7 +128,6 @@ func newReport(c *campaign, began time.Time) *Report {
 	}
 }
 
-// machine records the machine and the servers.
 func (r *Report) machine(ctx context.Context, c *campaign) error {
 	versions, err := local.Versions(ctx, c.config.Version, c.stage.pool, c.stage.client)
 	r.Machine = Machine{runtime.NumCPU(), runtime.GOOS + "/" + runtime.GOARCH, versions}
@@ -260,7 +260,6 @@ func (c *campaign) tell(o cli.IO) error {
 	return err
 }
 
-// write writes the report to a folder.
 func (r *Report) write(dir string) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -276,7 +275,6 @@ func (r *Report) write(dir string) error {
 	return nil
 }
 
-// print prints the report for people.
 func (r *Report) print(w io.Writer) {
 	t := cli.Table(w)
 	fmt.Fprintln(t, "FAULT\tALONE\tIN PAIRS\tRECOVERY MEDIAN\tWORST\tLONGEST WAIT")
@@ -298,7 +296,6 @@ func (r *Report) print(w io.Writer) {
 	fmt.Fprintf(w, "The same plan again: %s\n", r.Command)
 }
 
-// sentences returns the counts as sentences.
 func (r *Report) sentences() []string {
 	n := r.Counts
 	comma := func(i int) string { return humanize.Comma(int64(i)) }
@@ -323,4 +320,30 @@ func (r *Report) sentences() []string {
 			comma(n.Committed-n.Expired)))
 	}
 	return list
+}
+
+// page is the report as Markdown.
+func (r *Report) page() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# A campaign of faults\n\n%s, on %s with %d cores", r.At.Format("2006-01-02 15:04 UTC"),
+		r.Machine.Platform, r.Machine.Cores)
+	for _, name := range slices.Sorted(maps.Keys(r.Machine.Versions)) {
+		fmt.Fprintf(&b, ", %s %s", name, r.Machine.Versions[name])
+	}
+	fmt.Fprintf(&b, ".\n\n```text\n%s\n```\n\n", r.Command)
+	for _, line := range r.sentences() {
+		fmt.Fprintf(&b, "- %s\n", line)
+	}
+	b.WriteString("\n| fault | what is done | alone | in pairs | recovery, median | worst | longest wait |\n" +
+		"|---|---|---|---|---|---|---|\n")
+	for _, k := range r.Kinds {
+		fmt.Fprintf(&b, "| `%s` | %s | %d | %d | %.1f s | %.1f s | %.1f s |\n", k.Name, k.About, k.Alone, k.InPairs,
+			k.Median, k.Worst, k.Waited)
+	}
+	b.WriteString("\n![timeline](timeline.svg)\n")
+	if r.Broken != nil {
+		fmt.Fprintf(&b, "\n## Broken: %s\n\n%s\n\n```\n%s\n```\n", r.Broken.Promise, r.Broken.What,
+			strings.Join(r.Story, "\n"))
+	}
+	return b.String()
 }

@@ -96,7 +96,6 @@ func (s *shop) order(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// spend adds to an account or deducts from it.
 func (s *shop) spend(ctx context.Context, r *rand.Rand) {
 	a := s.accounts[r.IntN(len(s.accounts))]
 	path, amount, final := "/deduct/", int64(1+r.IntN(20)), http.StatusPaymentRequired

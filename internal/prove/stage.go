@@ -83,7 +83,6 @@ func openStage(ctx context.Context, c *app.Config, o Options, log *slog.Logger) 
 	return s, err
 }
 
-// start starts the servers.
 func (s *stage) start(ctx context.Context, o Options) (err error) {
 	s.servers, err = local.Open(ctx, local.ServersOptions{
 		Name: "prove", Dir: o.Dir, PGBin: o.PGBin, RedisBin: o.RedisBin, Nats: o.Sink == sinkNats,
@@ -188,7 +187,6 @@ func (s *stage) linksTo(server string) (list []*link.Link) {
 	return list
 }
 
-// postgresURL returns the URL of Postgres through a link.
 func (s *stage) postgresURL(l *link.Link) string {
 	u, err := url.Parse(s.postgres)
 	if err != nil {
@@ -198,7 +196,6 @@ func (s *stage) postgresURL(l *link.Link) string {
 	return u.String()
 }
 
-// redisURL returns the URL of Redis through a link.
 func (s *stage) redisURL(l *link.Link) string {
 	u := url.URL{Scheme: "redis", Host: l.Addr(), Path: "/" + strconv.Itoa(s.redis.DB)}
 	if s.redis.TLSConfig != nil {

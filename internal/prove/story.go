@@ -42,8 +42,8 @@ func (c *campaign) story(ctx context.Context, b *oracle.Breach) []string {
 	rounds := c.report.Rounds[max(0, len(c.report.Rounds)-storyRounds):]
 	for _, p := range rounds {
 		for _, f := range p.Faults {
-			s.say("fault in round %d (%s): %s %s at %s, healed at %s %s", p.Number, p.Mode, f.Fault, f.What, clock(f.At),
-				clock(f.Healed), f.Failed)
+			s.say("fault in round %d (%s): %s %s at %s, healed at %s %s", p.Number, p.Mode, f.Fault, f.What,
+				clock(f.At), clock(f.Healed), f.Failed)
 		}
 	}
 	c.report.mu.Unlock()

@@ -59,7 +59,6 @@ func (w *writers) run(ctx context.Context, seed uint64) {
 	all.Wait()
 }
 
-// write runs one writer.
 func (w *writers) write(ctx context.Context, r *rand.Rand) {
 	perEvent := time.Duration(writerCount) * time.Second / time.Duration(w.rate)
 	due := time.Now()

@@ -43,7 +43,6 @@ func (o Options) Run(ctx context.Context, c app.Config, out cli.IO) error {
 	return err
 }
 
-// summary is a report in one line.
 func (r Report) summary() string {
 	s := fmt.Sprintf("%v: %s committed, %s published, %d waiting, %d lost, %d repeated, %d reordered",
 		r.Lasted.Round(time.Second), humanize.Comma(int64(r.Committed)), humanize.Comma(int64(r.Published)), r.Waiting,
@@ -54,7 +53,6 @@ func (r Report) summary() string {
 	return s
 }
 
-// page is a report on a page.
 func (r Report) page() string {
 	var b strings.Builder
 	t := cli.Table(&b)

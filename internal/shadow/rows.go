@@ -3,7 +3,6 @@ package shadow
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -69,9 +68,7 @@ func (r *rows) check(ctx context.Context, conn *pgx.Conn) error {
 // slot reads the inserts from the WAL, through a publication that it drops and a slot that ends with its connection.
 // started is called when every later commit will be seen.
 func (r *rows) slot(ctx context.Context, conn *pgx.Conn, started func()) (err error) {
-	random := [4]byte{}
-	_, _ = rand.Read(random[:]) // never fails
-	name := "posthaste_shadow_" + hex.EncodeToString(random[:])
+	name := "posthaste_shadow_" + strings.ToLower(rand.Text()[:8])
 	defer func() { err = errors.Join(err, r.drop(ctx, conn, name)) }()
 	_, err = conn.Exec(ctx, "CREATE PUBLICATION "+name+" FOR TABLE "+r.table()+
 		" WITH (publish = 'insert', publish_via_partition_root = true)")

@@ -50,7 +50,6 @@ func (s *stream) open(ctx context.Context) error {
 	return nil
 }
 
-// run reads until ctx ends.
 func (s *stream) run(ctx context.Context, say func(format string, args ...any)) {
 	backoff := pause.Backoff{First: 100 * time.Millisecond, Most: 2 * time.Second}
 	for ctx.Err() == nil {

@@ -84,7 +84,6 @@ func clusterWith(tb testing.TB, bin string, c *RedisCluster) *RedisCluster {
 	return c
 }
 
-// do runs a command on a node.
 func (c *RedisCluster) do(tb testing.TB, i int, args ...any) {
 	tb.Helper()
 	Must(tb, c.Do(tb.Context(), i, args...))

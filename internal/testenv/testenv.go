@@ -390,7 +390,6 @@ func Through(dsn, addr string) string {
 	return u.String()
 }
 
-// parse parses a DSN of a test server.
 func parse(dsn string) *url.URL {
 	u, err := url.Parse(dsn)
 	if err != nil {

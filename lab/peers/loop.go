@@ -117,7 +117,6 @@ var fields = map[string]string{
 	"id": "id", "aggregate_id": "subject", "event_type": "type", "created_at": "time", "payload": "data",
 }
 
-// entry returns the fields and values of a row's entry.
 func entry(rel *pglogrepl.RelationMessage, row *pglogrepl.TupleData) []any {
 	values := make([]any, 0, 2*len(fields)+2)
 	for i, c := range row.Columns {
