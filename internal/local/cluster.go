@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,14 +27,14 @@ type Access struct {
 	TLS *tls.Config
 }
 
-// config returns the lines of a server with data.
-func (a Access) config() (lines []string) {
+// config returns the lines of a server, which authenticates to the others by the settings user and password.
+func (a Access) config(user, password string) (lines []string) {
 	switch {
 	case a.User != "":
 		lines = append(lines, "user default off", "user "+a.User+" on >"+a.Password+" ~* &* +@all",
-			"masteruser "+a.User, "masterauth "+a.Password)
+			user+" "+a.User, password+" "+a.Password)
 	case a.Password != "":
-		lines = append(lines, "requirepass "+a.Password, "masterauth "+a.Password)
+		lines = append(lines, "requirepass "+a.Password, password+" "+a.Password)
 	}
 	if a.TLS != nil {
 		lines = append(lines, "tls-replication yes")
@@ -126,7 +127,7 @@ func (c *Cluster) start(ctx context.Context) (int, error) {
 		if c.o.TLS != nil {
 			r.config = append(r.config, "tls-cluster yes")
 		}
-		r.config = append(append(r.config, c.o.config()...), c.o.Config...)
+		r.config = slices.Concat(r.config, c.o.config("masteruser", "masterauth"), c.o.Config)
 		if c.o.Node != nil {
 			r.config = append(r.config, c.o.Node(i, r.Port)...)
 		}

@@ -61,7 +61,8 @@ func (s *Sentinel) start(ctx context.Context, bin, dir string) error {
 	for i := range 1 + s.o.Replicas {
 		err := add(&s.Servers, "server", func(r *Redis) {
 			r.user, r.password = s.o.User, s.o.Password
-			r.config = slices.Concat(r.config, []string{"repl-diskless-sync-delay 0"}, s.o.config(), s.o.Config)
+			r.config = slices.Concat(r.config, []string{"repl-diskless-sync-delay 0"},
+				s.o.config("masteruser", "masterauth"), s.o.Config)
 			if i > 0 {
 				r.config = append(r.config, fmt.Sprintf("replicaof 127.0.0.1 %d", s.Servers[0].Port))
 			}
@@ -96,17 +97,14 @@ func (s *Sentinel) sentinelConfig(dir string) []string {
 	if o.Password != "" {
 		lines = append(lines, of("auth-pass")+o.Password)
 	}
-	switch { // a Sentinel needs no keys and channels of a user, and connects to the others as a client
-	case o.SentinelUser != "":
-		lines = append(lines, "user default off", "user "+o.SentinelUser+" on >"+o.SentinelPassword+" ~* &* +@all",
-			"sentinel sentinel-user "+o.SentinelUser, "sentinel sentinel-pass "+o.SentinelPassword)
-	case o.SentinelPassword != "":
-		lines = append(lines, "requirepass "+o.SentinelPassword, "sentinel sentinel-pass "+o.SentinelPassword)
-	}
-	if o.TLS != nil {
-		lines = append(lines, "tls-replication yes")
-	}
-	return append(lines, o.SentinelConfig...)
+	// A Sentinel needs no keys and channels of a user, and connects to the others as a client.
+	access := o.sentinels().config("sentinel sentinel-user", "sentinel sentinel-pass")
+	return slices.Concat(lines, access, o.SentinelConfig)
+}
+
+// sentinels is the access to the Sentinels.
+func (o SentinelOptions) sentinels() Access {
+	return Access{User: o.SentinelUser, Password: o.SentinelPassword, TLS: o.TLS}
 }
 
 // Wait returns when all running Sentinels know each other, a reachable master and its running replicas.
@@ -193,8 +191,8 @@ func (s *Sentinel) URL() string {
 		q.Set("password", s.o.Password)
 	}
 	u := url.URL{
-		Scheme: s.o.scheme(), User: Access{User: s.o.SentinelUser, Password: s.o.SentinelPassword}.userinfo(),
-		Host: s.Sentinels[0].Addr(), Path: "/0", RawQuery: q.Encode(),
+		Scheme: s.o.scheme(), User: s.o.sentinels().userinfo(), Host: s.Sentinels[0].Addr(), Path: "/0",
+		RawQuery: q.Encode(),
 	}
 	return u.String()
 }

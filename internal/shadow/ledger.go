@@ -177,7 +177,7 @@ func (l *ledger) result(read time.Time, grace time.Duration) (Counts, []Finding)
 	return c, findings
 }
 
-// percentile returns the latency that a part q of the events does not exceed; 0 if there are none.
+// percentile returns the latency that a part q of the events does not exceed, or 0 without events.
 func (l *ledger) percentile(q float64) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
