@@ -98,25 +98,27 @@ func (l *latency) paced() int { return max(1, int(l.rate*l.c.Duration.Seconds())
 
 const insertOne = insertEvent + ` VALUES ($1, '` + aggregateType + `', $2, '` + eventType + `', $3::text::jsonb)`
 
-// load sends events from number from on.
-func (l *latency) load(s *scene, from int, before func(n int, due time.Time)) load {
+// load calls do for each event.
+func (l *latency) load(do func(ctx context.Context, n int, due time.Time) error) load {
+	return load{workers: latencyWriters, rate: l.rate, warm: loadWarm, lasts: l.c.Duration, do: do}
+}
+
+// inserts sends events from number from on.
+func (l *latency) inserts(s *scene, from int, before func(n int, due time.Time)) load {
 	payload := payloadOf(l.c.Size)
-	return load{
-		workers: latencyWriters, rate: l.rate, warm: loadWarm, lasts: l.c.Duration,
-		do: func(ctx context.Context, n int, due time.Time) error {
-			before(n, due)
-			if _, err := s.pool.Exec(ctx, insertOne, eventID(from+n), fmt.Sprint(from+n), payload); err != nil {
-				return fmt.Errorf("insert: %w", err)
-			}
-			return nil
-		},
-	}
+	return l.load(func(ctx context.Context, n int, due time.Time) error {
+		before(n, due)
+		if _, err := s.pool.Exec(ctx, insertOne, eventID(from+n), fmt.Sprint(from+n), payload); err != nil {
+			return fmt.Errorf("insert: %w", err)
+		}
+		return nil
+	})
 }
 
 func (l *latency) commit(ctx context.Context) error {
 	return l.in(ctx, func(ctx context.Context, s *scene) error {
 		began := time.Now()
-		took, calls, err := l.load(s, 0, func(int, time.Time) { l.progress.add(1) }).run(ctx)
+		took, calls, err := l.inserts(s, 0, func(int, time.Time) { l.progress.add(1) }).run(ctx)
 		if err != nil {
 			return err
 		}
@@ -234,14 +236,11 @@ func (l *latency) bare(ctx context.Context, a *arrivals, what string, read func(
 	var arrived float64
 	began := time.Now()
 	err := during(ctx, read, func(ctx context.Context) error {
-		_, n, err := load{
-			workers: latencyWriters, rate: l.rate, warm: loadWarm, lasts: l.c.Duration,
-			do: func(ctx context.Context, n int, due time.Time) error {
-				a.sent(n, due)
-				l.progress.add(1)
-				return write(ctx, n)
-			},
-		}.run(ctx)
+		_, n, err := l.load(func(ctx context.Context, n int, due time.Time) error {
+			a.sent(n, due)
+			l.progress.add(1)
+			return write(ctx, n)
+		}).run(ctx)
 		if err == nil {
 			err = a.await(ctx, n)
 		}
@@ -274,7 +273,7 @@ func (l *latency) relay(ctx context.Context, mode outbox.Mode) error {
 			began := time.Now()
 			var arrived float64
 			err = l.consumed(ctx, s, a, func(ctx context.Context) (err error) {
-				if _, calls, err = l.load(s, l.held(), a.sent).run(ctx); err != nil {
+				if _, calls, err = l.inserts(s, l.held(), a.sent).run(ctx); err != nil {
 					return err
 				}
 				err = a.await(ctx, calls)
