@@ -271,7 +271,7 @@ func TestTheKeyOfAShardedTypeIsAway(t *testing.T) {
 	})
 }
 
-// Servers may have no name. A follower does not publish beside a leader that has left out a stream.
+// Servers may have no name. A follower publishes nothing if the adoption has left out a stream.
 func TestAFollowerOfAnAnonymousServer(t *testing.T) {
 	t.Parallel()
 	for range 10 { // it depends on which of them is first

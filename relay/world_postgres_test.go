@@ -434,7 +434,11 @@ func (pg *postgres) adopt(a outbox.Adoption) bool {
 	pg.state.Owner, pg.state.Holder, pg.state.Sink, pg.state.Degraded = a.To, a.Holder, a.Sink, ""
 	pg.state.Active = outbox.ModeStandby
 	pg.w.owners[a.To.Epoch], pg.w.adopter[a.To.Epoch] = a.To, a.Holder
-	pg.w.known[a.To.Epoch] = outbox.StreamNames(pg.streams)
+	pg.w.known[a.To.Epoch] = slices.DeleteFunc(outbox.StreamNames(pg.streams), func(s string) bool {
+		_, away := pg.w.rd.away[s]
+		_, unnamed := pg.w.rd.away[outbox.BaseName(s, pg.state.Shards)+"#sharded"]
+		return a.Sink == incomplete && (away || unnamed) // it may be left out
+	})
 	for _, s := range a.Suspects {
 		pg.suspected[s.Stream] = true
 		pg.uncounted = append(pg.uncounted, outbox.Report{Stream: s.Stream})
@@ -463,8 +467,7 @@ func (pg *postgres) repair(r outbox.Repair) {
 }
 
 // reads looks, when rows are read for o, whether it was in the table before, and all its gates were raised. An instance
-// that sweeps along may come before that: it raises the gate of a stream before it publishes there. A stream that does
-// not answer is left out.
+// that sweeps along may come before that: it raises the gate of a stream before it publishes there.
 func (i *instance) reads(o outbox.Owner) {
 	w := i.w
 	if w.owners[o.Epoch] != o {
@@ -474,10 +477,7 @@ func (i *instance) reads(o outbox.Owner) {
 		return
 	}
 	for _, s := range w.known[o.Epoch] {
-		_, away := w.rd.away[s]
-		_, unnamed := w.rd.away[outbox.BaseName(s, w.pg.state.Shards)+"#sharded"]
-		absent := (away || unnamed) && w.pg.state.Sink == incomplete
-		if !w.raised[o.Epoch][s] && !absent {
+		if !w.raised[o.Epoch][s] {
 			w.wrongly("rows are read for epoch %d before the gate of %s was raised to it", o.Epoch, s)
 		}
 	}
