@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"errors"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -79,16 +78,10 @@ func (r *readConn) settled(ctx context.Context) error {
 // doubtful; the caller gives it up.
 func (r *readConn) read(ctx context.Context, cmd redis.Cmder) error {
 	err := r.tx.Process(ctx, cmd)
-	if err != nil && !isReply(err) {
+	if err != nil && !redisurl.IsReply(err) {
 		r.doubtful = append(r.doubtful, r.me)
 	}
 	return err
-}
-
-// isReply reports that the server has answered, if only by an error.
-func isReply(err error) bool {
-	_, ok := errors.AsType[redis.Error](err)
-	return ok
 }
 
 // clientField takes a field out of what CLIENT INFO answers.

@@ -182,7 +182,7 @@ func (c *Consumer) reload(ctx context.Context, e *entry) bool {
 		return nil
 	})
 	if err != nil && !errors.Is(err, redis.Nil) {
-		if !isReply(err) {
+		if !redisurl.IsReply(err) {
 			e.reloads++
 		}
 		c.again(e, "reload", err)

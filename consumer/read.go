@@ -392,7 +392,7 @@ func (r *reader) received(es []*entry, took time.Duration) {
 
 // failed learns from the error of a request for entries, and returns it.
 func (r *reader) failed(ctx context.Context, err error) error {
-	if isReply(err) || ctx.Err() != nil || errors.Is(err, errNoLease) {
+	if redisurl.IsReply(err) || ctx.Err() != nil || errors.Is(err, errNoLease) {
 		return err
 	}
 	r.size.failed(err)
@@ -437,7 +437,7 @@ func newEntry(stream string, m redis.XMessage, attempt int, now time.Time) *entr
 
 // isServerError reports whether Redis answered, with an error that waiting for a connection does not fix.
 func isServerError(err error) bool {
-	if !isReply(err) || errors.Is(err, redis.Nil) {
+	if !redisurl.IsReply(err) || errors.Is(err, redis.Nil) {
 		return false
 	}
 	temporary := []string{

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"posthaste/internal/redisurl"
 )
 
 const (
@@ -70,7 +72,7 @@ func (w *watchdog) note(of map[string]trouble, stream, what string, now time.Tim
 // answered records whether Redis has answered for a stream, or for the list of streams with "".
 func (w *watchdog) answered(stream string, err error, now time.Time) {
 	what := "Redis has not answered"
-	if err == nil || isReply(err) {
+	if err == nil || redisurl.IsReply(err) {
 		what = ""
 	}
 	w.note(w.deaf, stream, what, now)

@@ -190,7 +190,7 @@ func lacking(ctx context.Context, cn *redis.Conn, rows []LedgerBucket) (list []l
 		for i, r := range rows {
 			cmds[i] = p.FCallRO(ctx, fnLook, []string{epochKey(r.Bucket), streamKey(r.Bucket)})
 		}
-		if _, err := p.Exec(ctx); err != nil && !isReply(err) {
+		if _, err := p.Exec(ctx); err != nil && !redisurl.IsReply(err) {
 			return nil, fmt.Errorf("look at the buckets: %w", err)
 		}
 		missing := false
@@ -244,7 +244,7 @@ func (b *Bank) closeLost(ctx context.Context, cn *redis.Conn, list []lost) error
 		p.FCall(ctx, fnCheck, []string{epochKey(l.bucket)}, l.epoch, l.floor)
 	}
 	cmds, sent := p.Exec(ctx)
-	if sent != nil && !isReply(sent) {
+	if sent != nil && !redisurl.IsReply(sent) {
 		return fmt.Errorf("close buckets: %w", sent)
 	}
 	for i, cmd := range cmds {

@@ -116,5 +116,5 @@ func call(ctx context.Context, c redis.UniversalClient, fn string, keys []string
 func nothingDone(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "dial" || errors.Is(err, errNotSent) || errors.Is(err, redis.ErrPoolTimeout) ||
-		errors.Is(err, redis.ErrClosed) || isReply(err)
+		errors.Is(err, redis.ErrClosed) || redisurl.IsReply(err)
 }

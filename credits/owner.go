@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/redisurl"
 	"posthaste/sql"
 )
 
@@ -51,7 +52,7 @@ func (o *ownership) check(ctx context.Context, trust bool) error {
 	theirs, err := Owner(ctx, o.redis)
 	if err == nil && theirs == "" && mine != "" {
 		// If Redis is out of memory, it refuses the claim. The next check repeats it.
-		if err := o.redis.SetNX(ctx, ownerKey, mine, 0).Err(); err != nil && !isReply(err) {
+		if err := o.redis.SetNX(ctx, ownerKey, mine, 0).Err(); err != nil && !redisurl.IsReply(err) {
 			return fmt.Errorf("claim the balances: %w", err)
 		}
 		theirs, err = Owner(ctx, o.redis) // another database may have claimed them first
@@ -66,11 +67,6 @@ func (o *ownership) check(ctx context.Context, trust bool) error {
 		return nil
 	}
 	return fmt.Errorf("%w (%s); remedy: %s", ErrForeign, theirs, ForeignRemedy)
-}
-
-func isReply(err error) bool {
-	_, ok := errors.AsType[redis.Error](err)
-	return ok
 }
 
 // mine returns the source of this database, "" if no relay has run on it yet.

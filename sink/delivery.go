@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"posthaste/internal/redisurl"
 	"posthaste/outbox"
 	"posthaste/sink/metrics"
@@ -240,11 +238,10 @@ func (d *delivery) broken(ctx context.Context, args []any, err error) error {
 	if errors.Is(err, outbox.ErrMoved) {
 		d.final = err
 	}
-	var reply redis.Error
 	switch {
 	case metrics.Permanent(err) || d.closing:
 		return err
-	case errors.As(err, &reply) && Class(err) == classOther:
+	case redisurl.IsReply(err) && Class(err) == classOther:
 		return d.refusedAll(ctx, err)
 	case !lostConnection(err):
 		return err

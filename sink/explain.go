@@ -20,8 +20,8 @@ func Explain(err error, addr string) (problem, remedy string) {
 		}
 		return problem, remedy
 	}
-	var reply redis.Error
 	class, at := Class(err), "Redis at "+addr
+	reply, answered := errors.AsType[redis.Error](err)
 	if node := (*redisurl.NodeError)(nil); errors.As(err, &node) {
 		at = "Redis node " + node.Addr
 	}
@@ -34,7 +34,7 @@ func Explain(err error, addr string) (problem, remedy string) {
 		return at + " refuses the user or the password", Remedy(class)
 	case strings.Contains(err.Error(), "all sentinels") && socket.Failure(err) == "":
 		return "no Sentinel at " + addr + " knows the master", "correct master_name in POSTHASTE_REDIS_URL"
-	case !errors.As(err, &reply):
+	case !answered:
 		problem, remedy = socket.Failure(err), Remedy(class)
 		switch {
 		case problem == "":

@@ -182,7 +182,7 @@ func (m *member) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func wellConnected(ctx context.Context, process redis.ProcessHook) error {
 	cmd := redis.NewStringCmd(ctx, "cluster", "info")
 	err := process(ctx, cmd)
-	if reply := redis.Error(nil); errors.As(err, &reply) {
+	if redisurl.IsReply(err) {
 		return nil // the user lacks the right, or a proxy does not support it
 	}
 	if err == nil && redisurl.Fields(cmd.Val())["cluster_state"] == "fail" {

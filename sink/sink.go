@@ -300,8 +300,7 @@ func (s *Sink) failed(step, stream string, err error) error {
 		}
 	}
 	wrapped := fmt.Errorf("%s stream %q: %w", step, stream, err)
-	reply := redis.Error(nil)
-	answered := errors.As(err, &reply)
+	answered := redisurl.IsReply(err)
 	ofNode := cluster && slices.Contains(nodeSteps, step) && class != "canceled"
 	if ofNode || answered && oneStream[class] {
 		return &outbox.StreamError{

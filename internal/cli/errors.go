@@ -6,9 +6,8 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/redis/go-redis/v9"
-
 	"posthaste/internal/ops"
+	"posthaste/internal/redisurl"
 	"posthaste/internal/socket"
 	"posthaste/sink"
 	"posthaste/sql"
@@ -62,7 +61,7 @@ func Line(err error, redisAt string) string {
 		if failure := socket.Failure(err); failure != "" {
 			problem, remedy = request.URL+" "+failure, "check the address, and that its process runs"
 		}
-	case errors.As(err, new(ofRedis)), errors.As(err, new(*sink.NotReadyError)), errors.As(err, new(redis.Error)):
+	case errors.As(err, new(ofRedis)), errors.As(err, new(*sink.NotReadyError)), redisurl.IsReply(err):
 		problem, remedy = sink.Explain(err, redisAt)
 	case errors.Is(err, context.DeadlineExceeded):
 		step, _, _ := strings.Cut(err.Error(), ": timeout")

@@ -23,11 +23,17 @@ var temporary = []string{
 	"WRONGPASS", "ERR max number of clients",
 }
 
+// IsReply reports whether err is a server's reply, as opposed to a lost connection or a timeout. redis.Nil is one.
+func IsReply(err error) bool {
+	_, ok := errors.AsType[redis.Error](err)
+	return ok
+}
+
 // Refused reports whether a server, or a proxy in front of it, refuses a command in any wording. Errors that end by
 // themselves, and those of connections and credentials, are no refusals.
 func Refused(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply) && !errors.Is(err, redis.Nil) &&
+	reply, ok := errors.AsType[redis.Error](err)
+	return ok && !errors.Is(err, redis.Nil) &&
 		!slices.ContainsFunc(temporary, func(p string) bool { return strings.HasPrefix(reply.Error(), p) })
 }
 

@@ -250,8 +250,7 @@ func ModeOf(ctx context.Context, c interface {
 },
 ) (string, error) {
 	v, err := c.Do(ctx, "hello").Result()
-	var refused redis.Error
-	if errors.As(err, &refused) {
+	if IsReply(err) {
 		return "", nil // a proxy that does not know the command
 	}
 	switch v := v.(type) {
