@@ -279,10 +279,7 @@ func (a *assessment) old() {
 func (a *assessment) unknown() {
 	// Parts that failed together with their server are read again within that time.
 	asked, now := a.s.Asked, a.s.Now
-	back := asked.Postgres.Well
-	if asked.Redis.Well.After(back) {
-		back = asked.Redis.Well
-	}
+	back := slices.MaxFunc([]time.Time{asked.Postgres.Well, asked.Redis.Well}, time.Time.Compare)
 	for _, l := range []struct {
 		part, title string
 		Answer

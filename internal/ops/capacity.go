@@ -31,12 +31,11 @@ func (d *doctor) capacity(ctx context.Context, conn *pgx.Conn, f facts) {
 	var oldest *time.Time
 	err := conn.QueryRow(ctx, query("doctor_capacity")).Scan(&logBytes, &oldest)
 	if err != nil {
-		d.add(SeverityWarn, "capacity", "let this role read posthaste's tables (scripts/roles.sql)",
-			"cannot be read: %v", OneLine(err))
+		d.warn("capacity", mayRead, "cannot be read: %v", OneLine(err))
 		return
 	}
 	d.wal(ctx, conn, f)
-	d.add(SeverityOK, "capacity outbox", "", "the log takes %s, with what was delivered", Size(logBytes))
+	d.ok("capacity outbox", "the log takes %s, with what was delivered", Size(logBytes))
 	d.history(logBytes, oldest, time.Now())
 	if names, err := sql.Streams(ctx, conn); err == nil {
 		d.names = names
@@ -53,7 +52,7 @@ func (d *doctor) wal(ctx context.Context, conn *pgx.Conn, f facts) {
 	budget := Size(d.config.WALBudget)
 	rate := float64(walBytes) / max(walSeconds, 1)
 	if time.Duration(walSeconds)*time.Second < minSpan {
-		d.add(SeverityOK, "capacity wal", "", "the slot may hold %s; too early to say how fast WAL is written", budget)
+		d.ok("capacity wal", "the slot may hold %s; too early to say how fast WAL is written", budget)
 	} else {
 		detail := fmt.Sprintf("WAL is written at %s/h on average; the budget of %s lasts %s while Redis is down",
 			Size(int64(rate*3600)), budget, lasts(float64(d.config.WALBudget), rate))
@@ -61,7 +60,7 @@ func (d *doctor) wal(ctx context.Context, conn *pgx.Conn, f facts) {
 			detail += fmt.Sprintf(", max_slot_wal_keep_size of %s lasts %s while no relay runs", Size(f.keepMB<<20),
 				lasts(float64(f.keepMB<<20), rate))
 		}
-		d.add(SeverityOK, "capacity wal", "", "%s", detail)
+		d.ok("capacity wal", "%s", detail)
 	}
 }
 
@@ -69,18 +68,16 @@ func (d *doctor) wal(ctx context.Context, conn *pgx.Conn, f facts) {
 func (d *doctor) history(bytes int64, oldest *time.Time, now time.Time) {
 	keep := d.config.History
 	if keep == 0 {
-		d.add(SeverityOK, "capacity history", "", "none is kept (--history=0)")
+		d.ok("capacity history", "none is kept (--history=0)")
 		return
 	}
 	if oldest == nil || now.Sub(*oldest) < minSpan {
-		d.add(SeverityOK, "capacity history", "",
-			"%s, kept for %v; too early to say how fast it grows", Size(bytes), keep)
+		d.ok("capacity history", "%s, kept for %v; too early to say how fast it grows", Size(bytes), keep)
 		return
 	}
 	perDay := float64(bytes) / min(now.Sub(*oldest), keep).Hours() * 24
-	d.add(SeverityOK, "capacity history", "",
-		"%s now, about %s a day; kept for %v it takes up to %s", Size(bytes), Size(int64(perDay)), keep,
-		Size(int64(perDay*keep.Hours()/24)))
+	d.ok("capacity history", "%s now, about %s a day; kept for %v it takes up to %s", Size(bytes),
+		Size(int64(perDay)), keep, Size(int64(perDay*keep.Hours()/24)))
 }
 
 // retentionSlack is how late deletion may be.
@@ -90,29 +87,27 @@ const retentionSlack = time.Hour
 func (d *doctor) log(ctx context.Context, conn *pgx.Conn) {
 	changes, err := sql.Changes(ctx, conn)
 	if err != nil {
-		d.add(SeverityFail, "table", "let this role read posthaste's tables (scripts/roles.sql)", "%v", OneLine(err))
+		d.fail("table", mayRead, "%v", OneLine(err))
 	}
 	for _, c := range changes {
-		d.add(SeverityFail, "table", c.Remedy, "%s", c.What)
+		d.fail("table", c.Remedy, "%s", c.What)
 	}
 	var left int64
 	var oldest *time.Time
 	err = conn.QueryRow(ctx, query("doctor_log"), d.config.History+retentionSlack).Scan(&left, &oldest)
 	if err != nil {
-		d.add(SeverityWarn, "marks", "let this role read posthaste's tables (scripts/roles.sql)",
-			"cannot be read: %v", OneLine(err))
+		d.warn("marks", mayRead, "cannot be read: %v", OneLine(err))
 		return
 	}
 	switch {
 	case oldest == nil:
-		d.add(SeverityOK, "marks", "", "none was written yet: nothing is settled")
+		d.ok("marks", "none was written yet: nothing is settled")
 	case d.config.History > 0 && left > 0:
-		d.add(SeverityWarn, "marks",
-			"let a relay run: it deletes what is past --history; see its log for why it cannot",
+		d.warn("marks", "let a relay run: it deletes what is past --history; see its log for why it cannot",
 			"the oldest is of %s, and %d are left of before --history (%v): the log is not shortened",
 			oldest.UTC().Format(time.RFC3339), left, d.config.History)
 	default:
-		d.add(SeverityOK, "marks", "", "the oldest is of %s", oldest.UTC().Format(time.RFC3339))
+		d.ok("marks", "the oldest is of %s", oldest.UTC().Format(time.RFC3339))
 	}
 }
 
@@ -131,11 +126,11 @@ func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 	}
 	d.credits = true
 	if n := len(frozen); n > 0 {
-		d.add(SeverityWarn, "credit accounts",
+		d.warn("credit accounts",
 			"posthaste credits reconcile says why, posthaste credits unfreeze releases them; see docs/credits.md",
 			"%d frozen: their operations contradict the ledger", n)
 	} else {
-		d.add(SeverityOK, "credit accounts", "", "none is frozen")
+		d.ok("credit accounts", "none is frozen")
 	}
 	bumped := 0
 	var last time.Time
@@ -148,10 +143,10 @@ func (d *doctor) ledger(ctx context.Context, conn *pgx.Conn) {
 		}
 	}
 	if bumped > 0 && time.Since(last) < 24*time.Hour {
-		d.add(SeverityWarn, "credit epochs", "posthaste credits reconcile; raise the durability if Redis may lose data",
+		d.warn("credit epochs", "posthaste credits reconcile; raise the durability if Redis may lose data",
 			"Redis lost operations of %d of %d buckets, last %s", bumped, len(buckets), humanize.Time(last))
 	} else {
-		d.add(SeverityOK, "credit epochs", "", "%d buckets, no loss within a day", len(buckets))
+		d.ok("credit epochs", "%d buckets, no loss within a day", len(buckets))
 	}
 }
 
@@ -181,16 +176,16 @@ func (d *doctor) functions(ctx context.Context, client *redis.Client) {
 	list, err := client.FunctionList(ctx, redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits*"}).Result()
 	switch {
 	case err != nil:
-		d.add(SeverityWarn, "redis functions",
+		d.warn("redis functions",
 			"use Redis 7 or later, and grant FUNCTION and FCALL (only credits need them)", "%v", OneLine(err))
 	case len(list) == 0:
-		d.add(SeverityOK, "redis functions", "", "the credits' library is loaded at its first use")
+		d.ok("redis functions", "the credits' library is loaded at its first use")
 	default:
 		names := make([]string, len(list))
 		for i, l := range list {
 			names[i] = l.Name
 		}
-		d.add(SeverityOK, "redis functions", "", "%s loaded", strings.Join(names, ", "))
+		d.ok("redis functions", "%s loaded", strings.Join(names, ", "))
 	}
 }
 
@@ -207,7 +202,7 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 		}
 		b, err := client.MemoryUsage(ctx, name, 5).Result()
 		if err != nil {
-			d.add(SeverityOK, "capacity redis", "", "cannot be measured: %v", OneLine(err))
+			d.ok("capacity redis", "cannot be measured: %v", OneLine(err))
 			return
 		}
 		length, bytes = length+n, bytes+b
@@ -240,13 +235,13 @@ func (d *doctor) streams(ctx context.Context, client *redis.Client, memory map[s
 	if limit > used && rate > 0 {
 		detail += "; untrimmed, the rest lasts " + lasts(float64(limit-used), rate)
 	}
-	d.add(SeverityOK, "capacity redis", "", "%s", detail)
+	d.ok("capacity redis", "%s", detail)
 }
 
 func (d *doctor) sharing(ctx context.Context, client redis.UniversalClient) {
 	all, err := sink.Sharing(ctx, client, d.names)
 	if err != nil {
-		d.add(SeverityWarn, "shared streams", sink.Remedy(sink.Class(err)), "%v", OneLine(err))
+		d.warn("shared streams", sink.Remedy(sink.Class(err)), "%v", OneLine(err))
 		return
 	}
 	streams := map[string]int{}
@@ -259,7 +254,7 @@ func (d *doctor) sharing(ctx context.Context, client redis.UniversalClient) {
 	for _, name := range slices.Sorted(maps.Keys(streams)) {
 		names = append(names, fmt.Sprintf("%s (%s)", name, CountOf(int64(streams[name]), "stream")))
 	}
-	d.add(SeverityOK, "shared streams", "", "%s", cmp.Or(strings.Join(names, ", "), "none yet"))
+	d.ok("shared streams", "%s", cmp.Or(strings.Join(names, ", "), "none yet"))
 }
 
 // foreign reports, like the relay, whether a stream belongs to another database.
@@ -274,11 +269,11 @@ func (d *doctor) foreign(ctx context.Context, client redis.UniversalClient) {
 	var foreign *outbox.ForeignError
 	switch {
 	case errors.As(err, &foreign):
-		d.add(SeverityFail, "foreign stream", foreign.Remedy, "stream %q %s", foreign.Stream, foreign.Reason)
+		d.fail("foreign stream", foreign.Remedy, "stream %q %s", foreign.Stream, foreign.Reason)
 	case sink.Class(err) == "noperm":
-		d.add(SeverityFail, "redis rights", sink.Remedy("noperm"), "%v", OneLine(err))
+		d.fail("redis rights", sink.Remedy("noperm"), "%v", OneLine(err))
 	case err != nil:
-		d.add(SeverityWarn, "foreign stream", sink.Remedy(sink.Class(err)), "%v", OneLine(err))
+		d.warn("foreign stream", sink.Remedy(sink.Class(err)), "%v", OneLine(err))
 	}
 }
 

@@ -116,6 +116,9 @@ func half(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Until(end)/2)
 }
 
+// mayRead is the remedy if the role may not read posthaste's tables.
+const mayRead = "let this role read posthaste's tables (scripts/roles.sql)"
+
 type doctor struct {
 	config   DoctorOptions
 	desired  outbox.Mode
@@ -130,6 +133,16 @@ type doctor struct {
 func (d *doctor) add(severity, check, remedy, format string, args ...any) {
 	d.findings = append(d.findings,
 		Finding{Check: check, Severity: severity, Detail: fmt.Sprintf(format, args...), Remedy: remedy})
+}
+
+func (d *doctor) ok(check, format string, args ...any) { d.add(SeverityOK, check, "", format, args...) }
+
+func (d *doctor) warn(check, remedy, format string, args ...any) {
+	d.add(SeverityWarn, check, remedy, format, args...)
+}
+
+func (d *doctor) fail(check, remedy, format string, args ...any) {
+	d.add(SeverityFail, check, remedy, format, args...)
 }
 
 // facts are the server's properties, read by one query.
@@ -150,7 +163,7 @@ func (d *doctor) postgres(whole context.Context) {
 	defer cancel()
 	cfg, err := sql.ConnConfig(d.config.PostgresURL, d.config.Schema, "doctor")
 	if err != nil {
-		d.add(SeverityFail, "postgres", "correct --postgres-url", "%v", err)
+		d.fail("postgres", "correct --postgres-url", "%v", err)
 		return
 	}
 	cfg.RuntimeParams["lock_timeout"] = strconv.FormatInt(lockTimeout.Milliseconds(), 10)
@@ -164,32 +177,32 @@ func (d *doctor) postgres(whole context.Context) {
 		if problem == "" { // such as a file of the password
 			problem, remedy = OneLine(err), "correct --postgres-url"
 		}
-		d.add(SeverityFail, "postgres", remedy, "%s", problem)
+		d.fail("postgres", remedy, "%s", problem)
 		return
 	}
 	defer func() { _ = conn.Close(ctx) }()
 	f, err := readFacts(ctx, conn, d.config.Slot)
 	if err != nil {
-		d.add(SeverityFail, "postgres", "retry; if it persists, see the log of Postgres", "%v", OneLine(err))
+		d.fail("postgres", "retry; if it persists, see the log of Postgres", "%v", OneLine(err))
 		return
 	}
-	d.add(SeverityOK, "postgres", "", "version %d, reachable", f.version/10000)
+	d.ok("postgres", "version %d, reachable", f.version/10000)
 	d.transport(ctx, conn)
 	pooling, err := sql.PoolingOf(ctx, conn, cfg)
 	if f.version < 140000 {
-		d.add(SeverityFail, "postgres version", "use Postgres 14 or later",
+		d.fail("postgres version", "use Postgres 14 or later",
 			"version %d lacks idle_session_timeout, on which the locks rest", f.version/10000)
 	}
 	if f.recovery {
-		d.add(SeverityFail, "primary", "point --postgres-url at the primary", "this server is a standby")
+		d.fail("primary", "point --postgres-url at the primary", "this server is a standby")
 	}
 	if f.encoding != "UTF8" {
-		d.add(SeverityWarn, "encoding", "CREATE DATABASE ... ENCODING 'UTF8', and move the tables there",
+		d.warn("encoding", "CREATE DATABASE ... ENCODING 'UTF8', and move the tables there",
 			"the database's encoding is %s: an event with text that UTF-8 cannot represent cannot be published",
 			f.encoding)
 	}
 	if f.readOnly {
-		d.add(SeverityFail, "read only", "ALTER SYSTEM, DATABASE or ROLE … RESET default_transaction_read_only",
+		d.fail("read only", "ALTER SYSTEM, DATABASE or ROLE … RESET default_transaction_read_only",
 			"default_transaction_read_only is on: Postgres refuses every write")
 	}
 	d.commits(ctx, conn)
@@ -222,14 +235,14 @@ func (d *doctor) postgres(whole context.Context) {
 func (d *doctor) bridges(ctx context.Context, conn *pgx.Conn) {
 	list, err := bridge.List(ctx, conn)
 	if err != nil {
-		d.add(SeverityWarn, "bridge", "let this role read pg_catalog", "%v", OneLine(err))
+		d.warn("bridge", "let this role read pg_catalog", "%v", OneLine(err))
 	}
 	for _, b := range list {
 		if b.Fault != "" {
-			d.add(SeverityFail, "bridge", "correct it, or: posthaste bridge drop --table="+cmp.Or(b.Now, b.Table)+
+			d.fail("bridge", "correct it, or: posthaste bridge drop --table="+cmp.Or(b.Now, b.Table)+
 				", then posthaste bridge create", "the rows of %s are not copied: %s", b.Table, b.Fault)
 		} else {
-			d.add(SeverityOK, "bridge", "", "each row inserted into %s is copied", b.Now)
+			d.ok("bridge", "each row inserted into %s is copied", b.Now)
 		}
 	}
 }
@@ -241,7 +254,7 @@ func (d *doctor) pooler(pooling sql.Pooling, err error) {
 	found := fmt.Sprintf("a pooler in %s mode is between this process and Postgres", pooling)
 	switch {
 	case err != nil:
-		d.add(SeverityWarn, check, "retry, or give the pooler more connections",
+		d.warn(check, "retry, or give the pooler more connections",
 			"a pooler is between this process and Postgres, and its mode cannot be found out: %v", OneLine(err))
 	case pooling == sql.Unpooled:
 	case pooling == sql.StatementPooling:
@@ -252,14 +265,14 @@ func (d *doctor) pooler(pooling sql.Pooling, err error) {
 		d.add(severity, check, "set the pooler's pool_mode to transaction, or for a relay in mode poll to session; "+
 			"mode cdc needs a direct connection", "%s, and refuses transactions", found)
 	case d.config.WriterOnly:
-		d.add(SeverityOK, check, "", "%s", found)
+		d.ok(check, "%s", found)
 	case pooling == sql.TransactionPooling:
-		d.add(SeverityFail, check, direct+", or the pooler's session mode for mode poll",
+		d.fail(check, direct+", or the pooler's session mode for mode poll",
 			"%s: serve and commands work, a relay does not", found)
 	case d.desired == outbox.ModePoll:
-		d.add(SeverityOK, check, "", "%s: mode poll works, cdc needs a direct connection", found)
+		d.ok(check, "%s: mode poll works, cdc needs a direct connection", found)
 	default:
-		d.add(SeverityFail, check, direct+", or: posthaste mode poll", "%s: cdc needs a direct connection", found)
+		d.fail(check, direct+", or: posthaste mode poll", "%s: cdc needs a direct connection", found)
 	}
 }
 
@@ -267,9 +280,9 @@ func (d *doctor) pooler(pooling sql.Pooling, err error) {
 func (d *doctor) leader(ctx context.Context, conn *pgx.Conn) {
 	s, err := sql.LeaderSession(ctx, conn)
 	if err != nil {
-		d.add(SeverityWarn, "leader", "let this role read pg_locks", "%v", OneLine(err))
+		d.warn("leader", "let this role read pg_locks", "%v", OneLine(err))
 	} else if s.PID != 0 && !s.Relay {
-		d.add(SeverityFail, "leader", fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", s.PID),
+		d.fail("leader", fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", s.PID),
 			"no relay can lead: the leader's lock is held by %s, which is no relay", s)
 	}
 }
@@ -288,31 +301,31 @@ func readFacts(ctx context.Context, conn *pgx.Conn, slot string) (f facts, err e
 
 func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 	if err := sql.CheckSchema(ctx, conn); err != nil {
-		remedy := "let this role read posthaste's tables (scripts/roles.sql)"
+		remedy := mayRead
 		switch {
 		case errors.Is(err, sql.ErrSchemaMissing):
 			remedy = "posthaste migrate; or correct --schema, which is " + d.config.Schema
 		case errors.Is(err, sql.ErrSchemaNewer):
 			remedy = "use the version that migrated it, or a later one"
 		}
-		d.add(SeverityFail, "schema", remedy, "%v", OneLine(err))
+		d.fail("schema", remedy, "%v", OneLine(err))
 		return false
 	}
-	d.add(SeverityOK, "schema", "", "migrated")
+	d.ok("schema", "migrated")
 	var names []string
 	rows, err := conn.Query(ctx, "SELECT name FROM relay_state")
 	if err == nil {
 		names, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	}
 	if err == nil && len(names) > 0 && names[0] != d.config.RelayName {
-		d.add(SeverityFail, "relay name", "use --relay-name="+names[0], "the table belongs to relay %q", names[0])
+		d.fail("relay name", "use --relay-name="+names[0], "the table belongs to relay %q", names[0])
 	}
 	if err := sql.CheckRelayName(ctx, conn, d.config.RelayName); err != nil {
-		d.add(SeverityFail, "relay name", "use another --relay-name", "%v", OneLine(err))
+		d.fail("relay name", "use another --relay-name", "%v", OneLine(err))
 	}
 	if st, err := sql.ReadState(ctx, conn, d.config.RelayName); err == nil {
 		d.desired, d.source = st.Desired, st.Owner.Source
-		d.add(SeverityOK, "desired mode", "", "%s", st.Desired)
+		d.ok("desired mode", "%s", st.Desired)
 	}
 	if !d.config.WriterOnly {
 		d.restores()
@@ -325,11 +338,11 @@ func (d *doctor) schema(ctx context.Context, conn *pgx.Conn) (migrated bool) {
 func (d *doctor) restores() {
 	switch {
 	case d.config.History == 0:
-		d.add(SeverityWarn, "history", "set --history to the time within which a loss is noticed and dealt with",
+		d.warn("history", "set --history to the time within which a loss is noticed and dealt with",
 			"off: events that Redis loses after they were settled can be neither counted nor restored, and what "+
 				"Postgres loses in a failover cannot be named")
 	case d.config.Restore == 0:
-		d.add(SeverityWarn, "restore", "set --restore, to 1h for example",
+		d.warn("restore", "set --restore, to 1h for example",
 			"off: events that Redis loses after they were settled are counted, and an operator must replay them, "+
 				"after newer ones")
 	}
@@ -347,45 +360,43 @@ func (d *doctor) rights(ctx context.Context, conn *pgx.Conn) {
 		err = conn.QueryRow(ctx, query("doctor_creators")).Scan(&creators)
 	}
 	if err != nil {
-		d.add(SeverityFail, "rights", "run it as the relay's role", "cannot be read: %v", OneLine(err))
+		d.fail("rights", "run it as the relay's role", "cannot be read: %v", OneLine(err))
 		return
 	}
 	if d.config.WriterOnly {
 		lacks, publication, statistics = "", true, true // these concern the relay's role
 	}
 	if lacks != "" {
-		d.add(SeverityFail, "table rights", "run the relay as the owner of the tables, or grant them to this role",
+		d.fail("table rights", "run the relay as the owner of the tables, or grant them to this role",
 			"this role lacks %s", lacks)
 	}
 	if creators != "" {
-		d.add(SeverityFail, "schema rights",
+		d.fail("schema rights",
 			"REVOKE CREATE ON SCHEMA "+d.config.Schema+" FROM "+creators+"; or a schema of its own (--schema)",
 			"%s may create in schema %s: functions made there could be called with the relay's rights",
 			creators, d.config.Schema)
 	}
 	if hiding != "" {
-		d.add(SeverityFail, "row security", "ALTER TABLE … DISABLE ROW LEVEL SECURITY, or give this role BYPASSRLS",
+		d.fail("row security", "ALTER TABLE … DISABLE ROW LEVEL SECURITY, or give this role BYPASSRLS",
 			"row security hides rows of %s from this role; the relay refuses to run like that", hiding)
 	}
 	switch {
 	case published && publication:
-		d.add(SeverityOK, "publication", "", "%s has the outbox table", d.config.Publication)
+		d.ok("publication", "%s has the outbox table", d.config.Publication)
 	case published:
-		d.add(SeverityWarn, "publication", "GRANT CREATE ON DATABASE to the relay's role, and make it owner of outbox",
+		d.warn("publication", "GRANT CREATE ON DATABASE to the relay's role, and make it owner of outbox",
 			"%s has the outbox table; if it is dropped, this role cannot create it again", d.config.Publication)
 	case publication:
-		d.add(SeverityWarn, "publication", "nothing to do: the relay creates it again",
+		d.warn("publication", "nothing to do: the relay creates it again",
 			"%s is missing or lacks the outbox table: the relay polls until it is there", d.config.Publication)
 	default:
-		d.add(SeverityWarn, "publication",
-			"CREATE PUBLICATION "+d.config.Publication+
-				" FOR TABLE outbox WITH (publish = 'insert'), as the owner of outbox",
+		d.warn("publication", "CREATE PUBLICATION "+d.config.Publication+
+			" FOR TABLE outbox WITH (publish = 'insert'), as the owner of outbox",
 			"%s is missing or lacks the outbox table: the relay polls until it is there, and this role cannot "+
-				"create it",
-			d.config.Publication)
+				"create it", d.config.Publication)
 	}
 	if !statistics {
-		d.add(SeverityWarn, "statistics right", "GRANT pg_read_all_stats to the relay's role",
+		d.warn("statistics right", "GRANT pg_read_all_stats to the relay's role",
 			"this role cannot see which transaction of another role holds back the WAL")
 	}
 }
@@ -401,11 +412,11 @@ func (d *doctor) stream(f facts) {
 			"ALTER SYSTEM SET wal_level = logical, and restart Postgres; or posthaste mode poll",
 			"wal_level is %s; the stream needs logical", f.walLevel)
 	} else {
-		d.add(SeverityOK, "wal_level", "", "logical")
+		d.ok("wal_level", "logical")
 	}
 	switch {
 	case f.replication:
-		d.add(SeverityOK, "replication right", "", "granted")
+		d.ok("replication right", "granted")
 	case !d.config.WriterOnly:
 		d.add(severity, "replication right", "ALTER ROLE … REPLICATION; or posthaste mode poll",
 			"this role may not use replication slots")
@@ -420,12 +431,11 @@ func (d *doctor) stream(f facts) {
 			"no walsender is free for the relay: others use %d of %d", f.senders, f.maxSenders)
 	}
 	if f.syncSlots != "" {
-		d.add(SeverityWarn, "synchronized slots", "monitor the standbys named there",
-			"synchronized_standby_slots = %s: a dead standby in it stops the stream (the relay polls)",
-			f.syncSlots)
+		d.warn("synchronized slots", "monitor the standbys named there",
+			"synchronized_standby_slots = %s: a dead standby in it stops the stream (the relay polls)", f.syncSlots)
 	}
 	if f.idleSlot != "" && f.idleSlot != "0" {
-		d.add(SeverityWarn, "idle slot timeout", "set it above the longest time a relay may be down",
+		d.warn("idle slot timeout", "set it above the longest time a relay may be down",
 			"idle_replication_slot_timeout = %s s: a slot idle for longer is invalidated "+
 				"(nothing is lost, the relay polls)", f.idleSlot)
 	}
@@ -437,14 +447,13 @@ func (d *doctor) retention(f facts) {
 		"and below the free disk space"
 	switch keep := f.keepMB << 20; {
 	case f.keepMB < 0:
-		d.add(SeverityWarn, "max_slot_wal_keep_size", remedy,
+		d.warn("max_slot_wal_keep_size", remedy,
 			"unlimited: while no relay runs, nothing keeps the slot from filling the disk")
 	case keep < 2*d.config.WALBudget:
-		d.add(SeverityWarn, "max_slot_wal_keep_size", remedy,
+		d.warn("max_slot_wal_keep_size", remedy,
 			"%s is not well above the WAL budget of %s", Size(keep), Size(d.config.WALBudget))
 	default:
-		d.add(SeverityOK, "max_slot_wal_keep_size", "",
-			"%s, above the WAL budget of %s", Size(keep), Size(d.config.WALBudget))
+		d.ok("max_slot_wal_keep_size", "%s, above the WAL budget of %s", Size(keep), Size(d.config.WALBudget))
 	}
 }
 
@@ -455,21 +464,20 @@ func (d *doctor) slot(ctx context.Context, conn *pgx.Conn) {
 	err := conn.QueryRow(ctx, query("doctor_slot"), d.config.Slot).Scan(&plugin, &database, &status, &retained)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		d.add(SeverityOK, "slot", "", "%s does not exist yet; the relay creates it", d.config.Slot)
+		d.ok("slot", "%s does not exist yet; the relay creates it", d.config.Slot)
 	case sql.Withheld(err) && !d.config.WriterOnly:
 		// refusals has reported it
 	case err != nil:
-		d.add(SeverityWarn, "slot", "ask the primary", "cannot be read: %v", OneLine(err))
+		d.warn("slot", "ask the primary", "cannot be read: %v", OneLine(err))
 	case status == "lost":
-		d.add(SeverityWarn, "slot", "nothing to do: the relay drops it and creates a new one",
-			"%s is invalidated", d.config.Slot)
+		d.warn("slot", "nothing to do: the relay drops it and creates a new one", "%s is invalidated", d.config.Slot)
 	case plugin != "pgoutput" || database == nil || *database != conn.Config().Database && conn.Config().Database != "":
-		d.add(SeverityFail, "slot", "use another --relay-name, or drop that slot",
+		d.fail("slot", "use another --relay-name, or drop that slot",
 			"%s belongs to something else (plugin %s)", d.config.Slot, plugin)
 	case muchWAL(retained, d.config.WALBudget):
-		d.add(SeverityWarn, "slot", "start the relay: it acts on its budget", "%s holds %s of WAL; the budget is %s",
+		d.warn("slot", "start the relay: it acts on its budget", "%s holds %s of WAL; the budget is %s",
 			d.config.Slot, Size(retained), Size(d.config.WALBudget))
 	default:
-		d.add(SeverityOK, "slot", "", "%s holds %s of WAL", d.config.Slot, Size(retained))
+		d.ok("slot", "%s holds %s of WAL", d.config.Slot, Size(retained))
 	}
 }

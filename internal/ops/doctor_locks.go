@@ -45,20 +45,19 @@ func (d *doctor) locks(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig,
 	}
 	for _, h := range holders {
 		if h.Slot {
-			d.add(SeverityWarn, "locks", "wait for the end of its transaction, or: "+h.Remedy,
+			d.warn("locks", "wait for the end of its transaction, or: "+h.Remedy,
 				"the relay polls, and creates its slot after the transaction of %s%s", h.Name, omitted)
 			continue
 		}
-		d.add(SeverityFail, "locks", "end its transaction: "+h.Remedy,
-			"posthaste waits for a lock that %s holds%s", h.Name, omitted)
+		d.fail("locks", "end its transaction: "+h.Remedy, "posthaste waits for a lock that %s holds%s", h.Name, omitted)
 	}
 	switch {
 	case len(holders) > 0:
 	case !answered:
-		d.add(SeverityFail, "locks", "find the statements that block or slow it in pg_stat_activity",
+		d.fail("locks", "find the statements that block or slow it in pg_stat_activity",
 			"a check had no answer in time%s", omitted)
 	case err != nil && !sql.Withheld(err):
-		d.add(SeverityWarn, "locks", "let this role read pg_locks and pg_stat_activity", "%v", OneLine(err))
+		d.warn("locks", "let this role read pg_locks and pg_stat_activity", "%v", OneLine(err))
 	}
 }
 
@@ -73,8 +72,8 @@ func (d *doctor) commits(ctx context.Context, conn *pgx.Conn) {
 	err := sql.CheckCommits(ctx, conn)
 	switch {
 	case errors.Is(err, sql.ErrCommitsWait):
-		d.add(SeverityFail, "commits", sql.StandbyRemedy, "%v", err)
+		d.fail("commits", sql.StandbyRemedy, "%v", err)
 	case err != nil:
-		d.add(SeverityWarn, "commits", "let this role read pg_stat_replication", "%v", OneLine(err))
+		d.warn("commits", "let this role read pg_stat_replication", "%v", OneLine(err))
 	}
 }

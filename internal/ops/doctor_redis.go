@@ -19,15 +19,15 @@ func (d *doctor) nats(ctx context.Context) {
 	if err := d.config.NATS(ctx); err != nil {
 		problem, remedy, _ := strings.Cut(err.Error(), outbox.RemedyMark)
 		remedy = cmp.Or(remedy, "check --sink-url, and that nats-server listens there")
-		d.add(SeverityFail, "nats", remedy, "%s", problem)
+		d.fail("nats", remedy, "%s", problem)
 		return
 	}
-	d.add(SeverityOK, "nats", "", "JetStream answers, with atomic batches; its streams are not examined")
+	d.ok("nats", "JetStream answers, with atomic batches; its streams are not examined")
 }
 
 func (d *doctor) redis(ctx context.Context) {
 	if d.config.Redis == nil {
-		d.add(SeverityFail, "redis", "correct --redis-url", "the URL cannot be parsed")
+		d.fail("redis", "correct --redis-url", "the URL cannot be parsed")
 		return
 	}
 	d.redisTransport("redis", "redis-url", d.config.Redis)
@@ -48,14 +48,14 @@ func (d *doctor) redis(ctx context.Context) {
 	}
 	d.cluster(nodes)
 	if unknown, err := s.Unknown(ctx); err == nil && len(unknown) > 0 {
-		d.add(SeverityWarn, "redis unknown", "allow INFO and CONFIG GET, if the service can; else nothing to do", "%s",
+		d.warn("redis unknown", "allow INFO and CONFIG GET, if the service can; else nothing to do", "%s",
 			strings.Join(unknown, ". "))
 	}
 	d.eachNode(ctx, nodes, func(ctx context.Context, one *doctor, n redisurl.Node) { one.server(ctx, client, n) })
 	d.balances(ctx, client)
 	if !d.config.WriterOnly {
 		if err := s.Permitted(ctx, d.names); err != nil {
-			d.add(SeverityFail, "redis rights", sink.Remedy("noperm"), "%v", OneLine(err))
+			d.fail("redis rights", sink.Remedy("noperm"), "%v", OneLine(err))
 		}
 		d.foreign(ctx, client)
 		if d.config.SharedStreams {
@@ -76,10 +76,10 @@ func (d *doctor) cluster(nodes []redisurl.Node) {
 	replicas := len(nodes) - masters
 	has := CountOf(int64(masters), "master") + " and " + CountOf(int64(replicas), "replica")
 	if replicas < masters {
-		d.add(SeverityWarn, "redis cluster", "give every master a replica",
+		d.warn("redis cluster", "give every master a replica",
 			"%s: while a master without a replica is down, its streams are blocked, and others may be", has)
 	} else {
-		d.add(SeverityOK, "redis cluster", "", "%s", has)
+		d.ok("redis cluster", "%s", has)
 	}
 }
 
@@ -144,8 +144,7 @@ func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n red
 	if n.Replica {
 		can = "a replica, reachable"
 	}
-	d.add(SeverityOK, "redis", "", "version %s, %s, durability %s",
-		cmp.Or(info["redis_version"], "unknown"), can, d.config.Durability)
+	d.ok("redis", "version %s, %s, durability %s", cmp.Or(info["redis_version"], "unknown"), can, d.config.Durability)
 	if known {
 		d.redisMemory(info)
 	}
@@ -158,10 +157,11 @@ func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n red
 		return
 	}
 	if info["aof_enabled"] != "1" {
-		d.add(SeverityWarn, "redis persistence", "set appendonly yes",
+		d.warn("redis persistence", "set appendonly yes",
 			"no append-only file: a restart of Redis loses what was published since its last snapshot")
 	} else {
-		d.add(SeverityOK, "redis persistence", "", "append-only file, fsync %s", appendfsync(ctx, n.Client))
+		config, _ := n.ConfigGet(ctx, "appendfsync").Result() // may be refused
+		d.ok("redis persistence", "append-only file, fsync %s", cmp.Or(config["appendfsync"], "unknown"))
 	}
 }
 
@@ -180,20 +180,12 @@ func on(ctx context.Context, client redis.UniversalClient, n redisurl.Node, stre
 	return here
 }
 
-func appendfsync(ctx context.Context, client *redis.Client) string {
-	m, err := client.ConfigGet(ctx, "appendfsync").Result()
-	if err != nil || m["appendfsync"] == "" {
-		return "unknown"
-	}
-	return m["appendfsync"]
-}
-
 func (d *doctor) redisMemory(memory map[string]string) {
 	if policy := memory["maxmemory_policy"]; unsafePolicy(policy) {
-		d.add(SeverityWarn, "redis eviction", "set maxmemory-policy noeviction",
+		d.warn("redis eviction", "set maxmemory-policy noeviction",
 			"maxmemory-policy is %s: streams, gates and idempotency keys may vanish", policy)
 	} else {
-		d.add(SeverityOK, "redis eviction", "", "noeviction")
+		d.ok("redis eviction", "noeviction")
 	}
 	limit, _ := strconv.ParseInt(strings.TrimSpace(memory["maxmemory"]), 10, 64)
 	// 374 bytes an entry with a payload of 200 bytes, measured on Redis 7.0.
@@ -201,11 +193,11 @@ func (d *doctor) redisMemory(memory map[string]string) {
 	switch {
 	case limit <= 0 || need <= 0:
 	case limit < need:
-		d.add(SeverityWarn, "redis memory", "raise maxmemory, or lower --stream-maxlen",
+		d.warn("redis memory", "raise maxmemory, or lower --stream-maxlen",
 			"maxmemory %s is less than one stream of %s entries with 200-byte payloads takes (%s)",
 			Size(limit), humanize.Comma(d.config.StreamMaxlen), Size(need))
 	case limit/4*3 < need && d.config.Guard == nil: // see idem.Guard.Short
-		d.add(SeverityWarn, "redis memory", "raise maxmemory, or give the guard a Redis of its own (--guard-redis-url)",
+		d.warn("redis memory", "raise maxmemory, or give the guard a Redis of its own (--guard-redis-url)",
 			"a stream of %s entries with 200-byte payloads takes %s, more than three quarters of maxmemory %s: "+
 				"idempotency records will stay for seconds only, and replays come from the database",
 			humanize.Comma(d.config.StreamMaxlen), Size(need), Size(limit))

@@ -45,7 +45,7 @@ const maxAlso = 20
 
 // Page is the verdict on a page.
 type Page struct {
-	// PageProblem is the gravest problem, or says that there is none.
+	// PageProblem is the gravest problem, or reports that all is well.
 	PageProblem
 
 	// Also are the other problems, the gravest first.

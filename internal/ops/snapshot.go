@@ -5,7 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/outbox"
@@ -75,27 +74,6 @@ type Postgres struct {
 	Hung bool `json:"hung,omitempty"`
 }
 
-// ReadPostgres reads the status, and the relays that hold locks. relay is that of this process, or nil.
-func ReadPostgres(
-	ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay,
-) (Postgres, error) {
-	return readPostgres(ctx, pool, name, slots, relay, 0)
-}
-
-func readPostgres(
-	ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay, most int64,
-) (Postgres, error) {
-	st, err := readStatus(ctx, pool, name, slots, relay, most)
-	if err != nil {
-		return Postgres{}, err
-	}
-	pulse, err := sql.ReadPulse(ctx, pool)
-	if sql.SQLState(err) == pgerrcode.InsufficientPrivilege {
-		pulse, err = sql.Pulse{Led: true}, nil // this role may not see locks, so it cannot tell
-	}
-	return Postgres{Status: st, Written: pulse.Written, Led: pulse.Led, Relays: pulse.Relays, Hung: pulse.Hung}, err
-}
-
 // Memory is the memory of Redis. A Policy of "" is unknown.
 type Memory struct {
 	UsedBytes int64  `json:"used_bytes"`
@@ -103,7 +81,7 @@ type Memory struct {
 	Policy    string `json:"policy"`
 }
 
-// Source reads single snapshots. (The console, which reads repeatedly, has a source of its own.)
+// Source reads single snapshots. (The console, which reads repeatedly, only uses ReadPostgres.)
 type Source struct {
 	Pool      *pgxpool.Pool
 	RelayName string
@@ -124,11 +102,24 @@ type Source struct {
 // redisTimeout bounds the query to Redis: a server that hangs must not delay the answer of Postgres.
 const redisTimeout = 2 * time.Second
 
+// ReadPostgres reads the status, and the relays that hold locks.
+func (s Source) ReadPostgres(ctx context.Context) (Postgres, error) {
+	st, err := s.readStatus(ctx)
+	if err != nil {
+		return Postgres{}, err
+	}
+	pulse, err := sql.ReadPulse(ctx, s.Pool)
+	if sql.Denied(err) {
+		pulse, err = sql.Pulse{Led: true}, nil // this role may not see locks, so it cannot tell
+	}
+	return Postgres{Status: st, Written: pulse.Written, Led: pulse.Led, Relays: pulse.Relays, Hung: pulse.Hung}, err
+}
+
 // Look reads a snapshot. It returns the error of Postgres; the error of Redis is in the snapshot.
 func (s Source) Look(ctx context.Context) (*Snapshot, error) {
 	asked := make(chan Answer, 1)
 	go func() { asked <- s.askRedis(ctx) }()
-	p, err := readPostgres(ctx, s.Pool, s.RelayName, s.Slots, s.Relay, s.Most)
+	p, err := s.ReadPostgres(ctx)
 	var dead []Dead
 	if err == nil && p.Dead > 0 {
 		dead, err = ListDead(ctx, s.Pool)

@@ -49,21 +49,16 @@ func traceRowsOf(ctx context.Context, db sql.DB, id string, limit int) ([]traceR
 	if err != nil {
 		return nil, err
 	}
-	order, err := traceOrder(ctx, db, event)
-	return append(order, found...), err
-}
-
-// traceOrder finds the order with an id, in a database that has orders.
-func traceOrder(ctx context.Context, db sql.DB, id *uuid.UUID) ([]traceRow, error) {
-	if id == nil {
-		return nil, nil
+	if event == nil {
+		return found, nil
 	}
 	shop, err := sql.HasLine(ctx, db, sql.LineShop)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("trace: %w", err)
+	case !shop:
+		return found, nil
 	}
-	if !shop {
-		return nil, nil
-	}
-	return statement.Structs[traceRow](ctx, db, "trace", query("trace_order"), id)
+	order, err := statement.Structs[traceRow](ctx, db, "trace", query("trace_order"), event)
+	return append(order, found...), err
 }

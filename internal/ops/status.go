@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/outbox"
-	"posthaste/relay"
 	"posthaste/sql"
 )
 
@@ -69,12 +68,6 @@ func (b Backlog) Size() string {
 	return humanize.Comma(b.Rows)
 }
 
-// readBacklog counts at most most rows of the outbox; 0: all of them.
-func readBacklog(ctx context.Context, pool *pgxpool.Pool, most int64) (Backlog, error) {
-	rows, oldest, err := sql.Backlog(ctx, pool, most)
-	return Backlog{Rows: rows, AtLeast: most > 0 && rows == most, OldestSeconds: oldest.Seconds()}, err
-}
-
 type Slot struct {
 	Exists            bool   `json:"exists"`
 	Active            bool   `json:"active"`
@@ -87,31 +80,29 @@ type Slot struct {
 	MaxKeepBytes      int64  `json:"max_keep_bytes"`
 }
 
-// readStatus reads the status from Postgres, and from relay unless it is nil. It counts at most most rows of the
-// outbox; 0: all of them.
-func readStatus(
-	ctx context.Context, pool *pgxpool.Pool, name string, slots outbox.Slots, relay *relay.Relay, most int64,
-) (Status, error) {
-	st, err := sql.ReadState(ctx, pool, name)
+// readStatus reads the status from Postgres, and from the relay of this process.
+func (s Source) readStatus(ctx context.Context) (Status, error) {
+	st, err := sql.ReadState(ctx, s.Pool, s.RelayName)
 	if err != nil {
 		return Status{}, err
 	}
 	out := Status{
 		Mode: st.Active, Desired: st.Desired, Epoch: st.Owner.Epoch, Owner: st.Holder,
 		HandoverLSN: st.Handover.String(), Degraded: st.Degraded, Source: st.Owner.Source,
-		EntrySource: outbox.EntrySource(name), ChangedAt: st.Changed, Unnoticed: unnoticed(st),
+		EntrySource: outbox.EntrySource(s.RelayName), ChangedAt: st.Changed, Unnoticed: unnoticed(st),
 	}
-	if out.Backlog, err = readBacklog(ctx, pool, most); err != nil {
-		return out, err
-	}
-	if out.Dead, err = sql.CountDead(ctx, pool); err != nil {
-		return out, err
-	}
-	reports, last, err := sql.Reports(ctx, pool)
+	rows, oldest, err := sql.Backlog(ctx, s.Pool, s.Most)
 	if err != nil {
 		return out, err
 	}
-	out.Repaired = last
+	out.Backlog = Backlog{Rows: rows, AtLeast: s.Most > 0 && rows == s.Most, OldestSeconds: oldest.Seconds()}
+	if out.Dead, err = sql.CountDead(ctx, s.Pool); err != nil {
+		return out, err
+	}
+	var reports []outbox.Report
+	if reports, out.Repaired, err = sql.Reports(ctx, s.Pool); err != nil {
+		return out, err
+	}
 	for _, r := range reports {
 		report := Compared{Report: r}
 		if r.Missing != 0 {
@@ -119,10 +110,10 @@ func readStatus(
 		}
 		out.Compared = append(out.Compared, report)
 	}
-	if _, out.Phantoms, err = sql.Missing(ctx, pool); err != nil {
+	if _, out.Phantoms, err = sql.Missing(ctx, s.Pool); err != nil {
 		return out, err
 	}
-	slot, err := slots.Status(ctx)
+	slot, err := s.Slots.Status(ctx)
 	if err != nil {
 		return out, err
 	}
@@ -132,8 +123,8 @@ func readStatus(
 		RetainedBytes: slot.RetainedBytes, ConfirmedLagBytes: slot.ConfirmedLagBytes,
 		MaxKeepBytes: slot.MaxKeepBytes,
 	}
-	if relay != nil {
-		mine := relay.Status()
+	if s.Relay != nil {
+		mine := s.Relay.Status()
 		out.Leader, out.Inflight = &mine.Leader, &mine.Inflight
 	}
 	return out, nil

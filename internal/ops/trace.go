@@ -154,7 +154,7 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, p
 		At: entryTime(entry), Place: "in stream", ID: r.ID, Detail: r.Stream + " " + entry,
 		TraceParent: r.TraceParent,
 	}
-	s.order = later(s.At, r.Created) // an entry's time has milliseconds only
+	s.order = slices.MaxFunc([]time.Time{s.At, r.Created}, time.Time.Compare) // an entry's time has milliseconds only
 	if len(found) == 0 {
 		s.Detail += " (trimmed since)"
 		return []Step{s}, nil
@@ -164,6 +164,7 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, p
 	if err != nil {
 		return nil, err
 	}
+	after := slices.MaxFunc([]time.Time{s.order, r.At}, time.Time.Compare)
 	for _, g := range groups {
 		state := "acknowledged"
 		pending, err := client.XPendingExt(ctx, &redis.XPendingExtArgs{
@@ -178,17 +179,9 @@ func traceEntry(ctx context.Context, client redis.UniversalClient, r traceRow, p
 		case outbox.CompareIDs(g.LastDeliveredID, entry) < 0:
 			state = "not delivered yet"
 		}
-		steps = append(steps, Step{Place: "group " + g.Name, ID: r.ID, Detail: state, order: later(s.order, r.At)})
+		steps = append(steps, Step{Place: "group " + g.Name, ID: r.ID, Detail: state, order: after})
 	}
 	return steps, nil
-}
-
-// later returns the later of two times.
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // entryTime returns the time in a stream entry's id.

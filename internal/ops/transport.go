@@ -15,10 +15,10 @@ func (d *doctor) redisTransport(which, flag string, o *redis.UniversalOptions) {
 	switch {
 	case o == nil:
 	case o.TLSConfig != nil && o.TLSConfig.InsecureSkipVerify:
-		d.add(SeverityWarn, which+" TLS", "--redis-skip-verify=off, and --redis-ca for the CA of its certificate",
+		d.warn(which+" TLS", "--redis-skip-verify=off, and --redis-ca for the CA of its certificate",
 			"its certificate is not verified: an attacker on the network can read and change everything")
 	case o.TLSConfig == nil && slices.ContainsFunc(o.Addrs, beyond):
-		d.add(SeverityWarn, which+" TLS", "rediss:// in --"+flag+", or a tunnel",
+		d.warn(which+" TLS", "rediss:// in --"+flag+", or a tunnel",
 			"the connection to %s is not encrypted: the password and every event can be read on the way",
 			strings.Join(o.Addrs, ", "))
 	}
@@ -55,20 +55,19 @@ func (d *doctor) encryption(ctx context.Context, conn *pgx.Conn) {
 	config := conn.Config().TLSConfig
 	switch {
 	case err != nil:
-		d.add(SeverityWarn, "postgres TLS", remedy, "cannot check whether the connection is encrypted: %v",
-			OneLine(err))
+		d.warn("postgres TLS", remedy, "cannot check whether the connection is encrypted: %v", OneLine(err))
 	case !encrypted:
-		d.add(SeverityWarn, "postgres TLS", remedy,
+		d.warn("postgres TLS", remedy,
 			"the connection to %s is not encrypted: every event, and perhaps the password, can be read on the way",
 			host)
 	case config == nil || config.InsecureSkipVerify && config.VerifyPeerCertificate == nil:
-		d.add(SeverityWarn, "postgres TLS", remedy,
+		d.warn("postgres TLS", remedy,
 			"the connection to %s is encrypted and its certificate is not verified: an attacker on the network can "+
 				"read and change everything", host)
 	case config.InsecureSkipVerify:
-		d.add(SeverityWarn, "postgres TLS", remedy,
+		d.warn("postgres TLS", remedy,
 			"the certificate of %s is verified, but not that it is for this host (sslmode=verify-ca)", host)
 	default:
-		d.add(SeverityOK, "postgres TLS", "", "encrypted and verified")
+		d.ok("postgres TLS", "encrypted and verified")
 	}
 }

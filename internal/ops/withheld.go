@@ -75,7 +75,7 @@ func (d *doctor) refusals(ctx context.Context, conn *pgx.Conn) {
 		})
 	}
 	if err != nil {
-		d.add(SeverityWarn, "functions", "let this role read pg_proc", "cannot be read: %v", OneLine(err))
+		d.warn("functions", "let this role read pg_proc", "cannot be read: %v", OneLine(err))
 		return
 	}
 	for _, f := range withheld {

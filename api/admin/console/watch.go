@@ -285,11 +285,12 @@ func (w *watch) look(now time.Time) seen {
 
 func (w *watch) readPostgres(ctx context.Context) (Postgres, error) {
 	o := w.o
-	p, err := ops.ReadPostgres(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
+	from := ops.Source{Pool: o.Pool, RelayName: o.RelayName, Slots: o.Slots, Relay: o.Relay}
+	p, err := from.ReadPostgres(ctx)
 	if errors.Is(err, pgx.ErrNoRows) {
 		// If no relay has run yet, the row is missing. posthaste status inserts it in the same way.
 		if err = sql.Register(ctx, o.Pool, o.RelayName); err == nil {
-			p, err = ops.ReadPostgres(ctx, o.Pool, o.RelayName, o.Slots, o.Relay)
+			p, err = from.ReadPostgres(ctx)
 		}
 		if sql.Denied(err) { // the role of serve lacks the right
 			err = errNoRelay
