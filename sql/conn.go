@@ -138,8 +138,7 @@ func prepare(cfg *pgx.ConnConfig) {
 
 // redact drops the connection string that pgx quotes in its parse errors.
 func redact(err error) error {
-	var pe *pgconn.ParseConfigError
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*pgconn.ParseConfigError](err); ok {
 		if cause := errors.Unwrap(pe); cause != nil && !strings.Contains(cause.Error(), "://") {
 			return fmt.Errorf("the Postgres URL cannot be parsed: %w", cause)
 		}

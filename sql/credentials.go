@@ -67,24 +67,19 @@ func readCredentials(cfg *pgx.ConnConfig) error {
 // database of its configuration.
 type refusals struct{ setting string }
 
-// TraceConnectStart implements pgx.ConnectTracer.
 func (refusals) TraceConnectStart(ctx context.Context, _ pgx.TraceConnectStartData) context.Context {
 	return ctx
 }
 
-// TraceConnectEnd implements pgx.ConnectTracer.
 func (r refusals) TraceConnectEnd(_ context.Context, data pgx.TraceConnectEndData) {
-	var failed *pgconn.ConnectError
-	if LoginRefused(data.Err) && errors.As(data.Err, &failed) {
+	if failed, ok := errors.AsType[*pgconn.ConnectError](data.Err); ok && LoginRefused(data.Err) {
 		failed.Config = failed.Config.Copy()
 		failed.Config.Database += ", " + r.setting + " is read again for each connection"
 	}
 }
 
-// TraceQueryStart implements pgx.QueryTracer.
 func (refusals) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
 	return ctx
 }
 
-// TraceQueryEnd implements pgx.QueryTracer.
 func (refusals) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}

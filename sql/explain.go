@@ -20,18 +20,15 @@ const setURL = "set POSTHASTE_POSTGRES_URL"
 // Explain splits an error of Postgres into the problem, with what it concerns, and the remedy. Both are "" for other
 // errors, and the remedy is "" if it is unknown or part of the problem.
 func Explain(err error) (problem, remedy string) {
-	var failed *pgconn.ConnectError
-	var refused *pgconn.PgError
-	var slot *outbox.SlotError
-	errors.As(err, &refused)
-	switch {
-	case errors.As(err, &failed):
+	refused, answered := errors.AsType[*pgconn.PgError](err)
+	if failed, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		return unconnected(failed, refused)
-	case refused == nil:
+	}
+	if !answered {
 		return "", ""
 	}
 	problem = strings.Replace(err.Error(), refused.Error(), refused.Message, 1)
-	if errors.As(err, &slot) {
+	if errors.As(err, new(*outbox.SlotError)) {
 		return problem, ""
 	}
 	return problem, remedies[refused.Code]

@@ -123,13 +123,8 @@ func (s *Store) trimLog(ctx context.Context, limit time.Time, oldest, next uint6
 		}
 		s.kept.seen, s.kept.next = clear, next
 	}
-	if err != nil || !done {
+	if err != nil || !done || slices.Contains(marks, 0) {
 		return err
-	}
-	for _, m := range marks {
-		if m == 0 {
-			return nil
-		}
 	}
 	_, err = exec(ctx, s.pool, "delete old marks", "history_forget", marks)
 	return err

@@ -26,7 +26,6 @@ var layoutProbes = func() []string {
 	return probes
 }()
 
-// CheckLayout implements relay.Store.
 func (s *Store) CheckLayout(ctx context.Context, shards int) error {
 	if shards > 1 {
 		if err := s.checkParts(ctx); err != nil {
@@ -75,7 +74,6 @@ func (s *Store) checkParts(ctx context.Context) error {
 // errUnsettled means that not all parts have the same mark.
 var errUnsettled = errors.New("the parts of the table are not settled alike")
 
-// ChangeLayout implements relay.Store.
 func (s *Store) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layout) error {
 	// A publish since CheckLayout may have been the first of a type.
 	if err := s.checkNames(ctx, to.Shards); err != nil {
@@ -94,14 +92,12 @@ func (s *Store) ChangeLayout(ctx context.Context, o outbox.Owner, to outbox.Layo
 	return s.replicated(ctx, what, standby)
 }
 
-// FirstLayout implements relay.Store.
 func (s *Store) FirstLayout(ctx context.Context, o outbox.Owner, prefix string) (done bool, err error) {
 	err = s.owned(ctx, "name streams before the first event", "layout_first",
 		[]any{s.name, o.Epoch, o.Nonce[:], prefix}, &done)
 	return done && err == nil, err
 }
 
-// AwaitLayout implements relay.Store.
 func (s *Store) AwaitLayout(ctx context.Context) error {
 	const what = "wait until a standby knows how many streams a type has"
 	var standby bool

@@ -176,10 +176,11 @@ func apply(ctx context.Context, conn *pgx.Conn, schema, relay string, lines []Li
 		}
 		for _, line := range lines {
 			for v := have[line] + 1; v <= latest(line); v++ {
-				if _, err := tx.Exec(ctx, migration(line, v)); err != nil {
-					return fmt.Errorf("%s %d: %w", line, v, err)
+				_, err := tx.Exec(ctx, migration(line, v))
+				if err == nil {
+					_, err = tx.Exec(ctx, query("schema_applied"), line, v)
 				}
-				if _, err := tx.Exec(ctx, query("schema_applied"), line, v); err != nil {
+				if err != nil {
 					return fmt.Errorf("%s %d: %w", line, v, err)
 				}
 				applied = append(applied, Applied{line, v})

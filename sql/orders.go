@@ -320,22 +320,16 @@ func awaits(ctx context.Context, c *pgx.Conn) error {
 // error. It cannot do that after the commit. FATAL and PANIC can come at any time, because they report the end of the
 // backend.
 func definite(err error) bool {
-	var pe *pgconn.PgError
-	if !errors.As(err, &pe) {
-		return false
-	}
-	return pe.SeverityUnlocalized == "ERROR" && !pgerrcode.IsConnectionException(pe.Code) &&
+	pe, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pe.SeverityUnlocalized == "ERROR" && !pgerrcode.IsConnectionException(pe.Code) &&
 		!strings.HasPrefix(pe.Code, "57P0") && pe.Code != pgerrcode.StatementCompletionUnknown
 }
 
 // RetryOrder reports whether an immediate new attempt may succeed: after a deadlock or a serialization failure, or if
 // BrokenConnection.
 func RetryOrder(err error) bool {
-	var pe *pgconn.PgError
-	if errors.As(err, &pe) && (pe.Code == pgerrcode.SerializationFailure || pe.Code == pgerrcode.DeadlockDetected) {
-		return true
-	}
-	return BrokenConnection(err)
+	code := SQLState(err)
+	return code == pgerrcode.SerializationFailure || code == pgerrcode.DeadlockDetected || BrokenConnection(err)
 }
 
 // BrokenConnection reports whether the failure was that of a pooled connection that had been closed, so that another
@@ -349,15 +343,11 @@ func BrokenConnection(err error) bool {
 			return false
 		}
 	}
-	var ce *pgconn.ConnectError
-	if errors.As(err, &ce) {
+	if errors.As(err, new(*pgconn.ConnectError)) {
 		return false
 	}
-	var pe *pgconn.PgError
-	if !errors.As(err, &pe) {
-		return true
-	}
-	return pe.Code == pgerrcode.AdminShutdown || pe.Code == pgerrcode.IdleInTransactionSessionTimeout ||
+	pe, ok := errors.AsType[*pgconn.PgError](err)
+	return !ok || pe.Code == pgerrcode.AdminShutdown || pe.Code == pgerrcode.IdleInTransactionSessionTimeout ||
 		pgerrcode.IsConnectionException(pe.Code)
 }
 

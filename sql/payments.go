@@ -109,8 +109,7 @@ func DuePayments(ctx context.Context, db DB, limit int, hold time.Duration) ([]D
 		var headers *string
 		var micros int64
 		if err = r.Scan(&d.OpID, &d.RefundID, &d.UserID, &key, &d.Fingerprint, &d.OrderID, &d.Amount, &d.Currency,
-			&headers,
-			&d.CreatedAt, &d.OrderStatus, &d.PayWith, &d.Deducted, &d.Refunded, &micros); err != nil {
+			&headers, &d.CreatedAt, &d.OrderStatus, &d.PayWith, &d.Deducted, &d.Refunded, &micros); err != nil {
 			return d, err
 		}
 		copy(d.Key[:], key)

@@ -130,12 +130,8 @@ func (w *Placer) insert(next func()) (group []*placement, err error) {
 // refused reports whether the server has refused a group, so that nothing was written and a part of the group may
 // succeed.
 func refused(err error) bool {
-	var pe *pgconn.PgError
-	var ce *pgconn.ConnectError
-	switch {
-	case errors.Is(err, ErrCommitUnknown), errors.As(err, &ce):
+	if errors.Is(err, ErrCommitUnknown) || errors.As(err, new(*pgconn.ConnectError)) {
 		return false
-	default:
-		return errors.Is(err, ErrOrderLocked) || errors.As(err, &pe)
 	}
+	return errors.Is(err, ErrOrderLocked) || SQLState(err) != ""
 }

@@ -65,8 +65,7 @@ func PoolingOf(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig) (Poolin
 			again, err = backend(ctx, conn)
 			return err
 		})
-		var pg *pgconn.PgError
-		if errors.As(err, &pg) && strings.Contains(pg.Message, "statement pooling mode") {
+		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && strings.Contains(pg.Message, "statement pooling mode") {
 			return StatementPooling, nil
 		}
 		if err != nil || again != first {
@@ -189,7 +188,7 @@ type wire struct {
 	r io.Reader
 	w io.Writer
 
-	// in is r, nil unless the connection is shared. rest is how many bytes of the current message are to be read.
+	// in is r, nil unless the connection is shared. rest is how many bytes of the current message are unread.
 	in   *bufio.Reader
 	rest int
 

@@ -81,7 +81,6 @@ type pending struct {
 	Since  *time.Time
 }
 
-// Repairs implements relay.Store.
 func (s *Store) Repairs(ctx context.Context, within time.Duration) ([]outbox.Repair, error) {
 	notes, err := structs[pending](ctx, s.pool, "list the pending repairs", "reconcile_list", within,
 		within > 0 && s.history > 0)
@@ -184,7 +183,6 @@ func idMillis(id string) int64 {
 	return n
 }
 
-// Log implements relay.Store.
 func (s *Store) Log(ctx context.Context, r outbox.Repair, visit func(page []outbox.Logged) error) error {
 	return s.log(ctx, r.Stream, span{from: r.From, to: r.To, part: -1}, func(items []item) error {
 		page := make([]outbox.Logged, len(items))
@@ -221,7 +219,6 @@ const (
 	eventsBytes = 4 << 20
 )
 
-// Events implements relay.Store.
 func (s *Store) Events(ctx context.Context, list []outbox.Logged) ([]*outbox.Record, int, error) {
 	ctx, cancel := context.WithTimeout(ctx, batchTimeout)
 	defer cancel()
@@ -242,7 +239,6 @@ func (s *Store) Events(ctx context.Context, list []outbox.Logged) ([]*outbox.Rec
 	return events, used, nil
 }
 
-// Owed implements relay.Store.
 func (s *Store) Owed(ctx context.Context, stream string, visit func(id uuid.UUID)) error {
 	for part := range outbox.Partitions {
 		if err := s.owed(ctx, stream, part, visit); err != nil {
@@ -267,7 +263,6 @@ func (s *Store) owed(ctx context.Context, stream string, part int, visit func(id
 	return err
 }
 
-// Restoring implements relay.Store.
 func (s *Store) Restoring(ctx context.Context, r outbox.Repair, restored int64) error {
 	_, err := s.exec(ctx, "note what is restored", "reconcile_progress", r.IDs[len(r.IDs)-1:], restored, r.Expected,
 		r.Missing)
@@ -277,7 +272,6 @@ func (s *Store) Restoring(ctx context.Context, r outbox.Repair, restored int64) 
 // phantomRows bounds the phantoms of one statement.
 const phantomRows = 10_000
 
-// Repaired implements relay.Store.
 func (s *Store) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair, done outbox.Repaired) error {
 	now := time.Now()
 	for page := range slices.Chunk(done.Phantoms, phantomRows) {
@@ -322,7 +316,6 @@ type uncounted struct {
 	Refused  int64
 }
 
-// CountMissing implements relay.Store.
 func (s *Store) CountMissing(ctx context.Context, tail tailOf) (list []outbox.Report, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*countTimeout)
 	defer cancel()
@@ -411,7 +404,6 @@ func addMissing(r *outbox.Report, events int64, first, last time.Time) {
 	}
 }
 
-// Missing implements relay.Store.
 func (s *Store) Missing(ctx context.Context) (missing, phantoms int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -188,7 +188,7 @@ func settleCopied(ctx context.Context, pool *pgxpool.Pool) error {
 		first := settledXID
 		for last := &first; last != nil; {
 			err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-				if _, err := tx.Exec(ctx, query("copy_begin")); err != nil {
+				if err := run(ctx, tx, "copy_begin"); err != nil {
 					return err
 				}
 				return tx.QueryRow(ctx, query("copy_settled"), part, *last, copyRows).Scan(&last)
@@ -205,10 +205,8 @@ func settleCopied(ctx context.Context, pool *pgxpool.Pool) error {
 const settledXID = "3"
 
 func identify(ctx context.Context, tx pgx.Tx) error {
-	for _, step := range []string{"copy_begin", "copy_lock"} {
-		if _, err := tx.Exec(ctx, query(step)); err != nil {
-			return err
-		}
+	if err := run(ctx, tx, "copy_begin", "copy_lock"); err != nil {
+		return err
 	}
 	// Another process may have done it before this one got the lock.
 	if moved, err := copied(ctx, tx); err != nil || !moved {
@@ -218,17 +216,21 @@ func identify(ctx context.Context, tx pgx.Tx) error {
 	if err := tx.QueryRow(ctx, query("copy_continues")).Scan(&continues); err != nil {
 		return err
 	}
-	steps := []string{"state_identity"}
-	if !continues {
-		for part := range outbox.Partitions {
-			if _, err := tx.Exec(ctx, query("copy_settled"), part, settledXID, math.MaxInt64); err != nil {
-				return err
-			}
-		}
-		steps = []string{"copy_owed", "copy_mark", "state_identity"}
+	if continues {
+		return run(ctx, tx, "state_identity")
 	}
-	for _, step := range steps {
-		if _, err := tx.Exec(ctx, query(step)); err != nil {
+	for part := range outbox.Partitions {
+		if _, err := tx.Exec(ctx, query("copy_settled"), part, settledXID, math.MaxInt64); err != nil {
+			return err
+		}
+	}
+	return run(ctx, tx, "copy_owed", "copy_mark", "state_identity")
+}
+
+// run executes statements without arguments.
+func run(ctx context.Context, tx pgx.Tx, names ...string) error {
+	for _, name := range names {
+		if _, err := tx.Exec(ctx, query(name)); err != nil {
 			return err
 		}
 	}
@@ -365,14 +367,12 @@ func Streams(ctx context.Context, db DB) ([]string, error) {
 	return outbox.StreamNames(list), err
 }
 
-// Newest implements relay.Store.
 func (s *Store) Newest(ctx context.Context) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return pairs[string, string](ctx, s.pool, "list the newest entries", "stream_newest")
 }
 
-// Delivered implements relay.Store.
 func (s *Store) Delivered(ctx context.Context) (some bool, err error) {
 	err = s.scan(ctx, "look whether anything was delivered", "delivered", nil, &some)
 	return some, err
@@ -394,20 +394,17 @@ func (s *Store) NoteStream(ctx context.Context, stream, base string, epoch int64
 	return gated && err == nil, err
 }
 
-// Ungated implements relay.Store.
 func (s *Store) Ungated(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return collect(ctx, s.pool, "list streams without a gate", pgx.RowTo[string], "stream_ungated")
 }
 
-// NoteGroups implements relay.Store.
 func (s *Store) NoteGroups(ctx context.Context, epoch int64, groups map[string][]string) error {
 	_, err := s.exec(ctx, "note the groups of streams", "stream_groups", groups, s.name, epoch)
 	return err
 }
 
-// Gated implements relay.Store.
 func (s *Store) Gated(ctx context.Context, streams []string) error {
 	_, err := s.exec(ctx, "note that streams have gates", "stream_gated", streams)
 	return err
@@ -437,10 +434,10 @@ func (s *Store) Horizon(ctx context.Context) (outbox.LSN, uint64, error) {
 		}
 		return tx.QueryRow(ctx, query("horizon")).Scan(&text)
 	})
-	if err != nil {
-		return 0, 0, fmt.Errorf("take a transaction id: %w", err)
+	var xid uint64
+	if err == nil {
+		xid, err = strconv.ParseUint(text, 10, 64)
 	}
-	xid, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
 		return 0, 0, fmt.Errorf("take a transaction id: %w", err)
 	}
@@ -535,8 +532,7 @@ func (s *Store) Parked(ctx context.Context) ([]outbox.Dead, error) {
 
 // SQLState returns the SQLSTATE in err's chain, or "".
 func SQLState(err error) string {
-	var pe *pgconn.PgError
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return pe.Code
 	}
 	return ""

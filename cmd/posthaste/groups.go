@@ -32,8 +32,7 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 		noted, err = sql.ListStreams(ctx, pool)
 		return err
 	})
-	var usage *cli.UsageError
-	if errors.As(err, &usage) {
+	if errors.As(err, new(*cli.UsageError)) {
 		return err
 	}
 	if err != nil {

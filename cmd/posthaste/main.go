@@ -138,12 +138,11 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		}
 		fmt.Fprintln(stderr, "posthaste:", text)
 	}
-	var usage *cli.UsageError
 	var exit *cli.ExitError
 	switch {
 	case errors.As(err, &exit):
 		return exit.Code
-	case errors.As(err, &usage):
+	case errors.As(err, new(*cli.UsageError)):
 		return exitBadUsage
 	}
 	return exitFailure

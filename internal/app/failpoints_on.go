@@ -33,10 +33,8 @@ func shown(cmd redis.Cmder) (list []any) {
 	return list
 }
 
-// DialHook implements redis.Hook.
 func (crossing) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-// ProcessHook implements redis.Hook.
 func (crossing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		failpoint.Before(name(cmd), shown(cmd)...)
@@ -50,7 +48,6 @@ func (crossing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// ProcessPipelineHook implements redis.Hook.
 func (crossing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		failpoint.Before("pipeline " + name(cmds[0]))

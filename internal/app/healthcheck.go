@@ -64,7 +64,7 @@ func (h Healthcheck) Run(ctx context.Context, c Config, o cli.IO) error {
 		resp, err := client.Do(req)
 		if err != nil {
 			why := socket.Failure(err)
-			if of := (*url.Error)(nil); why == "" && errors.As(err, &of) {
+			if of, ok := errors.AsType[*url.Error](err); ok && why == "" {
 				why = of.Err.Error() // without the URL
 			}
 			silent = append(silent, req.URL.Redacted()+" "+why)

@@ -18,20 +18,15 @@ func newPoolMetrics(pool *pgxpool.Pool) *poolMetrics {
 			"Connections to Postgres: in use, idle, or being opened.", []string{"state"}, nil),
 		limit: prometheus.NewDesc("pg_pool_max_connections", "Connections the pool may open.", nil, nil),
 		taken: prometheus.NewDesc("pg_pool_acquires_total", "Times a connection was taken from the pool.", nil, nil),
-		waits: prometheus.NewDesc("pg_pool_wait_seconds_total", "Time spent waiting because no connection was idle.",
-			nil,
-			nil),
+		waits: prometheus.NewDesc("pg_pool_wait_seconds_total",
+			"Time spent waiting because no connection was idle.", nil, nil),
 	}
 }
 
-// Describe implements prometheus.Collector.
 func (m *poolMetrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.connections, m.limit, m.taken, m.waits} {
-		ch <- d
-	}
+	prometheus.DescribeByCollect(m, ch)
 }
 
-// Collect implements prometheus.Collector.
 func (m *poolMetrics) Collect(ch chan<- prometheus.Metric) {
 	s := m.pool.Stat()
 	gauge := func(d *prometheus.Desc, v int32, labels ...string) {

@@ -172,8 +172,7 @@ func (p *process) runConsole(ctx context.Context) error {
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
-		var system *os.SyscallError
-		if errors.As(err, &system) {
+		if system, ok := errors.AsType[*os.SyscallError](err); ok {
 			err = system.Err
 		}
 		return nil, fmt.Errorf("listen on %s: %w: set another --http-addr or --admin-addr, or stop what uses it",

@@ -196,8 +196,7 @@ func (p *Relay) work(ctx context.Context) error {
 		debug.SetMemoryLimit(int64(p.config.WindowBytes) + 96<<20)
 	}
 	p.log.Info("relay starting", "version", p.config.Version, "relay", p.config.RelayName, "slot", p.config.Slot,
-		"admin",
-		p.admin.Addr().String())
+		"admin", p.admin.Addr().String())
 	g, gctx := errgroup.WithContext(ctx)
 	actx, stopAdmin := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopAdmin()

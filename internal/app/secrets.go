@@ -1,7 +1,6 @@
 package app
 
 import (
-	"fmt"
 	"log/slog"
 	"net/url"
 	"os"
@@ -48,21 +47,17 @@ func (p *parser) readSecrets(s *Settings) {
 		switch {
 		case path == "" || slices.Contains(s.Given, x.flag):
 		case os.Getenv(x.variable) != "":
-			p.faults = append(p.faults, fmt.Errorf("%s and %s: set one of them", x.variable, variable))
+			p.fault("%s and %s: set one of them", x.variable, variable)
 		default:
-			p.readSecret(x.flag, secretfile.File{Setting: variable, Path: path}, x.value)
+			file := secretfile.File{Setting: variable, Path: path}
+			line, err := file.Read()
+			if err != nil {
+				p.faults = append(p.faults, err)
+				continue
+			}
+			*x.value, p.files[x.flag] = line, file
 		}
 	}
-}
-
-// readSecret reads the file of a secret.
-func (p *parser) readSecret(flag string, file secretfile.File, value *string) {
-	line, err := file.Read()
-	if err != nil {
-		p.faults = append(p.faults, err)
-		return
-	}
-	*value, p.files[flag] = line, file
 }
 
 // rereads returns address, the value of flag, with the file that each connection reads its password from: the file of
@@ -73,7 +68,7 @@ func (p *parser) rereads(s Settings, flag, password, address string, known bool)
 	case ok && !known:
 		return file.Into(address)
 	case ok && !slices.Contains(s.Given, flag):
-		p.faults = append(p.faults, fmt.Errorf("%s: the address has a password, too: set one of them", file.Setting))
+		p.fault("%s: the address has a password, too: set one of them", file.Setting)
 	}
 	if file, ok = p.files[flag]; ok {
 		return file.Into(address)

@@ -220,23 +220,28 @@ type parser struct {
 	files map[string]secretfile.File
 }
 
+// fault adds a fault.
+func (p *parser) fault(format string, args ...any) {
+	p.faults = append(p.faults, fmt.Errorf(format, args...))
+}
+
 func (p *parser) bad(name, value, want string) {
 	from := ""
 	if v := variableOf(name); os.Getenv(v) == value && value != "" {
 		from = " (" + v + ")"
 	}
-	p.faults = append(p.faults, fmt.Errorf("--%s=%q%s: want %s", name, value, from, want))
+	p.fault("--%s=%q%s: want %s", name, value, from, want)
 }
 
 func (p *parser) choice(name, value string, options ...string) string {
-	for _, o := range options {
-		if value == o {
-			return value
-		}
+	if slices.Contains(options, value) {
+		return value
 	}
 	p.bad(name, value, strings.Join(options[:len(options)-1], ", ")+" or "+options[len(options)-1])
 	return ""
 }
+
+func (p *parser) on(name, value string) bool { return p.choice(name, value, "on", "off") == "on" }
 
 func (p *parser) match(name, value string, most int, re *regexp.Regexp, want string) string {
 	if len(value) > most || !re.MatchString(value) {
@@ -293,7 +298,7 @@ func (p *parser) scheme(name, value string, schemes ...string) bool {
 	if scheme, _, _ := strings.Cut(value, "://"); slices.Contains(schemes, scheme) {
 		want = "not a URL; a password with special characters has to be percent-encoded"
 	}
-	p.faults = append(p.faults, fmt.Errorf("--%s: %s", name, want))
+	p.fault("--%s: %s", name, want)
 	return false
 }
 
@@ -317,8 +322,8 @@ func (s Settings) Parse() (Config, error) {
 		modes:    &modes{by: map[string]string{}},
 		HTTPAddr: s.HTTPAddr, AdminAddr: s.AdminAddr, AdminToken: s.AdminToken, AuthKeysFile: s.AuthKeysFile,
 		AdminReadToken: s.AdminReadToken, AdminHosts: p.hosts("admin-hosts", s.AdminHosts),
-		AdminOpen:     p.choice("admin-open", s.AdminOpen, "on", "off") == "on",
-		AdminProfiles: p.choice("admin-pprof", s.AdminPprof, "on", "off") == "on",
+		AdminOpen:     p.on("admin-open", s.AdminOpen),
+		AdminProfiles: p.on("admin-pprof", s.AdminPprof),
 		Schema: p.match("schema", s.Schema, 63, schemaPattern,
 			"1 to 63 letters, digits or _, and no digit first"),
 		RelayName: p.match("relay-name", cmp.Or(s.RelayName, relayNameOf(s.Schema)), 50, relayNamePattern,
@@ -326,8 +331,8 @@ func (s Settings) Parse() (Config, error) {
 		Publication: sql.Publication(s.Schema),
 		StreamPrefix: p.match("stream-prefix", s.StreamPrefix, 64, prefixPattern,
 			"at most 64 letters, digits or _.:-"),
-		SharedStreams: p.choice("shared-streams", s.SharedStreams, "on", "off") == "on",
-		PubSub:        p.choice("pubsub", s.Pubsub, "on", "off") == "on",
+		SharedStreams: p.on("shared-streams", s.SharedStreams),
+		PubSub:        p.on("pubsub", s.Pubsub),
 		ChannelPrefix: p.match("channel-prefix", s.ChannelPrefix, 64, channelPattern,
 			"at most 64 letters, digits or _.:-, and no _ first"),
 		History:      p.duration("history", s.History, 0),
@@ -360,7 +365,7 @@ func (s Settings) Parse() (Config, error) {
 	if c.SinkFsync = p.choice("sink-durability", s.SinkDurability, "fsync", "none") == "fsync"; s.SinkURL != "" {
 		c.SinkURL = s.SinkURL
 		if _, err := jetstream.ParseURL(s.SinkURL); err != nil {
-			p.faults = append(p.faults, fmt.Errorf("--sink-url: %w", err))
+			p.fault("--sink-url: %w", err)
 		}
 	}
 	c.RateLimit = p.rate("rate-limit", s.RateLimit)
@@ -372,7 +377,7 @@ func (s Settings) Parse() (Config, error) {
 		p.bad("redis-durability", s.RedisDurability, "none, replicas=N or aof")
 	}
 	if c.AdminReadToken != "" && (c.AdminToken == "" || c.AdminToken == c.AdminReadToken) {
-		p.faults = append(p.faults, errors.New("--admin-read-token needs --admin-token, another one"))
+		p.fault("--admin-read-token needs --admin-token, another one")
 	}
 	p.auth(s.Auth, &c)
 	p.tls(&c, s)
@@ -381,10 +386,7 @@ func (s Settings) Parse() (Config, error) {
 	if err := c.LogLevel.UnmarshalText([]byte(s.LogLevel)); err != nil {
 		p.bad("log-level", s.LogLevel, "debug, info, warn or error")
 	}
-	switch s.LogFormat {
-	case "":
-		c.LogText = cli.IsTerminal(os.Stderr)
-	default:
+	if c.LogText = cli.IsTerminal(os.Stderr); s.LogFormat != "" {
 		c.LogText = p.choice("log-format", s.LogFormat, "json", "text") == "text"
 	}
 	return c, errors.Join(p.faults...)
@@ -395,9 +397,9 @@ func (p *parser) auth(value string, c *Config) {
 	case "keys":
 		c.AuthKeys = true
 		if c.AuthKeysFile == "" {
-			p.faults = append(p.faults, errors.New("--auth=keys needs --auth-keys-file"))
+			p.fault("--auth=keys needs --auth-keys-file")
 		} else if _, err := os.Stat(c.AuthKeysFile); err != nil {
-			p.faults = append(p.faults, fmt.Errorf("--auth-keys-file: %w", err))
+			p.fault("--auth-keys-file: %w", err)
 		}
 	case "jwt":
 		c.AuthJWT = true
@@ -414,14 +416,11 @@ func (p *parser) tokens(o api.TokenOptions) {
 		{"jwt-scope-claim", o.ScopeClaim},
 	} {
 		if setting.value == "" {
-			p.faults = append(p.faults, fmt.Errorf("--auth=jwt needs --%s", setting.name))
+			p.fault("--auth=jwt needs --%s", setting.name)
 		}
 	}
-	if o.JWKS == "" {
-		return
-	}
-	if err := api.CheckJWKS(o.JWKS); err != nil {
-		p.faults = append(p.faults, fmt.Errorf("--jwt-jwks: %w", err))
+	if err := api.CheckJWKS(o.JWKS); o.JWKS != "" && err != nil {
+		p.fault("--jwt-jwks: %w", err)
 	}
 }
 
@@ -490,23 +489,16 @@ func (p *parser) address(name, value string) {
 
 // postgres returns the address of Postgres: the setting, else libpq's variables, else the default.
 func (p *parser) postgres(value string) string {
-	if value == "" {
+	libpq := []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"}
+	if value == "" && !slices.ContainsFunc(libpq, func(name string) bool { return os.Getenv(name) != "" }) {
 		value = defaultPostgresURL
-		for _, name := range []string{
-			"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD",
-			"PGSERVICE",
-		} {
-			if os.Getenv(name) != "" {
-				value = ""
-			}
-		}
 	}
 	// A value without "://" is in libpq's keyword=value form.
 	if strings.Contains(value, "://") && !p.scheme("postgres-url", value, "postgres", "postgresql") {
 		return value
 	}
 	if _, err := sql.PoolConfig(value, "", ""); err != nil {
-		p.faults = append(p.faults, fmt.Errorf("--postgres-url: %w", err))
+		p.fault("--postgres-url: %w", err)
 	}
 	return value
 }
@@ -516,9 +508,9 @@ func (p *parser) redis(name, value string) string {
 		return value
 	}
 	if hasQuery(value, "skip_verify") {
-		p.faults = append(p.faults, errors.New("--"+name+": skip_verify is a setting of its own, --redis-skip-verify"))
+		p.fault("--%s: skip_verify is a setting of its own, --redis-skip-verify", name)
 	} else if _, err := redisurl.Parse(value); err != nil {
-		p.faults = append(p.faults, fmt.Errorf("--%s: %w", name, err))
+		p.fault("--%s: %w", name, err)
 	}
 	return value
 }

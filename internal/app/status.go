@@ -106,11 +106,10 @@ func watchStatus(ctx context.Context, c Config, o cli.IO, asJSON bool) error {
 			s, err = readStatus(actx, c, pool)
 		}
 		cancel()
-		var second *outbox.SecondNameError
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.As(err, &second):
+		case errors.As(err, new(*outbox.SecondNameError)):
 			return err // a retry would fail in the same way
 		case err != nil:
 			s = unread(err)

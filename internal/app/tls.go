@@ -18,22 +18,18 @@ func (p *parser) tls(c *Config, s Settings) {
 	c.HTTPTLS = p.listenerTLS("http", tlsfile.Names{Cert: s.HTTPTLSCert, Key: s.HTTPTLSKey, CA: s.HTTPClientCA})
 	c.AdminTLS = p.listenerTLS("admin", tlsfile.Names{Cert: s.AdminTLSCert, Key: s.AdminTLSKey, CA: s.AdminClientCA})
 	c.AdminMTLS = s.AdminClientCA != ""
-	c.RedisTLS = p.redisTLS(s)
-	c.RedisSkipVerify = p.choice("redis-skip-verify", s.RedisSkipVerify, "on", "off") == "on"
-}
-
-// redisTLS loads the files for Redis. With a URL without TLS they would have no effect, which is a fault.
-func (p *parser) redisTLS(s Settings) *tlsfile.Files {
+	// With a URL without TLS, the files for Redis would have no effect, which is a fault.
 	n := tlsfile.Names{Cert: s.RedisCert, Key: s.RedisKey, CA: s.RedisCA}
 	for _, u := range []struct{ name, value string }{
 		{"redis-url", s.RedisURL}, {"guard-redis-url", s.GuardRedisURL},
 	} {
 		if (n.Any() || s.RedisSkipVerify == "on") && u.value != "" && !strings.HasPrefix(u.value, "rediss://") {
-			p.faults = append(p.faults, fmt.Errorf("--%s: with --redis-ca, --redis-cert, --redis-key or "+
-				"--redis-skip-verify=on it has to begin with rediss://", u.name))
+			p.fault("--%s: with --redis-ca, --redis-cert, --redis-key or --redis-skip-verify=on it has to begin with "+
+				"rediss://", u.name)
 		}
 	}
-	return p.load("--redis-ca, --redis-cert, --redis-key", n)
+	c.RedisTLS = p.load("--redis-ca, --redis-cert, --redis-key", n)
+	c.RedisSkipVerify = p.on("redis-skip-verify", s.RedisSkipVerify)
 }
 
 // hasQuery reports whether a valid URL has a parameter.
@@ -44,7 +40,7 @@ func hasQuery(rawURL, name string) bool {
 
 func (p *parser) listenerTLS(name string, n tlsfile.Names) *tlsfile.Files {
 	if n.CA != "" && n.Cert == "" {
-		p.faults = append(p.faults, fmt.Errorf("--%s-client-ca needs --%s-tls-cert", name, name))
+		p.fault("--%s-client-ca needs --%s-tls-cert", name, name)
 		return nil
 	}
 	return p.load(fmt.Sprintf("--%s-tls-cert, --%[1]s-tls-key", name), n)
@@ -54,7 +50,7 @@ func (p *parser) listenerTLS(name string, n tlsfile.Names) *tlsfile.Files {
 func (p *parser) load(setting string, n tlsfile.Names) *tlsfile.Files {
 	f, err := tlsfile.Load(n)
 	if err != nil {
-		p.faults = append(p.faults, fmt.Errorf("%s: %w", setting, err))
+		p.fault("%s: %w", setting, err)
 	}
 	return f
 }

@@ -236,8 +236,7 @@ func (q *queryTracer) start(ctx context.Context, name string, attrs ...attribute
 func (q *queryTracer) end(ctx context.Context, err error) {
 	span := trace.SpanFromContext(ctx)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		var pg *pgconn.PgError
-		if errors.As(err, &pg) {
+		if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 			span.SetAttributes(attribute.String("db.response.status_code", pg.Code))
 		}
 		span.SetStatus(codes.Error, "")
@@ -245,24 +244,20 @@ func (q *queryTracer) end(ctx context.Context, err error) {
 	span.End()
 }
 
-// TraceQueryStart implements pgx.QueryTracer.
 func (q *queryTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
 	return q.start(ctx, verb(d.SQL), attribute.String("db.query.text", d.SQL))
 }
 
-// TraceQueryEnd implements pgx.QueryTracer.
 func (q *queryTracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryEndData) {
 	q.end(ctx, d.Err)
 }
 
-// TraceAcquireStart implements pgxpool.AcquireTracer.
 func (q *queryTracer) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool,
 	_ pgxpool.TraceAcquireStartData,
 ) context.Context {
 	return q.start(ctx, "acquire connection")
 }
 
-// TraceAcquireEnd implements pgxpool.AcquireTracer.
 func (q *queryTracer) TraceAcquireEnd(ctx context.Context, _ *pgxpool.Pool, d pgxpool.TraceAcquireEndData) {
 	q.end(ctx, d.Err)
 }

@@ -256,7 +256,6 @@ func outcomeOf(err error) (outcome, reason string) {
 		error
 		RedisError()
 	}
-	var network net.Error
 	switch {
 	case err == nil:
 		return ok, ""
@@ -279,7 +278,7 @@ func outcomeOf(err error) (outcome, reason string) {
 			return failed, "redis " + word
 		}
 		return failed, "redis"
-	case errors.As(err, &network):
+	case errors.As(err, new(net.Error)):
 		return failed, "connection"
 	}
 	return failed, "error"

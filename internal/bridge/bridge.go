@@ -68,19 +68,16 @@ func New(ctx context.Context, db sql.DB, c Config) (*Plan, error) {
 // find reads a table.
 func find(ctx context.Context, db sql.DB, name string) (*table, error) {
 	schema, name, _ := strings.Cut(name, ".")
-	rows, err := db.Query(ctx, query("table"), schema, name)
-	if err != nil {
-		return nil, fmt.Errorf("read table %s.%s: %w", schema, name, err)
-	}
-	t, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[table])
-	if errors.Is(err, pgx.ErrNoRows) {
+	found, err := statement.Structs[table](ctx, db, "read table "+schema+"."+name, query("table"), schema, name)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(found) == 0:
 		return nil, fmt.Errorf("table %s.%s does not exist in this database", schema, name)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read table %s.%s: %w", schema, name, err)
-	}
+	t := &found[0]
 	t.inSchema, t.ofTable = schema, name
-	return &t, nil
+	return t, nil
 }
 
 func (t *table) event(c Config) event {
@@ -140,8 +137,7 @@ func locking(ctx context.Context, pool *pgxpool.Pool, table string, do func(tx p
 
 // detailed adds the detail of an error of Postgres, which names the row.
 func detailed(err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Detail != "" {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Detail != "" {
 		return fmt.Errorf("%w: %s", err, pg.Detail)
 	}
 	return err

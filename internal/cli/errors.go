@@ -22,16 +22,13 @@ type ExitError struct {
 	Err  error
 }
 
-// Error implements error.
 func (e *ExitError) Error() string { return e.Err.Error() }
 
-// Unwrap returns Err.
 func (e *ExitError) Unwrap() error { return e.Err }
 
 // UsageError is a mistake on the command line that the parser cannot detect.
 type UsageError struct{ text string }
 
-// Error implements error.
 func (e *UsageError) Error() string { return e.text }
 
 // Usage returns a *UsageError.

@@ -91,9 +91,9 @@ type Uninstalled struct {
 func Uninstall(ctx context.Context, pool *pgxpool.Pool, slots outbox.Slots, publication string, found Remains,
 	tables, force bool,
 ) (Uninstalled, error) {
-	var slot *outbox.SlotError
 	err := slots.Drop(ctx)
-	theirs := errors.As(err, &slot) && slot.Reason == outbox.ReasonSlotForeign
+	slot, refused := errors.AsType[*outbox.SlotError](err)
+	theirs := refused && slot.Reason == outbox.ReasonSlotForeign
 	if err != nil && !theirs {
 		return Uninstalled{}, err
 	}

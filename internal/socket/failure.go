@@ -15,23 +15,19 @@ import (
 // Failure describes why a connection failed, as a predicate whose subject is the server: "refuses the connection". It
 // is "" if err is no failure of a connection.
 func Failure(err error) string {
-	var (
-		dns         *net.DNSError
-		certificate *tls.CertificateVerificationError
-		plain       tls.RecordHeaderError
-		op          *net.OpError
-		network     net.Error
-		system      *os.SyscallError
-	)
+	var certificate *tls.CertificateVerificationError
+	var op *net.OpError
+	var network net.Error
+	var system *os.SyscallError
 	switch {
-	case errors.As(err, &dns):
+	case errors.As(err, new(*net.DNSError)):
 		return "cannot be found: the name of the host is unknown"
 	case errors.As(err, &certificate):
 		if errors.As(err, new(x509.UnknownAuthorityError)) {
 			return "has a certificate of an unknown CA"
 		}
 		return "has a certificate that is not valid: " + strings.TrimPrefix(certificate.Err.Error(), "x509: ")
-	case errors.As(err, &plain):
+	case errors.As(err, new(tls.RecordHeaderError)):
 		return "offers no TLS"
 	case errors.As(err, &op) && op.Op == "remote error":
 		return "does not accept the certificate of this client"

@@ -115,8 +115,7 @@ func (c *conn) do(h *half, b []byte) (int, error) {
 	if err == nil {
 		err = os.NewSyscallError(h.op, h.err)
 	}
-	var raw *net.OpError
-	if errors.As(err, &raw) { // of the wait: "raw-read"
+	if raw, ok := errors.AsType[*net.OpError](err); ok { // of the wait: "raw-read"
 		err = raw.Err
 	}
 	return h.n, &net.OpError{Op: h.op, Net: c.network, Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
