@@ -1,6 +1,7 @@
 package sql
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -176,9 +177,7 @@ func decorate(cfg *pgx.ConnConfig, schema, component string) {
 	set("tcp_keepalives_interval", "2")
 	set("tcp_keepalives_count", "3")
 	set("tcp_user_timeout", "10000")
-	if cfg.ConnectTimeout == 0 {
-		cfg.ConnectTimeout = 5 * time.Second
-	}
+	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, 5*time.Second)
 	d := &net.Dialer{Timeout: cfg.ConnectTimeout, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3,
 	}}

@@ -26,7 +26,6 @@ func DeadIDs(ctx context.Context, db DB) ([]uuid.UUID, error) {
 	return collect(ctx, db, "list dead events", pgx.RowTo[uuid.UUID], "dead_ids")
 }
 
-// CountDead counts dead events.
 func CountDead(ctx context.Context, db DB) (n int64, err error) {
 	err = scan(ctx, db, "count dead events", "dead_count", nil, &n)
 	return n, err

@@ -1,6 +1,7 @@
 package sql
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,10 +33,7 @@ type locks struct {
 // NewLocks returns a Locker for the database at url. Its sessions are connections that only hold an instance's advisory
 // locks. log may be nil.
 func NewLocks(url, schema string, log *slog.Logger) outbox.Locker {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	return &locks{url: url, schema: schema, log: log}
+	return &locks{url: url, schema: schema, log: cmp.Or(log, slog.New(slog.DiscardHandler))}
 }
 
 // Open connects. The session pings every 2 s. The server ends a session that was idle for 10 s, which frees the locks

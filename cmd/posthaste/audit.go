@@ -18,7 +18,6 @@ type auditCmd struct {
 	JSON  bool   `name:"json" help:"Print JSON."`
 }
 
-// Run lists the changes and their authors.
 func (c auditCmd) Run(ctx context.Context, e *env) error {
 	since, err := cli.ParseTime("since", c.Since, time.Time{})
 	if err != nil {

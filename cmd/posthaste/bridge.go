@@ -81,7 +81,6 @@ type bridgeDropCmd struct {
 	Yes   bool   `help:"Do not ask."`
 }
 
-// Run drops a bridge.
 func (c bridgeDropCmd) Run(ctx context.Context, e *env) error {
 	question := fmt.Sprintf("Drop the bridge of %s? Rows that are inserted later are not published.", c.Table)
 	if err := e.Confirm(ctx, c.Yes, question); err != nil {

@@ -79,7 +79,6 @@ type creditsBalanceCmd struct {
 	JSON bool   `name:"json" help:"Print JSON."`
 }
 
-// Run shows one account.
 func (c creditsBalanceCmd) Run(ctx context.Context, e *env) error {
 	return e.withAccount(ctx, c.User,
 		func(_ context.Context, _ *pgxpool.Pool, _ *credits.Bank, a *credits.Account) error {

@@ -42,7 +42,6 @@ type deadListCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// Run lists dead events.
 func (c deadListCmd) Run(ctx context.Context, e *env) error {
 	return e.withDead(ctx, func(ctx context.Context, d *ops.DeadIn) error {
 		dead, err := ops.ListDead(ctx, d.Pool)
@@ -121,7 +120,6 @@ type deadRetryCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// Run retries dead events.
 func (c deadRetryCmd) Run(ctx context.Context, e *env) error {
 	return c.each(ctx, e, audit.DeadRetry, c.JSON, ops.RetryDead())
 }
@@ -133,7 +131,6 @@ type deadDropCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// Run drops dead events.
 func (c deadDropCmd) Run(ctx context.Context, e *env) error {
 	if c.All {
 		if err := e.Confirm(ctx, c.Yes, "Drop every dead event for good?"); err != nil {

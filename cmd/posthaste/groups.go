@@ -82,7 +82,6 @@ type groupsListCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// Run lists consumer groups.
 func (c groupsListCmd) Run(ctx context.Context, e *env) error {
 	return e.withGroups(ctx, func(_ context.Context, g *ops.GroupList) error {
 		if c.JSON {

@@ -34,7 +34,6 @@ func helpArgs(args []string) []string {
 	return args
 }
 
-// parseDuration is the parser's function for durations.
 func parseDuration(ctx *kong.DecodeContext, target reflect.Value) error {
 	var text string
 	if err := ctx.Scan.PopValueInto("duration", &text); err != nil {

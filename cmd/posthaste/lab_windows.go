@@ -7,23 +7,13 @@ type labCmd struct {
 	Arguments []string `arg:"" optional:"" passthrough:""`
 }
 
+func (labCmd) Run() error {
+	return errors.New("this command starts servers of its own: run it on Linux or macOS")
+}
+
 type (
-	benchCmd         labCmd
-	demoCmd          labCmd
-	proveCmd         labCmd
-	proveConsumerCmd labCmd
+	benchCmd         struct{ labCmd }
+	demoCmd          struct{ labCmd }
+	proveCmd         struct{ labCmd }
+	proveConsumerCmd struct{ labCmd }
 )
-
-var errNoLab = errors.New("this command starts servers of its own: run it on Linux or macOS")
-
-// Run fails.
-func (benchCmd) Run() error { return errNoLab }
-
-// Run fails.
-func (demoCmd) Run() error { return errNoLab }
-
-// Run fails.
-func (proveCmd) Run() error { return errNoLab }
-
-// Run fails.
-func (proveConsumerCmd) Run() error { return errNoLab }

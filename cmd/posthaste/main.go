@@ -76,7 +76,6 @@ type commandLine struct {
 // them.
 type quiet struct{}
 
-// Printf implements the client's logger.
 func (quiet) Printf(context.Context, string, ...any) {}
 
 func main() {

@@ -13,7 +13,6 @@ type migrateCmd struct {
 	JSON bool   `name:"json" help:"Print JSON."`
 }
 
-// Run migrates.
 func (c migrateCmd) Run(ctx context.Context, e *env) error {
 	var lines []sql.Line
 	if c.Only != "" {

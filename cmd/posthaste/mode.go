@@ -17,7 +17,6 @@ type modeCmd struct {
 	JSON bool   `name:"json" help:"Print JSON."`
 }
 
-// Run shows or sets the mode.
 func (c modeCmd) Run(ctx context.Context, e *env) error {
 	var mode outbox.Mode
 	if c.Mode != "" {

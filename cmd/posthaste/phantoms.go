@@ -19,7 +19,6 @@ type phantomsCmd struct {
 	JSON  bool `name:"json" help:"Print JSON."`
 }
 
-// Run lists phantoms, or acknowledges them.
 func (c phantomsCmd) Run(ctx context.Context, e *env) error {
 	return e.config.WithPool(ctx, func(ctx context.Context, pool *pgxpool.Pool) error {
 		if c.Ack {

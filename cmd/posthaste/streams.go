@@ -31,7 +31,6 @@ type streamsListCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// Run lists streams.
 func (c streamsListCmd) Run(ctx context.Context, e *env) error {
 	return e.withGroups(ctx, func(ctx context.Context, g *ops.GroupList) error {
 		list, err := g.Streams(ctx)

@@ -12,7 +12,6 @@ type versionCmd struct {
 	JSON bool `name:"json" help:"Print JSON."`
 }
 
-// Run prints the version.
 func (c versionCmd) Run(e *env) error {
 	return e.Result(c.JSON, map[string]string{
 		"version": version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,

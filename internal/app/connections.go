@@ -48,7 +48,6 @@ type boundListener struct {
 	each map[netip.Prefix]int
 }
 
-// boundPublic bounds the public listener.
 func boundPublic(l net.Listener, c Config, refused *prometheus.CounterVec) net.Listener {
 	return bound(&boundListener{
 		Listener: l, name: "public", refused: refused, most: c.MaxConnections, mostEach: max(c.MaxConnections/4, 1),

@@ -70,7 +70,6 @@ func newProcess(c Config, log *slog.Logger) process {
 	return process{config: c, log: log, registry: reg, refused: newRefusals(reg)}
 }
 
-// connect makes the pools.
 func (p *process) connect(ctx context.Context, config *pgxpool.Config) (err error) {
 	if p.pool, err = p.pooled(ctx, config); err != nil {
 		return err
@@ -201,10 +200,16 @@ func withRuntime(reg *prometheus.Registry) prometheus.Gatherer {
 	return prometheus.Gatherers{reg, system}
 }
 
-// ServeHTTP runs h on l until ctx ends, then lets the requests in flight finish.
+// ServeHTTP runs srv on l, with TLS if it has certificates, until ctx ends. Then it lets the requests in flight finish.
 func ServeHTTP(ctx context.Context, srv *http.Server, l net.Listener, drain time.Duration) error {
 	done := make(chan error, 1)
-	go func() { done <- serve(srv, l) }()
+	go func() {
+		if srv.TLSConfig != nil {
+			done <- srv.ServeTLS(l, "", "")
+		} else {
+			done <- srv.Serve(l)
+		}
+	}()
 	select {
 	case err := <-done:
 		return fmt.Errorf("serve on %s: %w", l.Addr(), err)
@@ -217,14 +222,6 @@ func ServeHTTP(ctx context.Context, srv *http.Server, l net.Listener, drain time
 	}
 	_ = <-done // http.ErrServerClosed
 	return nil
-}
-
-// serve runs srv on l, with TLS if it has certificates.
-func serve(srv *http.Server, l net.Listener) error {
-	if srv.TLSConfig != nil {
-		return srv.ServeTLS(l, "", "")
-	}
-	return srv.Serve(l)
 }
 
 func (c Config) adminServer(log *slog.Logger, h http.Handler) *http.Server {

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"os"
@@ -39,9 +40,7 @@ type Relay struct {
 
 // NewRelay builds a relay, which connects in Run. It has bound its listener, so the caller must call Run or Close.
 func NewRelay(ctx context.Context, c Config, log *slog.Logger) (*Relay, error) {
-	if c.AdminAddr == "" {
-		c.AdminAddr = defaultRelayAdmin
-	}
+	c.AdminAddr = cmp.Or(c.AdminAddr, defaultRelayAdmin)
 	p := &Relay{process: newProcess(c, log)}
 	err := p.build(ctx)
 	if err == nil {
@@ -113,7 +112,6 @@ func (p *Relay) build(ctx context.Context) error {
 	return nil
 }
 
-// publishTo makes the sink.
 func (p *Relay) publishTo(ctx context.Context) (events sinks, err error) {
 	c := p.config
 	if c.SinkURL != "" {
@@ -251,7 +249,6 @@ func (p *Relay) RunWithoutCredits(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Status returns the relay's status.
 func (p *Relay) Status() relay.Status { return p.relay.Status() }
 
 // Health returns why the relay is not ready, or degraded.

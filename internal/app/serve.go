@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -30,9 +31,7 @@ type Serve struct {
 
 // NewServe builds the API, which connects in Run. It has bound its listeners, so the caller must call Run or Close.
 func NewServe(ctx context.Context, c Config, log *slog.Logger) (*Serve, error) {
-	if c.AdminAddr == "" {
-		c.AdminAddr = defaultServeAdmin
-	}
+	c.AdminAddr = cmp.Or(c.AdminAddr, defaultServeAdmin)
 	p := &Serve{process: newProcess(c, log)}
 	if err := p.build(ctx); err != nil {
 		p.Close()

@@ -220,7 +220,6 @@ type parser struct {
 	files map[string]secretfile.File
 }
 
-// fault adds a fault.
 func (p *parser) fault(format string, args ...any) {
 	p.faults = append(p.faults, fmt.Errorf(format, args...))
 }

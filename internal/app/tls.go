@@ -68,7 +68,6 @@ func withTLS(f *tlsfile.Files, log *slog.Logger, srv *http.Server) *http.Server 
 // debug only.
 type serverLog struct{ slog.Handler }
 
-// Handle implements slog.Handler.
 func (l serverLog) Handle(ctx context.Context, r slog.Record) error {
 	if strings.HasPrefix(r.Message, "http: TLS handshake error") {
 		if r.Level = slog.LevelDebug; !l.Enabled(ctx, r.Level) {

@@ -19,6 +19,7 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"encoding/json"
@@ -297,9 +298,7 @@ func (t *Tally) Add(name string, err error) {
 		return
 	}
 	t.failed++
-	if t.first == nil {
-		t.first = err
-	}
+	t.first = cmp.Or(t.first, err)
 }
 
 // errPartly means that a change was made to some objects only.

@@ -59,7 +59,6 @@ type answering struct {
 	status int
 }
 
-// WriteHeader implements http.ResponseWriter.
 func (a *answering) WriteHeader(status int) {
 	a.status = status
 	a.ResponseWriter.WriteHeader(status)

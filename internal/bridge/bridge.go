@@ -65,7 +65,6 @@ func New(ctx context.Context, db sql.DB, c Config) (*Plan, error) {
 	return &Plan{c, e.statements(name, string(comment)), waiting}, nil
 }
 
-// find reads a table.
 func find(ctx context.Context, db sql.DB, name string) (*table, error) {
 	schema, name, _ := strings.Cut(name, ".")
 	found, err := statement.Structs[table](ctx, db, "read table "+schema+"."+name, query("table"), schema, name)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/url"
@@ -31,7 +32,6 @@ type UsageError struct{ text string }
 
 func (e *UsageError) Error() string { return e.text }
 
-// Usage returns a *UsageError.
 func Usage(text string) error { return &UsageError{text} }
 
 // WithRedisRemedy marks an error as one of a call to Redis, for Line. It returns nil for nil.
@@ -44,7 +44,6 @@ func WithRedisRemedy(err error) error {
 
 type ofRedis struct{ error }
 
-// Unwrap returns the error of Redis.
 func (e ofRedis) Unwrap() error { return e.error }
 
 // Line returns the one line that reports err: the problem, with what it concerns, and the remedy. redisAt names the
@@ -66,9 +65,7 @@ func Line(err error, redisAt string) string {
 		problem = strings.TrimSpace(step + " did not end in time")
 		remedy = "posthaste doctor checks Postgres and Redis"
 	}
-	if problem == "" {
-		problem = err.Error()
-	}
+	problem = cmp.Or(problem, err.Error())
 	if strings.Contains(problem, "recovery is in progress") {
 		remedy = "point --postgres-url at the primary"
 	}

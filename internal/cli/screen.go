@@ -38,7 +38,6 @@ func paint(word string, coloured bool) string {
 	return "\x1b[1;" + colour + "m" + word + "\x1b[0m"
 }
 
-// Print prints the screen.
 func (s Screen) Print(w io.Writer, coloured bool) error {
 	fmt.Fprintf(w, "%s: %s\n", paint(s.Verdict.Word, coloured), s.Verdict.Why)
 	if s.Err != nil {

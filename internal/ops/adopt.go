@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -67,13 +66,12 @@ func (a *Adoption) Others(ctx context.Context, client redis.UniversalClient) ([]
 	var others []string
 	for _, sources := range sharing {
 		for name, source := range sources {
-			if source != a.owner.Source.String() && (!a.shared || name == a.name) && !slices.Contains(others, name) {
+			if source != a.owner.Source.String() && (!a.shared || name == a.name) {
 				others = append(others, name)
 			}
 		}
 	}
-	slices.Sort(others)
-	return others, err
+	return distinct(others), err
 }
 
 // TakeOver makes this database the owner of the streams' gates, and of the balances. It may be repeated.

@@ -238,7 +238,6 @@ func (d *DeadIn) Each(
 	return nil
 }
 
-// limited acts within Limit.
 func (d *DeadIn) limited(ctx context.Context, act func(ctx context.Context) error) error {
 	if d.Limit > 0 {
 		var cancel context.CancelFunc

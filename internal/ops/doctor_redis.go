@@ -120,7 +120,6 @@ func (d *doctor) eachNode(ctx context.Context, nodes []redisurl.Node,
 	}
 }
 
-// redisFails adds an error of Redis.
 func (d *doctor) redisFails(severity string, err error) {
 	problem, remedy := sink.Explain(err, strings.Join(d.config.Redis.Addrs, ","))
 	if problem == "" {

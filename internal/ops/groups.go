@@ -46,14 +46,11 @@ func FindGroups(
 	// An empty prefix matches every stream. Skip those of the credits: no aggregate type gives their names, and they
 	// have readers of their own.
 	found = slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, "{") })
-	g := &GroupList{client: client, streams: slices.Concat(outbox.StreamNames(noted), found)}
-	slices.Sort(g.streams)
-	g.streams = slices.Compact(g.streams)
+	g := &GroupList{client: client, streams: distinct(slices.Concat(outbox.StreamNames(noted), found))}
 	// For the streams that only another database publishes to, and for all without Postgres, Redis has the bases.
-	bases, unknown := consumer.Bases(ctx, client, g.streams)
-	maps.Copy(bases, outbox.Bases(noted))
-	g.bases = bases
-	var unread error
+	var unknown, unread error
+	g.bases, unknown = consumer.Bases(ctx, client, g.streams)
+	maps.Copy(g.bases, outbox.Bases(noted))
 	g.each, unread = sink.Groups(ctx, client, g.streams)
 	if maxLen > 0 {
 		g.markHolders(outbox.StreamNames(noted), maxLen)
@@ -91,16 +88,19 @@ func (g *GroupList) Find(stream, name string) (sink.Group, error) {
 			names = append(names, h.Name)
 		}
 	}
-	known := slices.AppendSeq(slices.Clone(g.streams), maps.Values(g.bases))
-	slices.Sort(known)
-	known = slices.Compact(known)
+	known := distinct(slices.AppendSeq(slices.Clone(g.streams), maps.Values(g.bases)))
 	if !slices.Contains(known, stream) {
 		return sink.Group{}, fmt.Errorf("%q is no stream of posthaste; there are: %s", stream,
 			cmp.Or(strings.Join(known, ", "), "none"))
 	}
-	slices.Sort(names)
 	return sink.Group{}, fmt.Errorf("stream %q has no consumer group %q; it has: %s", stream, name,
-		cmp.Or(strings.Join(slices.Compact(names), ", "), "none"))
+		cmp.Or(strings.Join(distinct(names), ", "), "none"))
+}
+
+// distinct sorts names and removes duplicates.
+func distinct(names []string) []string {
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // onEach returns the group on each of its streams.

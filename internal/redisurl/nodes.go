@@ -36,7 +36,6 @@ type NodeError struct {
 
 func (e *NodeError) Error() string { return "node " + e.Addr + ": " + e.Err.Error() }
 
-// Unwrap returns the node's own error.
 func (e *NodeError) Unwrap() error { return e.Err }
 
 // Primaries returns the servers that take writes, by address: one, or the masters of a cluster according to its

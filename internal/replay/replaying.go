@@ -47,15 +47,13 @@ func (options Options) Run(ctx context.Context, c app.Config, o cli.IO) error {
 		return cli.Usage(err.Error())
 	}
 	defer r.close()
-	err := r.open(ctx)
-	switch {
-	case err != nil:
-	case options.DryRun:
-		err = r.dryRun(ctx)
-	default:
-		err = r.run(ctx)
+	if err := r.open(ctx); err != nil {
+		return err
 	}
-	return err
+	if options.DryRun {
+		return r.dryRun(ctx)
+	}
+	return r.run(ctx)
 }
 
 // defaultRate is the default in the tag of Options.Rate.
@@ -97,7 +95,6 @@ var (
 	ratePattern       = regexp.MustCompile(`^(\d{1,9})(/s)?$`)
 )
 
-// parse checks the options.
 func (r *replaying) parse() error {
 	c := &r.options
 	some := c.Since != "" || c.ID != "" || c.Subject != nil

@@ -93,5 +93,4 @@ func (r *replaying) nothing() error {
 	return r.result(replayResult{Finished: true}, note, "nothing in history matches")
 }
 
-// stamp formats a time.
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }

@@ -22,7 +22,7 @@ import (
 	"posthaste/sql"
 )
 
-// run replays, and resumes an earlier run of the same command.
+// run replays with audit entries, and resumes an earlier run of the same command.
 func (r *replaying) run(ctx context.Context) error {
 	began := time.Now()
 	note, err := r.find(ctx)
@@ -41,11 +41,6 @@ func (r *replaying) run(ctx context.Context) error {
 			return r.nothing()
 		}
 	}
-	return r.audited(ctx, note, resumed, began)
-}
-
-// audited publishes the replay with its audit entries.
-func (r *replaying) audited(ctx context.Context, note *sink.ReplayNote, resumed bool, began time.Time) error {
 	args := audit.Detail{"since": stamp(note.Since), "until": stamp(note.Until), "resumed": resumed}
 	c := r.options
 	for name, value := range map[string]string{"id": c.ID, "type": c.Type, "stream": c.Stream, "to": c.To} {
@@ -57,7 +52,6 @@ func (r *replaying) audited(ctx context.Context, note *sink.ReplayNote, resumed 
 		args["subject"] = *c.Subject
 	}
 	trail := audit.New(r.pool, r.config.LoggerTo(r.io.Stderr))
-	var err error
 	noted := trail.Do(ctx, audit.Terminal(), audit.Replay, args, func(ctx context.Context) (audit.Detail, error) {
 		before := note.Count
 		var cause error
@@ -130,8 +124,12 @@ func (r *replaying) begin(ctx context.Context) (*sink.ReplayNote, error) {
 	if err := r.settled(ctx); err != nil {
 		return nil, err
 	}
-	if err := r.upToNow(ctx); err != nil {
-		return nil, err
+	if !r.sel.Until.Before(r.now) { // not set by an option: include the events that were waited for
+		now, _, err := sql.HistoryBounds(ctx, r.pool)
+		if err != nil {
+			return nil, err
+		}
+		r.sel.Until = now.UTC()
 	}
 	list, total, err := r.count(ctx)
 	if err != nil {
@@ -170,16 +168,6 @@ func (r *replaying) settled(ctx context.Context) error {
 			r.progress.Say("waiting for %d transactions that write history to end", n)
 		}
 	})
-}
-
-// upToNow moves an end that was not set by an option past the events that were waited for.
-func (r *replaying) upToNow(ctx context.Context) error {
-	if r.sel.Until.Before(r.now) {
-		return nil
-	}
-	now, _, err := sql.HistoryBounds(ctx, r.pool)
-	r.sel.Until = now.UTC()
-	return err
 }
 
 // count counts the selected events; -1 if that takes too long.

@@ -87,7 +87,6 @@ func again(trap, fd uintptr, b []byte, flags uintptr) (int, syscall.Errno) {
 	}
 }
 
-// Read implements net.Conn.
 func (c *conn) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
@@ -99,7 +98,6 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write implements net.Conn.
 func (c *conn) Write(b []byte) (int, error) { return c.do(&c.out, b) }
 
 // do makes a call, and waits until the deadline at most. Its error is that of Go's own connection.
@@ -128,7 +126,6 @@ func (c *conn) SyscallConn() (syscall.RawConn, error) { return looker{c.raw}, ni
 // of go-redis uses a call that wakes the thread.
 type looker struct{ syscall.RawConn }
 
-// Read implements syscall.RawConn.
 func (l looker) Read(f func(fd uintptr) bool) error {
 	nothing := false
 	err := l.Control(func(fd uintptr) {

@@ -254,7 +254,6 @@ var (
 // Collector exports the state of files by their use; nil Files give zeros.
 type Collector map[string]*Files
 
-// Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) { ch <- endDesc; ch <- rejectedDesc }
 
 // Collect implements prometheus.Collector. It reads the files, so that a change shows without connections.
