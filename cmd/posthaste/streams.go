@@ -34,10 +34,7 @@ type streamsListCmd struct {
 func (c streamsListCmd) Run(ctx context.Context, e *env) error {
 	return e.withGroups(ctx, func(ctx context.Context, g *ops.GroupList) error {
 		list, err := g.Streams(ctx)
-		if c.JSON {
-			return errors.Join(err, e.JSON(append([]ops.StreamState{}, list...)))
-		}
-		return errors.Join(err, e.Streams(list))
+		return errors.Join(err, e.Streams(c.JSON, list))
 	})
 }
 
@@ -50,7 +47,6 @@ type streamsSpreadCmd struct {
 // changed.
 func (c streamsSpreadCmd) Run(ctx context.Context, e *env) error {
 	return e.config.WithPool(ctx, func(_ context.Context, pool *pgxpool.Pool) error {
-		result := map[string]int{"per_type": c.PerType}
 		spread := func(ctx context.Context) (audit.Detail, error) {
 			return nil, app.Spread(ctx, e.config, slog.New(slog.DiscardHandler), c.PerType, func(why string) {
 				fmt.Fprintln(e.Stderr, "posthaste: waiting: "+why)
@@ -59,7 +55,8 @@ func (c streamsSpreadCmd) Run(ctx context.Context, e *env) error {
 		if err := e.audited(ctx, pool, audit.Spread, audit.Detail{"per_type": c.PerType}, spread); err != nil {
 			return err
 		}
-		return e.Result(c.JSON, result, fmt.Sprintf("streams for each type: %d; start the relays now", c.PerType))
+		return e.Result(c.JSON, map[string]int{"per_type": c.PerType},
+			fmt.Sprintf("streams for each type: %d; start the relays now", c.PerType))
 	})
 }
 

@@ -45,8 +45,9 @@ func List[T any](o IO, asJSON bool, list []T, none, header string, row func(T) [
 }
 
 // Streams prints streams, with how many entries each group has not read.
-func (o IO) Streams(list []ops.StreamState) error {
-	return List(o, false, list, "no streams: none has been published to", "STREAM\tENTRIES\tLAST ENTRY\tMEMORY\tGROUPS",
+func (o IO) Streams(asJSON bool, list []ops.StreamState) error {
+	return List(o, asJSON, list, "no streams: none has been published to",
+		"STREAM\tENTRIES\tLAST ENTRY\tMEMORY\tGROUPS",
 		func(s ops.StreamState) []any {
 			last, memory, groups := "-", "unknown", make([]string, len(s.Groups))
 			if !s.Last.IsZero() {
