@@ -21,7 +21,7 @@ func managed(t *testing.T, d *testenv.Database) (*sql.Store, string) {
 	return s, url
 }
 
-// Where the server refuses its timeline, its owner is none after a restart, and the next one compares the streams.
+// Where the server refuses its timeline, a restart ends the ownership, and the next owner compares the streams.
 func TestAnUnknownTimelineEndsWithTheServer(t *testing.T) {
 	t.Parallel()
 	server := testenv.NewServer(t)
