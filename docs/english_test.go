@@ -22,7 +22,7 @@ var (
 )
 
 // budgets are how many sentences of each kind have a mark. They may only fall.
-var budgets = map[string]int{"comments": 35, "comments of tests": 11, "texts": 2, "SQL and Lua": 6, "pages": 7}
+var budgets = map[string]int{"comments": 34, "comments of tests": 10, "texts": 2, "SQL and Lua": 6, "pages": 7}
 
 // TestEnglish counts the sentences with a mark.
 func TestEnglish(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -119,45 +120,74 @@ func TestAStreamIsAdoptedWhenItAnswersAgain(t *testing.T) {
 	}
 }
 
-// groupless is a sink that makes no groups in one stream.
-type groupless struct{ stream.Sink }
-
-func (s groupless) Regroup(ctx context.Context, name string, groups []string) error {
-	if name == "outbox.order" {
-		return errDown
-	}
-	return s.Sink.Regroup(ctx, name, groups)
+// wedge is a sink in which one call of a stream fails while failing is set.
+type wedge struct {
+	stream.Sink
+	failing *atomic.Bool
+	name    string
 }
 
-// A stream whose gate can be raised, and that cannot be repaired, does not have the others adopted again and again.
-func TestAStreamThatCannotBeRepairedIsLeftOut(t *testing.T) {
+func (s wedge) Check(ctx context.Context, o outbox.Owner, streams []string) error {
+	if !s.failing.Load() || s.name != "outbox.item" {
+		return s.Sink.Check(ctx, o, streams)
+	}
+	<-ctx.Done()
+	return &outbox.StreamError{Stream: s.name, Lost: true, Err: ctx.Err()}
+}
+
+func (s wedge) Adopt(ctx context.Context, name string, o outbox.Owner, intact bool) error {
+	if s.failing.Load() && name == s.name {
+		return &outbox.StreamError{Stream: name, Err: errDown}
+	}
+	return s.Sink.Adopt(ctx, name, o, intact)
+}
+
+// A stream that answers is adopted although another one has ceased to answer.
+func TestAStreamIsAdoptedBesideAnotherThatHangs(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
-		w.start("one")
-		w.event("order", "a")
-		w.event("user", "a")
-		w.settles(outbox.ModeCDC)
-		elapse(5 * time.Second) // the groups are recorded
-		w.do(func() {
-			w.instances[0].die(true)
-			w.rd.drop("outbox.order")
-		})
-		i := w.instance("two")
-		i.relay.o.Sink = groupless{i.relay.o.Sink}
+		w.pg.state.Desired = outbox.ModePoll
+		w.pg.streams = streamsOf("outbox.order", "outbox.user", "outbox.item")
+		w.rd.away["outbox.order"] = true
+		i, failing := w.instance("one"), &atomic.Bool{}
+		i.relay.o.Sink = wedge{i.relay.o.Sink, failing, "outbox.item"}
 		w.launch(i)
-		began := w.pg.state.Owner.Epoch
-		for range 10 {
-			row := w.event("user", "a")
-			elapse(time.Minute)
-			w.do(func() {
-				if !w.rd.has("outbox.user", row.ID) {
-					t.Error("the event of the other stream is not published")
-				}
-			})
+		elapse(20 * time.Second)
+		failing.Store(true)
+		elapse(time.Second)
+		w.do(func() {
+			if w.pg.state.Sink != incomplete {
+				t.Errorf("state %+v", w.pg.state)
+			}
+			w.rd.away["outbox.order"] = false
+		})
+		before := w.count("Store.Adopt")
+		elapse(time.Minute)
+		if n := w.count("Store.Adopt"); n == before {
+			t.Error("no adoption follows")
 		}
-		if n := w.pg.state.Owner.Epoch - began; n < 10 || n > 60 {
-			t.Errorf("%d adoptions in ten minutes", n)
+	})
+}
+
+// If every stream fails, each in another step, adoptions follow ever more slowly.
+func TestEveryStreamFailsInAStepOfItsOwn(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.pg.streams = streamsOf("outbox.order", "outbox.user")
+		w.rd.away["outbox.order"] = true
+		i, failing := w.instance("one"), &atomic.Bool{}
+		failing.Store(true)
+		i.relay.o.Sink = wedge{i.relay.o.Sink, failing, "outbox.user"}
+		w.launch(i)
+		elapse(10 * time.Minute)
+		if h, n := i.relay.Health(), w.count("Store.Adopt"); h.Ready || n > 60 {
+			t.Errorf("%d adoptions, health %+v", n, h)
 		}
+		failing.Store(false)
+		w.do(func() { w.rd.away["outbox.order"] = false })
+		w.event("order", "a")
+		w.settles(outbox.ModeCDC)
+		w.judge()
 	})
 }
 
@@ -202,42 +232,6 @@ func TestAnAdoptionLeavesOutNoStreamThatItNeeds(t *testing.T) {
 		if w.pg.state.Owner.Epoch != 0 {
 			t.Errorf("epoch %d", w.pg.state.Owner.Epoch)
 		}
-	})
-}
-
-// The server of a stream goes down again while the stream is repaired.
-func TestAServerGoesDownInARepair(t *testing.T) {
-	t.Parallel()
-	inWorld(t, Options{}, func(w *world) {
-		w.pg.state.Desired = outbox.ModePoll
-		w.start("one")
-		w.event("order", "a")
-		w.event("user", "a")
-		w.settles(outbox.ModePoll)
-		var old *redis
-		w.do(func() { old = w.rd.copy() })
-		for range 30 {
-			w.event("order", "a")
-		}
-		w.settles(outbox.ModePoll)
-		w.do(func() {
-			w.rd.goesAt = "outbox.order"
-			w.rd.revert("outbox.order", old)
-			w.rd.restart()
-		})
-		elapse(10 * time.Second)
-		row := w.event("user", "a")
-		elapse(2 * time.Minute)
-		w.do(func() {
-			if !w.rd.has("outbox.user", row.ID) {
-				h := w.instances[0].relay.Health()
-				t.Errorf("the other stream stands still for two minutes; health %+v", h)
-			}
-			w.rd.goesAt = ""
-			w.rd.away["outbox.order"] = false
-		})
-		w.settles(outbox.ModePoll)
-		w.judge()
 	})
 }
 
@@ -338,7 +332,8 @@ func TestAnAdoptionWaitsIfPostgresHasGoneBack(t *testing.T) {
 			}
 			w.rd.away["outbox.order"] = false
 		})
-		if h := w.instances[1].relay.Health(); h.Ready || !strings.HasPrefix(h.Reasons[0], "restore: postgres has gone") {
+		h := w.instances[1].relay.Health()
+		if h.Ready || !strings.HasPrefix(h.Reasons[0], "restore: postgres has gone") {
 			t.Errorf("health %+v", h)
 		}
 		w.settles(outbox.ModePoll)

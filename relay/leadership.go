@@ -272,15 +272,18 @@ func (l *leadership) watchGates(ctx context.Context) error {
 	l.watched = time.Now()
 	actx, cancel := context.WithTimeout(ctx, time.Second) // a toggle waits for the answer
 	defer cancel()
-	err := l.o.Sink.Check(actx, l.gates.owner, l.gates.streams())
+	if err := l.o.Sink.Check(actx, l.gates.owner, l.gates.streams()); displaced(err) {
+		return err
+	}
+	bctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
 	for stream := range l.gates.away { // each time in another order: one call may use all the time
-		if actx.Err() != nil || displaced(err) {
+		if err := l.gates.back(bctx, stream); displaced(err) {
+			return err
+		}
+		if bctx.Err() != nil {
 			break
 		}
-		err = l.gates.back(actx, stream)
-	}
-	if displaced(err) {
-		return err
 	}
 	return nil
 }

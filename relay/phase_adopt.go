@@ -143,6 +143,8 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 		switch {
 		case errors.Is(err, outbox.ErrGap):
 			clear(l.absent.why) // it may be that one of them answers
+		case outbox.Alone(err) && len(l.absent.why) == 0: // each of them has failed
+			l.partial.Wait(ctx)
 		case err != nil:
 		case len(l.gates.away) > 0:
 			l.health.degrade(conditionAdopt, l.absent.text())
@@ -167,16 +169,12 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 
 // repair makes the streams whole. Only then the losses can be counted that it cannot restore.
 func (l *leadership) repair(ctx context.Context) error {
-	l.absent.since = time.Time{}
 	err := l.persist(ctx, func() error {
 		return l.reconciler.run(ctx, l.owner, l.gates, func(ctx context.Context) error {
 			_, err := l.check(ctx)
 			return err
 		})
-	}, func(err error) bool {
-		of := (*outbox.StreamError)(nil)
-		return finished(err) || superseded(err) || errors.As(err, &of) && l.leave(map[string]error{of.Stream: err})
-	}, func(err error) {
+	}, func(err error) bool { return finished(err) || superseded(err) }, func(err error) {
 		if l.health.fail(conditionRestore, err.Error()) {
 			l.log.Warn("cannot reconcile the streams with the outbox; retrying", "err", err)
 		}

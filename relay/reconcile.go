@@ -36,8 +36,8 @@ type reconciler struct {
 const RestoreAll = time.Duration(math.MaxInt64)
 
 // run makes all pending repairs, except of the streams that the adoption leaves out. If Postgres has gone back, it
-// fails with these: marks that are written until they answer would hide which commits are lost. Any other failure is a
-// *StreamError of the stream. run calls owned about once a second.
+// fails with these: marks that are written until they answer would hide which commits are lost. run calls owned about
+// once a second.
 func (r *reconciler) run(ctx context.Context, o outbox.Owner, g *gates, owned func(ctx context.Context) error) error {
 	list, err := r.o.Store.Repairs(ctx, r.o.Restore)
 	if err != nil {
@@ -57,10 +57,8 @@ func (r *reconciler) run(ctx context.Context, o outbox.Owner, g *gates, owned fu
 			reconciler: r, owner: o, owned: owned, job: job, lane: lane, checked: time.Now(),
 			publisher: r.o.Sink.Lane(job.Stream, o, lane),
 		}
-		if err := c.run(ctx); err != nil && (finished(err) || superseded(err)) {
+		if err := c.run(ctx); err != nil {
 			return err
-		} else if err != nil {
-			return &outbox.StreamError{Stream: job.Stream, Err: err}
 		}
 	}
 	return nil
@@ -241,14 +239,14 @@ func (c *comparison) publish(ctx context.Context, events []*outbox.Record) error
 	return c.still(ctx)
 }
 
-// retry repeats a call of the sink for a while, as long as this is the owner.
+// retry repeats a call of the sink for as long as this is the owner.
 func (c *comparison) retry(ctx context.Context, timeout time.Duration, call func(ctx context.Context) error) error {
 	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
-	for began := time.Now(); ; {
+	for {
 		actx, cancel := context.WithTimeout(ctx, timeout)
 		err := call(actx)
 		cancel()
-		if err == nil || finished(err) || ctx.Err() != nil || time.Since(began) > 2*patience {
+		if err == nil || finished(err) || ctx.Err() != nil {
 			return err
 		}
 		c.health.fail(conditionRestore, fmt.Sprintf("%s: %v", c.job.Stream, err))

@@ -19,8 +19,6 @@ type redis struct {
 	anonymous bool
 	// noted are entries that Postgres knows, by stream.
 	noted map[string]string
-	// goesAt is a stream whose server goes down with its next Tail.
-	goesAt string
 
 	// alive is another one's sign of life.
 	alive     *outbox.Sign

@@ -490,8 +490,8 @@ func masters(ctx context.Context, many *redis.ClusterClient) (found map[string]i
 	return found, silent, err
 }
 
-// silence are the classes of errors of a process that does not answer.
-var silence = map[string]bool{"connection": true, "timeout": true}
+// silence are the classes of errors of a process that does not answer this client.
+var silence = map[string]bool{"connection": true, "timeout": true, "noauth": true, "tls": true}
 
 // spares returns the masters without slots that can be listed and answer. They may get slots, and then calls are
 // redirected to them. Any other is met when it has a slot.
