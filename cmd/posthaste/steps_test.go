@@ -243,7 +243,7 @@ func TestAReleaseHasNoFailpoints(t *testing.T) {
 }
 
 // storyLines is the number of lines of a story.
-const storyLines = 10
+const storyLines = 11
 
 // story makes relays take all their steps, a number of times or until ctx ends.
 type story struct {
@@ -347,6 +347,16 @@ func (s *story) line(ctx context.Context, n int) {
 		exec("ALTER PUBLICATION posthaste DROP TABLE outbox")
 		exec(evict, slot)
 		rest(2 * time.Second)
+	case 10: // an adoption leaves out a stream, whose gate has another type
+		gates := w.redis.Client.Keys(ctx, "{outbox.invoice*}:gate:*").Val()
+		defer func() { _ = w.redis.Client.Del(context.WithoutCancel(ctx), gates...).Err() }()
+		for _, gate := range gates {
+			_ = w.redis.Client.Set(ctx, gate, "x", 0).Err()
+		}
+		exec("UPDATE relay_state SET desired_mode = 'poll'")
+		become("poll")
+		rest(5 * time.Second)
+		exec("UPDATE relay_state SET desired_mode = 'auto'")
 	}
 }
 
@@ -517,11 +527,12 @@ var scenes = map[int][]string{
 		"slotKeeper.follow", "leadership.undoubted", "leadership.poll", "claim.park sql.Sweep.Park",
 		"Relay.sweepAlong", "Relay.assist",
 	},
-	3: {"slotKeeper.act", "worker.park", "router.meet"},
-	4: {"streaming.run cdc.Reader.Run status", "streaming.run cdc.Reader.Run START_REPLICATION"},
-	5: {"comparison.", "leadership.suspect", "reconciler.", "gates.adopt sink.Sink.Sharded"},
-	7: {"slotKeeper.enforce", "slotKeeper.advance"},
-	9: {"slotKeeper.ensure cdc.Slots.Ensure ALTER", "streaming.run cdc.Reader.Run SELECT"},
+	3:  {"slotKeeper.act", "worker.park", "router.meet"},
+	4:  {"streaming.run cdc.Reader.Run status", "streaming.run cdc.Reader.Run START_REPLICATION"},
+	5:  {"comparison.", "leadership.suspect", "reconciler.", "gates.adopt sink.Sink.Sharded"},
+	7:  {"slotKeeper.enforce", "slotKeeper.advance"},
+	9:  {"slotKeeper.ensure cdc.Slots.Ensure ALTER", "streaming.run cdc.Reader.Run SELECT"},
+	10: {"gates.back"},
 }
 
 // line returns the line at which a story must start to reach a step soon.
