@@ -12,6 +12,24 @@ import (
 	"posthaste/relay/stream"
 )
 
+// leads starts a relay, and waits until it has settled an event of each of two streams.
+func (w *world) leads(mode outbox.Mode) {
+	w.pg.state.Desired = mode
+	w.start("one")
+	w.event("order", "a")
+	w.event("user", "a")
+	w.settles(mode)
+}
+
+// follows kills the first relay and starts another one, while the server of a key is down.
+func (w *world) follows(away string) {
+	w.do(func() {
+		w.rd.away[away] = true
+		w.instances[0].die(true)
+		w.replace()
+	})
+}
+
 // A toggle needs an adoption, which leaves out a stream that does not answer: the others go on, in the other mode, and
 // it follows when it answers. The same where the next leader starts, in either mode.
 func TestOthersGoOnBesideAStreamThatCannotBeAdopted(t *testing.T) {
@@ -34,11 +52,7 @@ func TestOthersGoOnBesideAStreamThatCannotBeAdopted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inWorld(t, Options{}, func(w *world) {
-				w.pg.state.Desired = c.before
-				w.start("one")
-				w.event("order", "a")
-				w.event("user", "a")
-				w.settles(c.before)
+				w.leads(c.before)
 				epoch := w.pg.state.Owner.Epoch
 				w.do(func() {
 					w.rd.away["outbox.order"] = true
@@ -92,20 +106,13 @@ func TestAStreamIsAdoptedWhenItAnswersAgain(t *testing.T) {
 	t.Parallel()
 	for n, mode := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModeCDC} {
 		inWorld(t, Options{}, func(w *world) {
-			w.pg.state.Desired, w.rd.anonymous = mode, n > 1 // the server may have no name
-			w.start("one")
-			w.event("order", "a")
-			w.event("user", "a")
-			w.settles(mode)
+			w.rd.anonymous = n > 1 // the server may have no name
+			w.leads(mode)
 			var old *redis
 			w.do(func() { old = w.rd.copy() })
 			w.event("order", "a")
 			w.settles(mode)
-			w.do(func() {
-				w.rd.away["outbox.order"] = true
-				w.instances[0].die(true)
-				w.replace()
-			})
+			w.follows("outbox.order")
 			elapse(20 * time.Second)
 			w.do(func() {
 				if w.pg.state.Sink != incomplete || w.pg.state.Active != mode {
@@ -240,16 +247,8 @@ func TestTheKeyOfAShardedTypeIsAway(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
 		w.pg.state.Shards = 4
-		w.pg.state.Desired = outbox.ModePoll
-		w.start("one")
-		w.event("order", "a")
-		w.event("user", "a")
-		w.settles(outbox.ModePoll)
-		w.do(func() {
-			w.rd.away["outbox.order#sharded"] = true
-			w.instances[0].die(true)
-			w.replace()
-		})
+		w.leads(outbox.ModePoll)
+		w.follows("outbox.order#sharded")
 		elapse(10 * time.Second)
 		row := w.event("user", "a")
 		elapse(2 * time.Minute)
@@ -270,12 +269,8 @@ func TestAFollowerOfAnAnonymousServer(t *testing.T) {
 	t.Parallel()
 	for range 10 { // it depends on which of them is first
 		inWorld(t, Options{}, func(w *world) {
-			w.pg.state.Desired = outbox.ModePoll
 			w.rd.anonymous = true
-			w.start("one")
-			w.event("order", "a")
-			w.event("user", "a")
-			w.settles(outbox.ModePoll)
+			w.leads(outbox.ModePoll)
 			var old *redis
 			w.do(func() { old = w.rd.copy() })
 			lost := w.event("order", "a")
@@ -312,11 +307,7 @@ func TestAFollowerOfAnAnonymousServer(t *testing.T) {
 func TestAnAdoptionWaitsIfPostgresHasGoneBack(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
-		w.pg.state.Desired = outbox.ModePoll
-		w.start("one")
-		w.event("order", "a")
-		w.event("user", "a")
-		w.settles(outbox.ModePoll)
+		w.leads(outbox.ModePoll)
 		w.do(func() {
 			w.rd.away["outbox.order"] = true
 			w.instances[0].die(true)
@@ -345,16 +336,8 @@ func TestAnAdoptionWaitsIfPostgresHasGoneBack(t *testing.T) {
 func TestAStreamThatWasLeftOutAnswersFirst(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
-		w.pg.state.Desired = outbox.ModePoll
-		w.start("one")
-		w.event("order", "a")
-		w.event("user", "a")
-		w.settles(outbox.ModePoll)
-		w.do(func() {
-			w.rd.away["outbox.order"] = true
-			w.instances[0].die(true)
-			w.replace()
-		})
+		w.leads(outbox.ModePoll)
+		w.follows("outbox.order")
 		for range 20000 {
 			elapse(500 * time.Microsecond)
 			left := false

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -110,7 +111,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return err
 		}
 		next.Sink, next.Suspects, next.Delivered = f.server, f.suspects, f.delivered
-		if f.partial {
+		if f.partial || len(l.absent.why) > 0 {
 			next.Sink = incomplete
 		}
 		if f.beyond > 0 { // noted with this adoption: who is killed behind it has not seen it for nothing
@@ -140,20 +141,21 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 		if err == nil {
 			err = l.repair(ctx)
 		}
+		var fenced *outbox.FencedError
 		switch {
+		case err == nil && len(l.gates.away) > 0:
+			l.health.degrade(conditionAdopt, l.absent.text())
+			return nil
+		case err == nil:
+			l.partial.Reset()
+			return nil
+		case errors.As(err, &fenced):
 		case errors.Is(err, outbox.ErrGap):
 			clear(l.absent.why) // it may be that one of them answers
-		case outbox.Alone(err) && len(l.absent.why) == 0: // each of them has failed
-			l.partial.Wait(ctx)
-		case err != nil:
-		case len(l.gates.away) > 0:
-			l.health.degrade(conditionAdopt, l.absent.text())
-		default:
-			l.partial.Reset()
-		}
-		var fenced *outbox.FencedError
-		if !errors.As(err, &fenced) && !errors.Is(err, outbox.ErrGap) && !outbox.Alone(err) {
+		case !outbox.Alone(err):
 			return err
+		case len(l.absent.why) == 0: // each of them has failed
+			l.partial.Wait(ctx)
 		}
 		if st, err = l.check(ctx); err != nil {
 			return err
@@ -197,7 +199,7 @@ type found struct {
 	// gate which is as new as the table expects and has lost none of its entries.
 	suspects []outbox.StreamState
 	intact   map[string]bool
-	// partial is set if some streams or servers are left out.
+	// partial is set if some servers do not answer.
 	partial bool
 	// delivered is whether any event was ever settled.
 	delivered bool
@@ -292,7 +294,7 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	f.server, err = l.o.Sink.Bind(actx)
 	cancel()
-	if f.partial = len(absent.why) > 0; outbox.Alone(err) && l.o.Spread == nil && absent.late() {
+	if outbox.Alone(err) && l.o.Spread == nil && absent.late() {
 		f.partial, err = true, nil
 	}
 	if err == nil {
@@ -309,12 +311,13 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (
 	if outbox.Alone(err) {
 		away := map[string]error{}
 		states = slices.DeleteFunc(states, func(s outbox.StreamState) bool {
-			away[s.Stream] = s.Err
+			if s.Err != nil {
+				away[s.Stream] = s.Err
+			}
 			return s.Err != nil
 		})
-		maps.DeleteFunc(away, func(_ string, err error) bool { return err == nil })
 		if l.leave(away) && len(absent.why) > 0 {
-			f.partial, err = true, nil
+			err = nil
 		}
 	}
 	if err != nil {
@@ -397,24 +400,26 @@ func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) (away
 	}
 	streams = slices.DeleteFunc(streams, func(s outbox.Stream) bool { return l.gates.away[s.Name] != nil })
 	away = map[string]error{}
+	var first error
 	began := time.Now()
 	for _, s := range streams {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		err := l.gates.adopt(actx, s, intact[s.Name])
 		cancel()
-		if err != nil && !outbox.Alone(err) {
-			return nil, err
-		}
 		if err == nil {
 			l.gates.ready(s)
 			continue
 		}
-		if away[s.Name] = err; time.Since(began) > publishTimeout {
+		if !outbox.Alone(err) {
+			return nil, err
+		}
+		away[s.Name], first = err, cmp.Or(first, err)
+		if time.Since(began) > publishTimeout {
 			break
 		}
 	}
-	for _, err := range away {
-		return away, err
+	if first != nil {
+		return away, first
 	}
 	return nil, l.o.Store.Gated(ctx, outbox.StreamNames(streams))
 }

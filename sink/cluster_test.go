@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -481,10 +480,8 @@ func TestAFrozenNodeIsNamed(t *testing.T) {
 	f := onCluster(t, c, 3, sink.Options{})
 	f.bind()
 	f.must(f.sink.Ready(t.Context()))
-	pid, err := strconv.Atoi(c.On(t, 0).InfoMap(t.Context(), "server").Item("Server", "process_id"))
-	f.must(err)
-	f.must(syscall.Kill(pid, syscall.SIGSTOP))
-	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	f.must(c.Nodes[0].Signal(syscall.SIGSTOP))
+	t.Cleanup(func() { _ = c.Nodes[0].Signal(syscall.SIGCONT) })
 	for range 4 {
 		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 		err := f.sink.Ready(ctx)
@@ -544,11 +541,9 @@ func TestSomeNodesAreBound(t *testing.T) {
 	f.owned(1)
 	for down := range 3 {
 		frozen := down == 2
-		pid, err := strconv.Atoi(c.On(t, down).InfoMap(t.Context(), "server").Item("Server", "process_id"))
-		f.must(err)
 		if frozen {
-			f.must(syscall.Kill(pid, syscall.SIGSTOP))
-			t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+			f.must(c.Nodes[down].Signal(syscall.SIGSTOP))
+			t.Cleanup(func() { _ = c.Nodes[down].Signal(syscall.SIGCONT) })
 		} else {
 			f.must(c.Nodes[down].Kill())
 		}
@@ -577,7 +572,7 @@ func TestSomeNodesAreBound(t *testing.T) {
 			}
 		}
 		if frozen {
-			f.must(syscall.Kill(pid, syscall.SIGCONT))
+			f.must(c.Nodes[down].Signal(syscall.SIGCONT))
 		} else {
 			f.must(c.Nodes[down].Start(t.Context()))
 		}

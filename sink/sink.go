@@ -269,11 +269,6 @@ func (s *Sink) Trim(ctx context.Context, stream string) error {
 // refused and reported by the publisher; the housekeeping of the other streams continues.
 func notAStream(err error) bool { return err != nil && Class(err) == classWrongType }
 
-const stepPublish, stepAdopt, stepCheck = "publish to", "adopt", "check"
-
-const stepLook, stepGroups, stepRegroup, stepName = "look at", "look at the groups of", "make the groups of",
-	"name the streams of"
-
 // failed counts err and adds the step in which it happened and the node of a cluster.
 func (s *Sink) failed(step, stream string, err error) error {
 	if err == nil {
@@ -310,7 +305,17 @@ func (s *Sink) failed(step, stream string, err error) error {
 	return wrapped
 }
 
-// nodeSteps are the steps that concern one stream, so that those of other nodes need not wait.
+// The steps that concern one stream of a node, so that those of other nodes need not wait.
+const (
+	stepPublish = "publish to"
+	stepAdopt   = "adopt"
+	stepCheck   = "check"
+	stepLook    = "look at"
+	stepGroups  = "look at the groups of"
+	stepRegroup = "make the groups of"
+	stepName    = "name the streams of"
+)
+
 var nodeSteps = []string{stepPublish, stepAdopt, stepCheck, stepLook, stepGroups, stepRegroup, stepName}
 
 // oneStream are the classes of replies that concern one stream. No known server refuses all streams with one of them;

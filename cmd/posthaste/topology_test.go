@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -64,6 +63,25 @@ func (w *clustered) flows(load *testenv.Load, n int) {
 	want := load.Committed() + n
 	w.waitCommitted(load, want)
 	w.waitSettled(int64(want))
+}
+
+// recovers waits until all events are settled again and the relay is ready, and ends the load.
+func (w *clustered) recovers(r *child, load *testenv.Load) {
+	w.t.Helper()
+	w.flows(load, 200)
+	w.ended(load)
+	testenv.Eventually(w.t, 20*time.Second, func() error { return ready(r, "leader") })
+}
+
+// besideANode returns a relay under load, in a cluster whose nodes work without the first one.
+func besideANode(t *testing.T, mode string) (*clustered, *child, *testenv.Load) {
+	t.Helper()
+	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
+	w.signsOn(1)
+	r := w.relayIn(mode, "--stream-maxlen=0")
+	load := w.load(300)
+	w.flows(load, 200)
+	return w, r, load
 }
 
 // replaced kills a master, waits until another node has its stream, and starts it again.
@@ -235,11 +253,7 @@ func TestSlotsMoveUnderLoad(t *testing.T) {
 // are published and settled.
 func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	t.Parallel()
-	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
-	w.signsOn(1)
-	r := w.relayIn("cdc", "--stream-maxlen=0")
-	load := w.load(300)
-	w.flows(load, 200)
+	w, r, load := besideANode(t, "cdc")
 	w.giveUp()
 	fresh := "t100"
 	for i := 101; w.cluster.Master(t, w.cluster.Slot(t, "outbox."+fresh)) != 0; i++ {
@@ -285,9 +299,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 	r.waitReady(t, 503, "outbox."+w.types[0]+" is blocked", 20*time.Second)
 	must(t, w.cluster.Nodes[0].Start(t.Context()))
 	w.waitMode("cdc", 20*time.Second)
-	w.flows(load, 200)
-	w.ended(load)
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+	w.recovers(r, load)
 	if n := w.cluster.Client.XLen(t.Context(), "outbox."+fresh).Val(); n != int64(later.Committed()) {
 		t.Errorf("%d entries of the new type, want %d", n, later.Committed())
 	}
@@ -296,11 +308,7 @@ func TestOthersFlowWhileANodeIsDown(t *testing.T) {
 // The same in a sweep, which settles the events of the other streams when the node is back.
 func TestOthersFlowInASweepWhileANodeIsDown(t *testing.T) {
 	t.Parallel()
-	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
-	w.signsOn(1)
-	r := w.relayIn("poll", "--stream-maxlen=0")
-	load := w.load(300)
-	w.flows(load, 200)
+	w, r, load := besideANode(t, "poll")
 	must(t, w.cluster.Nodes[0].Kill())
 	w.othersGoOn()
 	r.waitReady(t, 503, "outbox."+w.types[0]+" is blocked", 20*time.Second)
@@ -309,9 +317,7 @@ func TestOthersFlowInASweepWhileANodeIsDown(t *testing.T) {
 	w.othersGoOn()
 	must(t, w.cluster.Nodes[0].Start(t.Context()))
 	w.waitMode("cdc", 20*time.Second)
-	w.flows(load, 200)
-	w.ended(load)
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+	w.recovers(r, load)
 }
 
 // othersGoOn waits until more events are published of all nodes except the first: more than were being published.
@@ -333,11 +339,7 @@ func (w *clustered) othersGoOn() {
 // A node hangs, or takes no writes, when a relay starts. The others do not wait for it.
 func TestOthersFlowBesideAUselessNode(t *testing.T) {
 	t.Parallel()
-	w := newCluster(t, testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no"))
-	w.signsOn(1)
-	r := w.relayIn("cdc", "--stream-maxlen=0")
-	load := w.load(300)
-	w.flows(load, 200)
+	w, r, load := besideANode(t, "cdc")
 	r.kill()
 	must(t, w.cluster.On(t, 0).ConfigSet(t.Context(), "maxmemory", "1").Err())
 	r = w.spawn("relay", "--stream-maxlen=0")
@@ -347,17 +349,13 @@ func TestOthersFlowBesideAUselessNode(t *testing.T) {
 	w.waitMode("cdc", 60*time.Second)
 	w.flows(load, 200)
 	r.kill()
-	pid, err := strconv.Atoi(w.cluster.On(t, 0).InfoMap(t.Context(), "server").Item("Server", "process_id"))
-	must(t, err)
-	must(t, syscall.Kill(pid, syscall.SIGSTOP))
-	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	must(t, w.cluster.Nodes[0].Signal(syscall.SIGSTOP))
+	t.Cleanup(func() { _ = w.cluster.Nodes[0].Signal(syscall.SIGCONT) })
 	r = w.spawn("relay", "--stream-maxlen=0")
 	w.othersGoOn()
-	must(t, syscall.Kill(pid, syscall.SIGCONT))
+	must(t, w.cluster.Nodes[0].Signal(syscall.SIGCONT))
 	w.waitMode("cdc", 60*time.Second)
-	w.flows(load, 200)
-	w.ended(load)
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+	w.recovers(r, load)
 }
 
 // giveUp makes a group of each stream give up an event.
@@ -408,9 +406,7 @@ func TestTheWholeClusterIsDownForAWhile(t *testing.T) {
 	}
 	w.waitCommitted(load, load.Committed()+300)
 	must(t, w.cluster.Start(t.Context()))
-	w.flows(load, 200)
-	w.ended(load)
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+	w.recovers(r, load)
 }
 
 // Sentinel promotes one replica, and soon afterwards another.
