@@ -171,6 +171,8 @@ type Repair struct {
 	// Back is set if Postgres has gone back in time: events that are only in the stream were published and are not
 	// committed.
 	Back bool
+	// Begun is set if an attempt was ended after it may have published something.
+	Begun bool
 	// Groups are the known consumer groups of the stream, if it has lost something.
 	Groups []string
 	// Expected is roughly how many events are compared.

@@ -350,7 +350,7 @@ func TestARepairPublishesWhatIsMissing(t *testing.T) {
 				t.Fatal(err)
 			}
 			repairs := r.i.relay.newLeadership(nil).reconciler
-			if err := repairs.run(context.Background(), r.gates.owner, &gates{}, nil); err != nil {
+			if _, err := repairs.run(context.Background(), r.gates.owner, &gates{}, nil); err != nil {
 				t.Fatal(err)
 			}
 			if n := len(r.published("outbox.order")); n != len(rows)*int(1-missing) {

@@ -171,16 +171,16 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 
 // repair makes the streams whole. Only then the losses can be counted that it cannot restore.
 func (l *leadership) repair(ctx context.Context) error {
-	err := l.persist(ctx, func() error {
-		return l.reconciler.run(ctx, l.owner, l.gates, func(ctx context.Context) error {
-			_, err := l.check(ctx)
-			return err
+	var away map[string]error
+	l.absent.since = time.Time{}
+	owned := func(ctx context.Context) error { _, err := l.check(ctx); return err }
+	err := l.persist(ctx, func() (err error) { away, err = l.reconciler.run(ctx, l.owner, l.gates, owned); return err },
+		func(err error) bool { return finished(err) || superseded(err) || l.leave(away) },
+		func(err error) {
+			if l.health.fail(conditionRestore, err.Error()) {
+				l.log.Warn("cannot reconcile the streams with the outbox; retrying", "err", err)
+			}
 		})
-	}, func(err error) bool { return finished(err) || superseded(err) }, func(err error) {
-		if l.health.fail(conditionRestore, err.Error()) {
-			l.log.Warn("cannot reconcile the streams with the outbox; retrying", "err", err)
-		}
-	})
 	l.reconciler.uncounted.Store(true)
 	if err == nil {
 		l.health.clear(conditionRestore)

@@ -37,18 +37,21 @@ const RestoreAll = time.Duration(math.MaxInt64)
 
 // run makes all pending repairs, except of the streams that the adoption leaves out. If Postgres has gone back, it
 // fails with these: marks that are written until they answer would hide which commits are lost. run calls owned about
-// once a second.
-func (r *reconciler) run(ctx context.Context, o outbox.Owner, g *gates, owned func(ctx context.Context) error) error {
+// once a second. It returns, with an error, the streams that fail although others may not.
+func (r *reconciler) run(ctx context.Context, o outbox.Owner, g *gates, owned func(ctx context.Context) error) (
+	away map[string]error, first error,
+) {
 	list, err := r.o.Store.Repairs(ctx, r.o.Restore)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	away = map[string]error{}
 	for _, job := range list {
 		if away := g.away[job.Stream]; away != nil && job.Back {
 			if err := g.back(ctx, job.Stream); finished(err) {
-				return err
+				return nil, err
 			}
-			return fmt.Errorf("postgres has gone back, and a stream cannot be compared: %s", away.Error())
+			return nil, fmt.Errorf("postgres has gone back, and a stream cannot be compared: %s", away.Error())
 		} else if away != nil {
 			continue
 		}
@@ -57,11 +60,15 @@ func (r *reconciler) run(ctx context.Context, o outbox.Owner, g *gates, owned fu
 			reconciler: r, owner: o, owned: owned, job: job, lane: lane, checked: time.Now(),
 			publisher: r.o.Sink.Lane(job.Stream, o, lane),
 		}
-		if err := c.run(ctx); err != nil {
-			return err
+		err := c.run(ctx)
+		if err != nil && (job.Back || !outbox.Alone(err)) {
+			return nil, err
+		}
+		if err != nil {
+			away[job.Stream], first = err, cmp.Or(first, err)
 		}
 	}
-	return nil
+	return away, first
 }
 
 // watch counts and reports the events that were not restored, whenever uncounted is set, until ctx ends.
@@ -239,14 +246,14 @@ func (c *comparison) publish(ctx context.Context, events []*outbox.Record) error
 	return c.still(ctx)
 }
 
-// retry repeats a call of the sink for as long as this is the owner.
+// retry repeats a call of the sink for as long as this is the owner, and for a while if others need not wait.
 func (c *comparison) retry(ctx context.Context, timeout time.Duration, call func(ctx context.Context) error) error {
 	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
-	for {
+	for began := time.Now(); ; {
 		actx, cancel := context.WithTimeout(ctx, timeout)
 		err := call(actx)
 		cancel()
-		if err == nil || finished(err) || ctx.Err() != nil {
+		if err == nil || finished(err) || ctx.Err() != nil || outbox.Alone(err) && time.Since(began) >= blockedWait {
 			return err
 		}
 		c.health.fail(conditionRestore, fmt.Sprintf("%s: %v", c.job.Stream, err))
@@ -318,10 +325,11 @@ func (c *comparison) unsettled(ctx context.Context) error {
 	return nil
 }
 
-// finish waits until the published events have the configured durability, and records that the stream is whole.
+// finish waits until the published events have the configured durability, also those of an attempt that was ended, and
+// records that the stream is whole.
 func (c *comparison) finish(ctx context.Context) error {
 	marks := []outbox.Mark{{Stream: c.job.Stream, Lane: c.lane, Number: c.number}}
-	if c.number > 0 {
+	if c.number > 0 || c.job.Begun {
 		err := c.retry(ctx, 2*publishTimeout, func(ctx context.Context) error {
 			return c.o.Sink.Confirm(ctx, c.owner, marks)
 		})

@@ -19,6 +19,10 @@ type redis struct {
 	anonymous bool
 	// noted are entries that Postgres knows, by stream.
 	noted map[string]string
+	// restored are the streams with restored events that Confirm has not covered. goesAt is a stream whose server goes
+	// down with its next Tail.
+	restored map[string]bool
+	goesAt   string
 
 	// alive is another one's sign of life.
 	alive     *outbox.Sign
@@ -101,9 +105,10 @@ type doubtful struct {
 func newRedis(w *world) *redis {
 	return &redis{
 		w: w, run: 1, streams: map[string]*memStream{}, gates: map[string]*gate{}, wrongType: map[string]bool{},
-		away: map[string]bool{}, frozen: map[string]chan struct{}{}, neighbours: map[string]*gate{},
-		groups:    map[string][]string{"outbox.order": {"group"}},
-		poisonous: func(e *outbox.Record) bool { return e.Type == "poison" },
+		away: map[string]bool{}, restored: map[string]bool{}, frozen: map[string]chan struct{}{},
+		neighbours: map[string]*gate{},
+		groups:     map[string][]string{"outbox.order": {"group"}},
+		poisonous:  func(e *outbox.Record) bool { return e.Type == "poison" },
 	}
 }
 
@@ -345,6 +350,7 @@ func (r *redis) publish(p publication) (v verdict, err error) {
 			return verdict{items: b.items, n: g.n, failed: errPoison}, nil
 		}
 		b.items = append(b.items, batchItem{id: e.ID, entry: r.add(p, g, e)})
+		r.restored[p.stream] = r.restored[p.stream] || p.lane.Part == outbox.RestoreLane
 	}
 	b.complete = true
 	g.batches[at] = b
@@ -443,6 +449,7 @@ func (r *redis) confirm(o outbox.Owner, marks []outbox.Mark) error {
 		}
 		l, ok := g.lanes[m.Lane.Part]
 		switch {
+		case m.Number == 0:
 		case !ok, l.claim < m.Lane.Claim:
 			return outbox.ErrGap
 		case l.claim > m.Lane.Claim, l.nonce != m.Lane.Nonce:
@@ -452,6 +459,7 @@ func (r *redis) confirm(o outbox.Owner, marks []outbox.Mark) error {
 		}
 	}
 	for _, m := range marks {
+		delete(r.restored, m.Stream)
 		for n := int64(1); n <= m.Number; n++ {
 			for _, it := range r.gates[m.Stream].batches[batchKey{m.Lane.Part, n}].items {
 				r.w.confirmed[it.id] = true
@@ -547,6 +555,7 @@ func (r *redis) drop(name string) {
 	}
 	delete(r.streams, name)
 	delete(r.groups, name)
+	delete(r.restored, name)
 }
 
 func (r *redis) loses(entries []entry) {
@@ -588,6 +597,7 @@ func (r *redis) back(old *redis) {
 		}
 	}
 	r.streams, r.gates, r.neighbours = old.streams, old.gates, old.neighbours
+	clear(r.restored)
 	r.restart()
 }
 
@@ -602,6 +612,7 @@ func (r *redis) revert(name string, old *redis) {
 	}
 	delete(r.streams, name)
 	delete(r.gates, name)
+	delete(r.restored, name)
 	if s, g := old.streams[name], old.gates[name]; s != nil && g != nil {
 		r.streams[name], r.gates[name] = s, g
 	}

@@ -115,6 +115,9 @@ func (s memSink) Tail(ctx context.Context, stream, after string) ([]outbox.Entry
 		if r.away[stream] {
 			return nil, &outbox.StreamError{Stream: stream, Err: errDown}
 		}
+		if stream == r.goesAt { // with this answer
+			r.away[stream] = true
+		}
 		if st := r.streams[stream]; st != nil {
 			for _, e := range st.entries {
 				if !e.foreign && outbox.CompareIDs(entryID(e.id), after) > 0 {

@@ -106,8 +106,15 @@ func (s memStore) Owed(ctx context.Context, stream string, visit func(id uuid.UU
 	return err
 }
 
-func (s memStore) Restoring(ctx context.Context, _ outbox.Repair, _ int64) error {
-	return command(ctx, s.i, "Store.Restoring", func() error { return nil })
+func (s memStore) Restoring(ctx context.Context, r outbox.Repair, _ int64) error {
+	return command(ctx, s.i, "Store.Restoring", func() error {
+		for i := range s.pg().repairs {
+			if p := &s.pg().repairs[i]; p.Stream == r.Stream {
+				p.Begun = true
+			}
+		}
+		return nil
+	})
 }
 
 func (s memStore) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair, _ outbox.Repaired) error {
@@ -115,6 +122,9 @@ func (s memStore) Repaired(ctx context.Context, o outbox.Owner, r outbox.Repair,
 		pg := s.pg()
 		if pg.state.Owner != o {
 			return outbox.ErrSuperseded
+		}
+		if s.i.w.rd.restored[r.Stream] {
+			s.i.w.wrongly("%s is recorded as whole before the sink has confirmed what was restored", r.Stream)
 		}
 		pg.repairs = slices.DeleteFunc(pg.repairs, func(p outbox.Repair) bool { return p.Stream == r.Stream })
 		return nil

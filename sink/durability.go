@@ -80,7 +80,7 @@ func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark)
 	}
 	calls := callsByStream(marks, func(stream string) []any { return append(gateArgs(stream, o), write) })
 	if s.o.Durability.none() {
-		return s.verdicts("confirm", calls, runAll(ctx, s.o.Client, confirmScript, calls))
+		return s.verdicts(stepConfirm, calls, runAll(ctx, s.o.Client, confirmScript, calls))
 	}
 	return s.barriers(ctx, calls)
 }
@@ -94,7 +94,7 @@ func (s *Sink) barriers(ctx context.Context, calls []streamCall) error {
 	for _, c := range calls {
 		node, err := redisurl.Holder(ctx, s.o.Client, c.stream)
 		if err != nil {
-			return s.failed("confirm", c.stream, err)
+			return s.failed(stepConfirm, c.stream, err)
 		}
 		at := place{addr: node.Options().Addr}
 		places[at] = append(places[at], c)
@@ -122,7 +122,7 @@ func (s *Sink) barriers(ctx context.Context, calls []streamCall) error {
 			many.ReloadState(ctx)
 		}
 	}
-	return s.failed("confirm", calls[0].stream, errRedirects)
+	return s.failed(stepConfirm, calls[0].stream, errRedirects)
 }
 
 var errRedirects = errors.New("the nodes of the cluster do not agree on the master of the stream")
@@ -139,7 +139,7 @@ type place struct {
 func (s *Sink) barrier(ctx context.Context, at place, calls []streamCall) (led map[place][]streamCall, err error) {
 	node, done, err := s.nodeAt(ctx, at.addr, calls[0].stream)
 	if err != nil {
-		return nil, s.failed("confirm", calls[0].stream, err)
+		return nil, s.failed(stepConfirm, calls[0].stream, err)
 	}
 	defer done()
 	conn := node.Conn()
@@ -164,14 +164,14 @@ func (s *Sink) barrier(ctx context.Context, at place, calls []streamCall) (led m
 			here, replies = append(here, c), append(replies, cmds[i])
 		}
 	}
-	if err := s.verdicts("confirm", here, replies); err != nil || len(here) == 0 {
+	if err := s.verdicts(stepConfirm, here, replies); err != nil || len(here) == 0 {
 		return led, err
 	}
 	got, want, err := s.wait(ctx, conn)
 	if err == nil && got < want {
 		err = &DurabilityError{Want: s.o.Durability, Got: got}
 	}
-	return led, s.failed("confirm", here[0].stream, err)
+	return led, s.failed(stepConfirm, here[0].stream, err)
 }
 
 // ask calls a script on a node that is importing the slot of its stream.

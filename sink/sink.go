@@ -181,7 +181,7 @@ func (s *Sink) entries(ctx context.Context, stream, after string, visit func(pag
 			return nil
 		}
 		if err != nil {
-			return s.failed("list", stream, err)
+			return s.failed(stepList, stream, err)
 		}
 		for i := 1; i+1 < len(page); i += 2 {
 			if id, err := uuid.Parse(text(page, i+1)); err == nil {
@@ -211,7 +211,7 @@ func (s *Sink) Recall(ctx context.Context, o outbox.Owner, stream string, ids []
 		if ids = ids[n:]; len(ids) == 0 {
 			known = last
 		}
-		err := s.call(ctx, "recall", stream, recallScript, append(gateArgs(stream, o), known, blob))
+		err := s.call(ctx, stepRecall, stream, recallScript, append(gateArgs(stream, o), known, blob))
 		if err != nil || len(ids) == 0 {
 			return err
 		}
@@ -314,9 +314,14 @@ const (
 	stepGroups  = "look at the groups of"
 	stepRegroup = "make the groups of"
 	stepName    = "name the streams of"
+	stepList    = "list"
+	stepRecall  = "recall"
+	stepConfirm = "confirm"
 )
 
-var nodeSteps = []string{stepPublish, stepAdopt, stepCheck, stepLook, stepGroups, stepRegroup, stepName}
+var nodeSteps = []string{
+	stepPublish, stepAdopt, stepCheck, stepLook, stepGroups, stepRegroup, stepName, stepList, stepRecall, stepConfirm,
+}
 
 // oneStream are the classes of replies that concern one stream. No known server refuses all streams with one of them;
 // one that does refuses each separately.
@@ -357,7 +362,9 @@ func callsByStream(marks []outbox.Mark, head func(stream string) []any) []stream
 			at[m.Stream] = i
 			calls = append(calls, streamCall{stream: m.Stream, args: head(m.Stream)})
 		}
-		calls[i].args = append(calls[i].args, m.Lane.Name(), m.Lane.Claim, m.Lane.Nonce.String(), m.Number)
+		if m.Number > 0 {
+			calls[i].args = append(calls[i].args, m.Lane.Name(), m.Lane.Claim, m.Lane.Nonce.String(), m.Number)
+		}
 	}
 	return calls
 }

@@ -336,7 +336,8 @@ func (w *clustered) othersGoOn() {
 	})
 }
 
-// A node hangs, or takes no writes, when a relay starts. The others do not wait for it.
+// A node hangs, takes no writes, or has lost its stream and refuses the events that are restored, when a relay starts.
+// The others do not wait for it.
 func TestOthersFlowBesideAUselessNode(t *testing.T) {
 	t.Parallel()
 	w, r, load := besideANode(t, "cdc")
@@ -346,6 +347,15 @@ func TestOthersFlowBesideAUselessNode(t *testing.T) {
 	w.othersGoOn()
 	r.waitReady(t, 503, "OOM", 20*time.Second)
 	must(t, w.cluster.On(t, 0).ConfigSet(t.Context(), "maxmemory", "0").Err())
+	w.waitMode("cdc", 60*time.Second)
+	w.flows(load, 200)
+	r.kill()
+	must(t, w.cluster.On(t, 0).Do(t.Context(), "acl", "setuser", "default", "-xadd").Err())
+	must(t, w.cluster.On(t, 0).Del(t.Context(), "outbox."+w.types[0]).Err())
+	r = w.spawn("relay", "--stream-maxlen=0")
+	w.othersGoOn()
+	r.waitReady(t, 503, "can't run this command", 20*time.Second)
+	must(t, w.cluster.On(t, 0).Do(t.Context(), "acl", "setuser", "default", "+xadd").Err())
 	w.waitMode("cdc", 60*time.Second)
 	w.flows(load, 200)
 	r.kill()

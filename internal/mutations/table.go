@@ -350,6 +350,11 @@ var mutations = []mutation{
 		pkg:         "./relay", test: "TestARepairPublishesWhatIsMissing",
 	},
 	{
+		safeguard: "a repair that begins again awaits durability", about: "what it finds is not its own",
+		file: "relay/reconcile.go", old: " || c.job.Begun", replacement: "",
+		pkg: "./relay", test: "TestAStreamThatCannotBeRepairedIsLeftOut",
+	},
+	{
 		safeguard: "what a left out stream has lost is looked for", about: "its server counts as examined",
 		file: "relay/phase_adopt.go", old: "next.Sink = incomplete", replacement: "next.Sink = f.server",
 		pkg: "./relay", test: "TestAStreamIsAdoptedWhenItAnswersAgain",

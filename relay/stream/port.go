@@ -79,7 +79,8 @@ type Publisher interface {
 	// asked.
 	Check(ctx context.Context, o outbox.Owner, streams []string) error
 	// Confirm is the barrier before a mark is written: it returns nil only if every gate still has o and the marked
-	// batches, and everything published so far has reached the configured durability.
+	// batches, and everything published so far to their streams has reached the configured durability. A mark with the
+	// number 0 stands for no batch.
 	Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error
 	// Settled reports to the gates that the rows of the marked batches are settled, also if a later claim has inherited
 	// them. A lost call only costs memory.

@@ -359,6 +359,9 @@ func (s *Sink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark)
 			return err
 		}
 		for _, m := range of[g.stream] {
+			if m.Number == 0 {
+				continue
+			}
 			at, err := g.readLane(ctx, m.Lane.Name())
 			if err != nil {
 				return err
