@@ -223,6 +223,7 @@ func doubtLasts(f *fixture) {
 func confirmed(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
 	f.gap(f.sink.Confirm(ctx, o, mark(StreamLane(o), 1)))
+	f.must(f.sink.Confirm(ctx, o, mark(StreamLane(o), 0)))
 	f.publish(f.lane(o), Events(1)...)
 	l, five := f.part(o, 5)
 	f.publish(l, Events(1)...)
