@@ -21,7 +21,7 @@ type adoptCmd struct {
 // Run takes over the gates of this database's streams, and the balances of credits if they are another database's.
 func (c adoptCmd) Run(ctx context.Context, e *env) error {
 	return e.open(ctx, func(short context.Context, pool *pgxpool.Pool, client redis.UniversalClient) error {
-		a, err := ops.FindAdoption(short, pool, e.config.RelayName, e.config.SharedStreams)
+		a, err := ops.FindAdoption(short, pool, e.config.RelayName, e.config.SharedStreams.On())
 		if err != nil {
 			return err
 		}

@@ -47,7 +47,7 @@ func (e *env) withGroups(ctx context.Context, do func(ctx context.Context, g *op
 	}
 	defer client.Close()
 	maxLen := e.config.StreamMaxlen
-	if e.config.TrimForce {
+	if e.config.Trim == "force" {
 		maxLen = 0
 	}
 	g, err := ops.FindGroups(ctx, client, noted, e.config.StreamPrefix, maxLen)

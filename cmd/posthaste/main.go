@@ -149,7 +149,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 
 // newParser returns the parser that fills in line.
 func newParser(line *commandLine, more ...kong.Option) (*kong.Kong, error) {
-	return kong.New(line, append(more, kong.Name("posthaste"), app.Variables(), kong.Vars{"version": versionLine()},
+	return kong.New(line, append(more, kong.Name("posthaste"), line.Decoding(), kong.Vars{"version": versionLine()},
 		kong.Description("A transactional outbox: Postgres to Redis Streams, from the write-ahead log or by polling."),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(parseDuration)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}), kong.Help(gendocs.Help),

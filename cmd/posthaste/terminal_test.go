@@ -17,11 +17,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"posthaste/internal/app"
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
 	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
+	"posthaste/internal/testenv/commandline"
 )
 
 // onTerminal starts a command on a terminal.
@@ -214,7 +214,7 @@ func TestManyDeadEvents(t *testing.T) {
 	var deadlines []time.Time
 	var out bytes.Buffer
 	e := &env{
-		config: app.Config{PostgresURL: w.pgURL, RedisURL: w.rdURL, Schema: "public", StreamPrefix: "outbox."},
+		config: commandline.Config(t, "--postgres-url="+w.pgURL, "--redis-url="+w.rdURL),
 		IO:     cli.IO{Stdout: &out, Stderr: &out},
 	}
 	err := deadChosen{All: true}.each(ctx, e, audit.DeadDrop, false, ops.DeadAction{

@@ -97,11 +97,11 @@ func TestAnAdminListenerForEverybodyIsAskedFor(t *testing.T) {
 	for name, change := range map[string]func(c *app.Config){
 		"nothing": func(*app.Config) {},
 		"token":   func(c *app.Config) { c.AdminToken = "secret" },
-		"open":    func(c *app.Config) { c.AdminOpen = true },
+		"open":    func(c *app.Config) { c.AdminOpen = "on" },
 		"TLS":     func(c *app.Config) { c.AdminTLS = adminTLS(t, false).AdminTLS },
 		"mTLS": func(c *app.Config) {
 			with := adminTLS(t, true)
-			c.AdminTLS, c.AdminMTLS = with.AdminTLS, with.AdminMTLS
+			c.AdminTLS, c.AdminClientCA = with.AdminTLS, with.AdminClientCA
 		},
 	} {
 		c := config(t)

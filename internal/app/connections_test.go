@@ -17,12 +17,12 @@ type dialed struct {
 	refused  *prometheus.CounterVec
 }
 
-func newDialed(t *testing.T, c Config) *dialed {
+func newDialed(t *testing.T, s APISettings) *dialed {
 	t.Helper()
 	l, err := Listen(t.Context(), "127.0.0.1:0")
 	must(t, err)
 	d := &dialed{t: t, accepted: make(chan net.Conn), refused: newRefusals(prometheus.NewRegistry())}
-	d.listener = boundPublic(l, c, d.refused)
+	d.listener = boundPublic(l, Config{Settings: Settings{APISettings: s}}, d.refused)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -72,7 +72,7 @@ func (d *dialed) refuses(from, reason string) {
 // One address cannot take all connections; a connection that ends makes room, once.
 func TestConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
-	d := newDialed(t, Config{MaxConnections: 8})
+	d := newDialed(t, APISettings{MaxConnections: 8})
 	first := d.opens("127.0.0.1")
 	d.opens("127.0.0.1")
 	d.refuses("127.0.0.1", refusedAddress)
@@ -95,7 +95,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 // mostEach does not apply to a proxy, which has the connections of all its clients.
 func TestATrustedProxyMayHaveAllConnections(t *testing.T) {
 	t.Parallel()
-	d := newDialed(t, Config{MaxConnections: 4, TrustedProxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}})
+	proxies := []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}
+	d := newDialed(t, APISettings{MaxConnections: 4, TrustedProxies: proxies})
 	d.opens("127.0.0.1")
 	d.refuses("127.0.0.1", refusedAddress)
 	for range 3 {

@@ -54,7 +54,7 @@ func (c Config) doctorOptions(ctx context.Context) (ops.DoctorOptions, error) {
 	return ops.DoctorOptions{
 		PostgresURL: c.PostgresURL, Redis: client, NATS: check, Schema: c.Schema, RelayName: c.RelayName,
 		Slot: c.Slot, Publication: c.Publication,
-		WALBudget: c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.Durability,
-		SharedStreams: c.SharedStreams, Restore: c.Restore, Guard: guard,
+		WALBudget: c.WALBudget, StreamMaxlen: c.StreamMaxlen, History: c.History, Durability: c.RedisDurability,
+		SharedStreams: c.SharedStreams.On(), Restore: c.Restore, Guard: guard,
 	}, nil
 }

@@ -32,8 +32,8 @@ func (c Config) natsSink(reg prometheus.Registerer) (sinks, error) {
 	if err != nil {
 		return sinks{}, err
 	}
-	o.Source, o.Fsync, o.Replicas = c.EntrySource(), c.SinkFsync, c.SinkReplicas
-	o.MaxLen, o.TrimForce, o.Registerer = c.StreamMaxlen, c.TrimForce, reg
+	o.Source, o.Fsync, o.Replicas = c.EntrySource(), c.SinkDurability == "fsync", c.SinkReplicas
+	o.MaxLen, o.TrimForce, o.Registerer = c.StreamMaxlen, c.Trim == "force", reg
 	js := jetstream.New(o)
 	return sinks{
 		Sink: js, ready: js.Ready, observe: js.Observe, unobserve: js.Unobserve, close: js.Close,
@@ -82,7 +82,7 @@ func (c Config) sinkReady(ctx context.Context) (unknown []string, err error) {
 		return nil, err
 	}
 	defer func() { _ = client.Close() }()
-	s := sink.New(sink.Options{Client: client, Durability: c.Durability})
+	s := sink.New(sink.Options{Client: client, Durability: c.RedisDurability})
 	if err := s.Ready(ctx); err != nil {
 		return nil, err
 	}

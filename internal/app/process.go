@@ -119,14 +119,14 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 			return err
 		}
 		// The console's client, so that an operator's request takes no connection of the API.
-		page, takes = p.console, sink.New(sink.Options{Client: client, Durability: c.Durability}).Ready
+		page, takes = p.console, sink.New(sink.Options{Client: client, Durability: c.RedisDurability}).Ready
 	}
 	p.server = c.adminServer(p.log, admin.Handler(admin.Options{
 		Source: ops.Source{
 			Pool: p.adminPool, RelayName: c.RelayName, Slots: slots, Relay: r, WALBudget: c.WALBudget,
 			Most: countAtMost, NATS: c.SinkURL != "", Redis: takes,
 		},
-		Ready: ready, Gatherer: withRuntime(p.registry), Console: page, Profiles: c.AdminProfiles, Logger: p.log,
+		Ready: ready, Gatherer: withRuntime(p.registry), Console: page, Profiles: c.AdminPprof.On(), Logger: p.log,
 		Access: admin.Access{
 			Token: c.AdminToken, ReadToken: c.AdminReadToken, Addr: c.AdminAddr, Bound: p.admin.Addr(),
 			Hosts: c.AdminHosts,
@@ -140,7 +140,7 @@ func (p *process) listen(ctx context.Context, kind string, r *relay.Relay, ready
 func (p *process) guarded() error {
 	c := p.config
 	bound, ok := p.admin.Addr().(*net.TCPAddr)
-	if !ok || bound.IP.IsLoopback() || c.AdminToken != "" || c.AdminMTLS || c.AdminOpen {
+	if !ok || bound.IP.IsLoopback() || c.AdminToken != "" || c.AdminClientCA != "" || c.AdminOpen.On() {
 		return nil
 	}
 	return cli.Usage(fmt.Sprintf("--admin-addr=%s is beyond loopback: set --admin-token or --admin-client-ca, or "+

@@ -23,9 +23,9 @@ func (c Config) redisOptions(ctx context.Context, rawURL string) (*redis.Univers
 		return nil, cli.Usage("the Redis URL: " + err.Error())
 	}
 	if o.TLSConfig != nil { // also for sentinels and for all nodes
-		o.TLSConfig.InsecureSkipVerify = c.RedisSkipVerify
+		o.TLSConfig.InsecureSkipVerify = c.RedisSkipVerify.On()
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return c.RedisTLS.Dial(ctx, network, addr, c.RedisSkipVerify)
+			return c.RedisTLS.Dial(ctx, network, addr, c.RedisSkipVerify.On())
 		}
 	}
 	if err := redisurl.Resolve(o, c.modes.of(ctx, rawURL, o)); err != nil {

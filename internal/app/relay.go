@@ -128,9 +128,9 @@ func (p *Relay) publishTo(ctx context.Context) (events sinks, err error) {
 	p.closes(client)
 	commands(client)
 	redis := sink.New(sink.Options{
-		Client: client, Server: server, Source: c.EntrySource(), Shared: c.SharedStreams, PubSub: c.PubSub,
-		ChannelPrefix: c.ChannelPrefix, Durability: c.Durability, MaxLen: c.StreamMaxlen,
-		TrimForce: c.TrimForce, Registerer: p.registry, Logger: p.log,
+		Client: client, Server: server, Source: c.EntrySource(), Shared: c.SharedStreams.On(), PubSub: c.Pubsub.On(),
+		ChannelPrefix: c.ChannelPrefix, Durability: c.RedisDurability, MaxLen: c.StreamMaxlen,
+		TrimForce: c.Trim == "force", Registerer: p.registry, Logger: p.log,
 	})
 	return sinks{Sink: redis, ready: redis.Ready, observe: redis.Observe, unobserve: redis.Unobserve}, nil
 }
@@ -156,7 +156,7 @@ func (p *Relay) names() {
 		Name: "outbox_relay_info",
 		Help: "Always 1; the labels are the source field of the database's entries, and whether it shares its streams.",
 	}, []string{"source", "shared"})
-	info.WithLabelValues(p.config.EntrySource(), strconv.FormatBool(p.config.SharedStreams)).Set(1)
+	info.WithLabelValues(p.config.EntrySource(), strconv.FormatBool(p.config.SharedStreams.On())).Set(1)
 	p.registry.MustRegister(info)
 }
 

@@ -97,11 +97,11 @@ func (p *Serve) build(ctx context.Context) error {
 
 // credentials loads the API keys or prepares the verification of tokens.
 func (p *Serve) credentials() (tokens *api.Tokens, err error) {
-	switch c := p.config; {
-	case c.AuthKeys:
+	switch c := p.config; c.Auth {
+	case "keys":
 		p.keys, err = api.LoadKeys(c.AuthKeysFile)
-	case c.AuthJWT:
-		tokens, err = api.NewTokens(c.Tokens)
+	case "jwt":
+		tokens, err = api.NewTokens(c.tokens())
 	}
 	return tokens, err
 }

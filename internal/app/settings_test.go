@@ -42,8 +42,8 @@ func TestDefaults(t *testing.T) {
 	c, err := defaults(t).Parse()
 	must(t, err)
 	if c.Slot != "posthaste_default" || c.History != 72*time.Hour || c.WALBudget != 1<<30 ||
-		c.Poison != relay.PoisonSkip ||
-		c.Restore != time.Hour || c.LogLevel != slog.LevelInfo || c.TrimForce || !c.PubSub || c.AuthKeys {
+		c.Poison != relay.PoisonSkip || c.Restore != time.Hour || c.LogLevel != slog.LevelInfo ||
+		c.Trim != "acked" || !c.Pubsub.On() || c.Auth != "none" {
 		t.Errorf("the defaults are %+v", c)
 	}
 }
@@ -127,7 +127,7 @@ func TestParseNamesEveryFaultOfTokens(t *testing.T) {
 		s.JWTIssuer, s.JWTAudience, s.JWTUserClaim, s.JWTScopeClaim, s.JWTJWKS = "i", "a", "sub", "scope", place
 		c, err := s.Parse()
 		if (err == nil) != good || err != nil && !strings.Contains(err.Error(), "--jwt-jwks") ||
-			good && (!c.AuthJWT || c.AuthKeys || c.Tokens.JWKS != place) {
+			good && c.JWTJWKS != place {
 			t.Errorf("%q: %v", place, err)
 		}
 	}

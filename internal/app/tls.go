@@ -14,22 +14,20 @@ import (
 )
 
 // tls loads the files of TLS; each file that cannot be used is a fault.
-func (p *parser) tls(c *Config, s Settings) {
-	c.HTTPTLS = p.listenerTLS("http", tlsfile.Names{Cert: s.HTTPTLSCert, Key: s.HTTPTLSKey, CA: s.HTTPClientCA})
-	c.AdminTLS = p.listenerTLS("admin", tlsfile.Names{Cert: s.AdminTLSCert, Key: s.AdminTLSKey, CA: s.AdminClientCA})
-	c.AdminMTLS = s.AdminClientCA != ""
+func (p *parser) tls(c *Config) {
+	c.HTTPTLS = p.listenerTLS("http", tlsfile.Names{Cert: c.HTTPTLSCert, Key: c.HTTPTLSKey, CA: c.HTTPClientCA})
+	c.AdminTLS = p.listenerTLS("admin", tlsfile.Names{Cert: c.AdminTLSCert, Key: c.AdminTLSKey, CA: c.AdminClientCA})
 	// With a URL without TLS, the files for Redis would have no effect, which is a fault.
-	n := tlsfile.Names{Cert: s.RedisCert, Key: s.RedisKey, CA: s.RedisCA}
+	n := tlsfile.Names{Cert: c.RedisCert, Key: c.RedisKey, CA: c.RedisCA}
 	for _, u := range []struct{ name, value string }{
-		{"redis-url", s.RedisURL}, {"guard-redis-url", s.GuardRedisURL},
+		{"redis-url", c.RedisURL}, {"guard-redis-url", c.GuardRedisURL},
 	} {
-		if (n.Any() || s.RedisSkipVerify == "on") && u.value != "" && !strings.HasPrefix(u.value, "rediss://") {
+		if (n.Any() || c.RedisSkipVerify.On()) && u.value != "" && !strings.HasPrefix(u.value, "rediss://") {
 			p.fault("--%s: with --redis-ca, --redis-cert, --redis-key or --redis-skip-verify=on it has to begin with "+
 				"rediss://", u.name)
 		}
 	}
 	c.RedisTLS = p.load("--redis-ca, --redis-cert, --redis-key", n)
-	c.RedisSkipVerify = p.on("redis-skip-verify", s.RedisSkipVerify)
 }
 
 // hasQuery reports whether a valid URL has a parameter.
@@ -80,7 +78,7 @@ func (l serverLog) Handle(ctx context.Context, r slog.Record) error {
 // useTLS logs and exports changes of the files in use, and warns if Redis' certificate is not verified.
 func (c Config) useTLS(log *slog.Logger, reg prometheus.Registerer, files tlsfile.Collector) {
 	files["admin"], files["redis"] = c.AdminTLS, c.RedisTLS
-	if c.RedisSkipVerify {
+	if c.RedisSkipVerify.On() {
 		log.Warn("the certificate of Redis is not verified: an attacker on the network can read and change everything",
 			"setting", "--redis-skip-verify=on", "remedy", "set --redis-ca to the CA of its certificate")
 	}

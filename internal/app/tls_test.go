@@ -67,7 +67,7 @@ func TestListenersSpeakTLS(t *testing.T) {
 	s.AdminClientCA = testenv.WriteFile(t, dir, "clients.crt", clients.PEM)
 	with, err := s.Parse()
 	must(t, err)
-	c.HTTPTLS, c.AdminTLS, c.AdminMTLS = with.HTTPTLS, with.AdminTLS, with.AdminMTLS
+	c.HTTPTLS, c.AdminTLS, c.AdminClientCA = with.HTTPTLS, with.AdminTLS, with.AdminClientCA
 	serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"log/slog"
 	"net/url"
 	"os"
@@ -11,18 +12,16 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// Variables is an option of the parser that names the environment variable of each setting: that of --wal-budget is
-// POSTHASTE_WAL_BUDGET. The settings are the program's flags that have a group.
-func Variables() kong.Option {
-	return kong.PostBuild(func(k *kong.Kong) error {
-		for _, f := range k.Model.Flags {
-			if f.Group != nil {
-				f.Tag.Envs = []string{variableOf(f.Name)}
-				f.Envs = f.Tag.Envs
-			}
+// nameVariables names the environment variable of each setting. The settings are the program's flags that have a group.
+func nameVariables(k *kong.Kong) error {
+	for _, f := range k.Model.Flags {
+		if f.Group != nil {
+			f.Tag.Envs = []string{variableOf(f.Name)}
+			f.Envs = f.Tag.Envs
+			f.Tag.TypeName = cmp.Or(f.Tag.TypeName, "string") // of a list, which is one text
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 func variableOf(flag string) string {
@@ -74,7 +73,11 @@ func (s *Settings) Effective(m *kong.Application, c Config) (list []Setting) {
 			continue
 		}
 		v := Setting{
-			Variable: f.Envs[0], Flag: "--" + f.Name, Group: f.Group.Title, Value: f.Target.String(), From: "default",
+			Variable: f.Envs[0], Flag: "--" + f.Name, Group: f.Group.Title, Value: s.decoded.texts[f.Name],
+			From: "default",
+		}
+		if text, ok := f.Target.Interface().(string); ok {
+			v.Value = text
 		}
 		switch {
 		case slices.Contains(s.Given, f.Name):

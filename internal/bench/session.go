@@ -135,7 +135,7 @@ func (b *session) close() {
 func (b *session) facts(ctx context.Context) (machine, error) {
 	m := machine{
 		Cores: runtime.NumCPU(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Servers: "its own, on this machine",
-		Durability: map[string]string{"redis_durability": b.config.Durability.String()},
+		Durability: map[string]string{"redis_durability": b.config.RedisDurability.String()},
 	}
 	if b.options.External {
 		m.Servers = "external"

@@ -75,7 +75,7 @@ func (s *stage) borrow(ctx context.Context, c *app.Config, options Options) erro
 	if _, _, err := net.SplitHostPort(o.Addr); err != nil { // a socket, or the name of a Sentinel master
 		return cli.Usage(oneRedis)
 	}
-	if o.TLSConfig != nil && !c.RedisSkipVerify {
+	if o.TLSConfig != nil && !c.RedisSkipVerify.On() {
 		return cli.Usage("--external puts links on loopback between posthaste and Redis, which have no certificate " +
 			"for its name: use --redis-skip-verify=on")
 	}

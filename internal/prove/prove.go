@@ -180,7 +180,7 @@ func (c *campaign) processes(ctx context.Context) error {
 	}
 	return errors.Join(
 		of(&c.relays, c.options.Relays, "relay", "relay", "--restore="+oracle.RestoreSpan.String(), "--stream-maxlen=0",
-			"--drain-timeout=5s", "--redis-durability="+c.config.Durability.String(), "--wal-budget=256MiB"),
+			"--drain-timeout=5s", "--redis-durability="+c.config.RedisDurability.String(), "--wal-budget=256MiB"),
 		of(&c.serves, 2, "serve", "serve", "--drain-timeout=5s", "--log-level=error"),
 		of(&c.consumers, 2, "consumer", "prove-consumer", "--log-level=error", "--drain-timeout=5s"),
 	)

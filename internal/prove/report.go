@@ -110,7 +110,7 @@ type sample struct {
 }
 
 func newReport(c *campaign, began time.Time) *Report {
-	o, durability, more := c.options, c.config.Durability.String(), ""
+	o, durability, more := c.options, c.config.RedisDurability.String(), ""
 	if o.Sink == sinkNats {
 		more = " --sink=nats"
 	}
@@ -123,7 +123,7 @@ func newReport(c *campaign, began time.Time) *Report {
 			o.Duration, o.Faults, o.Relays, o.Rate, more),
 		Settings: map[string]string{
 			"redis_durability": durability, "restore": oracle.RestoreSpan.String(), "relays": strconv.Itoa(o.Relays),
-			"rate": strconv.Itoa(o.Rate), "pubsub": fmt.Sprint(c.config.PubSub), "sink": o.Sink,
+			"rate": strconv.Itoa(o.Rate), "pubsub": fmt.Sprint(c.config.Pubsub.On()), "sink": o.Sink,
 		},
 	}
 }

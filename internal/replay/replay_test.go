@@ -6,13 +6,13 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/testenv"
+	"posthaste/internal/testenv/commandline"
 	"posthaste/sink"
 	"posthaste/sql"
 )
@@ -34,11 +34,8 @@ func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
 	for range 2 {
 		r := &replaying{
 			options: Options{Since: "2h", Rate: "0"},
-			config: app.Config{
-				PostgresURL: db.URL, RedisURL: redis.URL(), RelayName: db.Relay, Schema: "public",
-				StreamPrefix: "outbox.",
-				History:      72 * time.Hour,
-			},
+			config: commandline.Config(t, "--postgres-url="+db.URL, "--redis-url="+redis.URL(),
+				"--relay-name="+db.Relay),
 			io: cli.IO{Stdout: io.Discard, Stderr: io.Discard},
 		}
 		t.Cleanup(r.close)

@@ -14,7 +14,7 @@ import (
 func Settings(tb testing.TB, args ...string) app.Settings {
 	tb.Helper()
 	var line struct{ app.Settings }
-	parser, err := kong.New(&line, app.Variables())
+	parser, err := kong.New(&line, line.Decoding())
 	if err != nil {
 		tb.Fatal(err)
 	}
