@@ -55,10 +55,10 @@ func (b *session) removeNats(ctx context.Context, stream string) error {
 	return err
 }
 
-// length returns how many of n events a stream has.
-func (s *scene) length(ctx context.Context, stream string, n int) (int64, error) {
+// length returns how many events a stream has.
+func (s *scene) length(ctx context.Context, stream string) (int64, error) {
 	if s.nats != nil {
-		return s.nats.Len(ctx, stream, int64(n))
+		return s.nats.Len(ctx, stream)
 	}
 	return s.redis.XLen(ctx, stream).Result()
 }
