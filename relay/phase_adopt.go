@@ -365,7 +365,7 @@ func (l *leadership) suspect(ctx context.Context, st outbox.State, f *found, sta
 		})
 		return nil
 	}
-	if st.Sink != "" && other {
+	if other && st.Sink != "" && st.Sink != incomplete {
 		l.log.Warn("the sink was restarted, or is another server: looking whether it has lost what was settled",
 			"server", f.server)
 	}
