@@ -171,8 +171,9 @@ type Repair struct {
 	// Back is set if Postgres has gone back in time: events that are only in the stream were published and are not
 	// committed.
 	Back bool
-	// Begun is set if an attempt was ended after it may have published something.
-	Begun bool
+	// Begun is set if an attempt was ended after it may have published something. Restored is how much that was.
+	Begun    bool
+	Restored int64
 	// Groups are the known consumer groups of the stream, if it has lost something.
 	Groups []string
 	// Expected is roughly how many events are compared.

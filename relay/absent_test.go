@@ -1,15 +1,12 @@
 package relay
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/google/uuid"
 
 	"posthaste/outbox"
 	"posthaste/relay/stream"
@@ -176,104 +173,6 @@ func TestAStreamIsAdoptedBesideAnotherThatHangs(t *testing.T) {
 		if n := w.count("Store.Adopt"); n == before {
 			t.Error("no adoption follows")
 		}
-	})
-}
-
-// unrepairable is a sink that refuses one call in a repair of outbox.order.
-type unrepairable struct {
-	stream.Sink
-	step     string
-	refusing *atomic.Bool
-}
-
-func (s unrepairable) refuses(step, name string) error {
-	if s.step == step && name == "outbox.order" && s.refusing.Load() {
-		return &outbox.StreamError{Stream: name, Err: errDown}
-	}
-	return nil
-}
-
-func (s unrepairable) Regroup(ctx context.Context, name string, groups []string) error {
-	return cmp.Or(s.refuses("Regroup", name), s.Sink.Regroup(ctx, name, groups))
-}
-
-func (s unrepairable) Recall(ctx context.Context, o outbox.Owner, name string, ids []uuid.UUID, last string) error {
-	return cmp.Or(s.refuses("Recall", name), s.Sink.Recall(ctx, o, name, ids, last))
-}
-
-func (s unrepairable) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
-	return cmp.Or(s.refuses("Confirm", marks[0].Stream), s.Sink.Confirm(ctx, o, marks))
-}
-
-// A stream whose gate can be raised, and that cannot be repaired, holds up no other, and does not have them adopted
-// again and again. What it has lost is restored when it can be.
-func TestAStreamThatCannotBeRepairedIsLeftOut(t *testing.T) {
-	t.Parallel()
-	for _, step := range []string{"Regroup", "Recall", "Confirm"} {
-		inWorld(t, Options{}, func(w *world) {
-			w.leads(outbox.ModeCDC)
-			elapse(5 * time.Second) // the groups are recorded
-			w.do(func() {
-				w.instances[0].die(true)
-				w.rd.away["outbox.order"] = false // it may be left out
-				if w.rd.drop("outbox.order"); step == "Recall" {
-					w.pg.state.Sink = "another"
-				}
-			})
-			i, refusing := w.instance("two"), &atomic.Bool{}
-			refusing.Store(true)
-			i.relay.o.Sink = unrepairable{i.relay.o.Sink, step, refusing}
-			w.launch(i)
-			began := w.pg.state.Owner.Epoch
-			for range 10 {
-				row := w.event("user", "a")
-				elapse(time.Minute)
-				w.do(func() {
-					if !w.rd.has("outbox.user", row.ID) {
-						t.Errorf("%s: the event of the other stream is not published", step)
-					}
-				})
-			}
-			if n := w.pg.state.Owner.Epoch - began; n < 10 || n > 60 {
-				t.Errorf("%s: %d adoptions in ten minutes", step, n)
-			}
-			refusing.Store(false)
-			w.event("order", "a")
-			w.settles(outbox.ModeCDC)
-			w.judge()
-		})
-	}
-}
-
-// The server of a stream goes down again while the stream is repaired.
-func TestAServerGoesDownInARepair(t *testing.T) {
-	t.Parallel()
-	inWorld(t, Options{}, func(w *world) {
-		w.leads(outbox.ModePoll)
-		var old *redis
-		w.do(func() { old = w.rd.copy() })
-		for range 30 {
-			w.event("order", "a")
-		}
-		w.settles(outbox.ModePoll)
-		w.do(func() {
-			w.rd.goesAt = "outbox.order"
-			w.rd.revert("outbox.order", old)
-			w.rd.restart()
-		})
-		elapse(10 * time.Second)
-		row := w.event("user", "a")
-		elapse(20 * time.Second)
-		w.do(func() {
-			if !w.rd.has("outbox.user", row.ID) {
-				h := w.instances[0].relay.Health()
-				t.Errorf("the other stream stands still; health %+v", h)
-			}
-			w.rd.goesAt = ""
-			w.rd.away["outbox.order"] = false
-		})
-		w.settles(outbox.ModePoll)
-		w.judge()
 	})
 }
 

@@ -17,11 +17,11 @@ import (
 type gates struct {
 	owner  outbox.Owner
 	layout outbox.Layout
-	sink   stream.Gates
+	sink   stream.Sink
 	store  KnownStreams
 
-	// away are the streams that the adoption left out, with the reasons. back does not call the sink before due.
-	away map[string]error
+	// away are the streams that the adoption left out. back does not call the sink before due.
+	away map[string]left
 	due  time.Time
 
 	mu      sync.RWMutex
@@ -32,7 +32,7 @@ type gates struct {
 	fresh func(ctx context.Context) error
 }
 
-func newGates(o outbox.Owner, layout outbox.Layout, sink stream.Gates, store KnownStreams) *gates {
+func newGates(o outbox.Owner, layout outbox.Layout, sink stream.Sink, store KnownStreams) *gates {
 	return &gates{
 		owner: o, layout: layout, sink: sink, store: store, adopted: map[string]string{},
 		taken: map[string]*outbox.TakenError{},
@@ -54,14 +54,27 @@ func (g *gates) ready(s outbox.Stream) {
 	g.adopted[s.Name] = s.Base
 }
 
-// back returns ErrGap if a stream that the adoption left out can be looked at: before anything is published there,
-// another adoption must find out what it has lost.
+// left is a stream that an adoption leaves out.
+type left struct {
+	why error
+	// repairing is the owner whose repair of the stream failed, if that is the reason.
+	repairing outbox.Owner
+}
+
+// back returns ErrGap if a stream that the adoption left out can be looked at, and confirmed if its repair failed:
+// before anything is published there, another adoption must find out what it has lost.
 func (g *gates) back(ctx context.Context, stream string) error {
+	away := g.away[stream]
 	if time.Now().Before(g.due) {
-		return g.away[stream]
+		return away.why
 	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
 	_, err := g.sink.Look(ctx, g.owner.Source, []string{stream}, nil)
-	if err == nil {
+	if err == nil && away.repairing.Epoch > 0 {
+		err = g.sink.Confirm(ctx, away.repairing, []outbox.Mark{{Stream: stream}})
+	}
+	if err == nil || displaced(err) {
 		err = fmt.Errorf("stream %q answers again: %w", stream, outbox.ErrGap)
 	}
 	return err
@@ -72,7 +85,7 @@ func (g *gates) back(ctx context.Context, stream string) error {
 // *outbox.TakenError. If a gate was raised before and no longer exists, Ensure returns ErrGap: a follower must not
 // recreate it.
 func (g *gates) Ensure(ctx context.Context, stream string) error {
-	if g.away[stream] != nil {
+	if g.away[stream].why != nil {
 		return g.back(ctx, stream)
 	}
 	s := outbox.Stream{Name: stream, Base: outbox.BaseName(stream, g.layout.Shards)}

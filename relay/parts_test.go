@@ -197,7 +197,7 @@ func TestANewStreamOfATypeGetsItsGroups(t *testing.T) {
 			{Name: "outbox.user", Base: "outbox.user"},
 		}
 		r.gates.layout.Shards = 4
-		sink := &regrouped{Gates: r.gates.sink}
+		sink := &regrouped{Sink: r.gates.sink}
 		r.gates.sink = sink
 		for _, stream := range []string{"outbox.order.3", "outbox.order.1", "outbox.late.2", "outbox.order.3"} {
 			if err := r.gates.Ensure(r.intake, stream); err != nil {
@@ -212,13 +212,13 @@ func TestANewStreamOfATypeGetsItsGroups(t *testing.T) {
 
 // regrouped records which streams got the groups of which others.
 type regrouped struct {
-	stream.Gates
+	stream.Sink
 	followed []string
 }
 
 func (f *regrouped) Follow(ctx context.Context, stream string, others []string) error {
 	f.followed = append(f.followed, stream+" "+strings.Join(others, " "))
-	return f.Gates.Follow(ctx, stream, others)
+	return f.Sink.Follow(ctx, stream, others)
 }
 
 // The stream of another type is never made ready, even if its gate was raised. Other streams are unaffected.

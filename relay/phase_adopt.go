@@ -100,7 +100,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 	if l.gates == nil {
 		l.activity.own(st.Owner) // under which the slot is kept until then: Redis may be gone for long
 	}
-	l.absent = absent{why: map[string]error{}}
+	l.absent = absent{streams: map[string]left{}}
 	for {
 		next := outbox.Adoption{
 			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()},
@@ -111,7 +111,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return err
 		}
 		next.Sink, next.Suspects, next.Delivered = f.server, f.suspects, f.delivered
-		if f.partial || len(l.absent.why) > 0 {
+		if f.partial || len(l.absent.streams) > 0 {
 			next.Sink = incomplete
 		}
 		if f.beyond > 0 { // noted with this adoption: who is killed behind it has not seen it for nothing
@@ -133,7 +133,7 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return err
 		}
 		l.gates = newGates(next.To, st.Layout, l.o.Sink, l.o.Store)
-		l.gates.away, l.gates.due = maps.Clone(l.absent.why), time.Now().Add(l.partial.Next())
+		l.gates.away, l.gates.due = maps.Clone(l.absent.streams), time.Now().Add(l.partial.Next())
 		l.activity.own(next.To)
 		if err = l.raiseGates(ctx, f.intact); err == nil {
 			err = l.awaitLayout(ctx)
@@ -151,10 +151,10 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return nil
 		case errors.As(err, &fenced):
 		case errors.Is(err, outbox.ErrGap):
-			clear(l.absent.why) // it may be that one of them answers
+			clear(l.absent.streams) // it may be that one of them answers
 		case !outbox.Alone(err):
 			return err
-		case len(l.absent.why) == 0: // each of them has failed
+		case len(l.absent.streams) == 0: // each of them has failed
 			l.partial.Wait(ctx)
 		}
 		if st, err = l.check(ctx); err != nil {
@@ -172,10 +172,10 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 // repair makes the streams whole. Only then the losses can be counted that it cannot restore.
 func (l *leadership) repair(ctx context.Context) error {
 	var away map[string]error
-	l.absent.since = time.Time{}
+	l.absent.since = time.Now()
 	owned := func(ctx context.Context) error { _, err := l.check(ctx); return err }
 	err := l.persist(ctx, func() (err error) { away, err = l.reconciler.run(ctx, l.owner, l.gates, owned); return err },
-		func(err error) bool { return finished(err) || superseded(err) || l.leave(away) },
+		func(err error) bool { return finished(err) || superseded(err) || l.leave(away, l.owner) },
 		func(err error) {
 			if l.health.fail(conditionRestore, err.Error()) {
 				l.log.Warn("cannot reconcile the streams with the outbox; retrying", "err", err)
@@ -213,7 +213,7 @@ const incomplete = "incomplete"
 
 // absent are the streams that an adoption leaves out, because they do not answer, or refuse it, and others do not.
 type absent struct {
-	why map[string]error
+	streams map[string]left
 	// since is when a step of the adoption failed first, known how many streams there are.
 	since time.Time
 	known int
@@ -228,24 +228,27 @@ func (a *absent) late() bool {
 }
 
 func (a *absent) text() string {
-	names := slices.Sorted(maps.Keys(a.why))
+	names := slices.Sorted(maps.Keys(a.streams))
 	return fmt.Sprintf("nothing is published to %s until it can be adopted: %v", strings.Join(names, ", "),
-		a.why[names[0]])
+		a.streams[names[0]].why)
 }
 
 // leave reports whether the adoption begins again: without the streams that fail, once the others have waited long
-// enough, or with all of them if no other is left. A change of the layout needs all of them.
-func (l *leadership) leave(why map[string]error) bool {
+// enough, or with all of them if no other is left. A change of the layout needs all of them. repairing is the owner if
+// repairs fail.
+func (l *leadership) leave(why map[string]error, repairing outbox.Owner) bool {
 	a := &l.absent
 	if len(why) == 0 || l.o.Spread != nil || !a.late() {
 		return false
 	}
-	if len(a.why)+len(why) >= a.known {
-		again := len(a.why) > 0
-		clear(a.why)
+	if len(a.streams)+len(why) >= a.known {
+		again := len(a.streams) > 0
+		clear(a.streams)
 		return again
 	}
-	maps.Copy(a.why, why)
+	for stream, err := range why {
+		a.streams[stream] = left{err, repairing}
+	}
 	l.log.Warn("some streams cannot be adopted; the others are published to", "why", a.text())
 	return true
 }
@@ -290,7 +293,7 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (
 	}
 	absent := &l.absent
 	absent.known = len(list)
-	streams := slices.DeleteFunc(outbox.StreamNames(list), func(s string) bool { return absent.why[s] != nil })
+	streams := slices.DeleteFunc(outbox.StreamNames(list), func(s string) bool { return absent.streams[s].why != nil })
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	f.server, err = l.o.Sink.Bind(actx)
 	cancel()
@@ -316,7 +319,7 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (
 			}
 			return s.Err != nil
 		})
-		if l.leave(away) && len(absent.why) > 0 {
+		if l.leave(away, outbox.Owner{}) && len(absent.streams) > 0 {
 			err = nil
 		}
 	}
@@ -382,7 +385,7 @@ func (l *leadership) raiseGates(ctx context.Context, intact map[string]bool) err
 	var away map[string]error
 	l.absent.since = time.Time{}
 	err := l.persist(ctx, func() (err error) { away, err = l.tryGates(ctx, intact); return err },
-		func(err error) bool { return displaced(err) || l.leave(away) },
+		func(err error) bool { return displaced(err) || l.leave(away, outbox.Owner{}) },
 		func(err error) { l.refused(ctx, err) })
 	if err == nil {
 		l.health.clear(conditionAdopt)
@@ -398,7 +401,7 @@ func (l *leadership) tryGates(ctx context.Context, intact map[string]bool) (away
 	if err != nil {
 		return nil, err
 	}
-	streams = slices.DeleteFunc(streams, func(s outbox.Stream) bool { return l.gates.away[s.Name] != nil })
+	streams = slices.DeleteFunc(streams, func(s outbox.Stream) bool { return l.gates.away[s.Name].why != nil })
 	away = map[string]error{}
 	var first error
 	began := time.Now()

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"posthaste/internal/pause"
 	"posthaste/outbox"
@@ -30,6 +32,8 @@ type reconciler struct {
 	*Relay
 	// uncounted is set while missing events may not be counted. Any goroutine may set it.
 	uncounted atomic.Bool
+	// claim is that of the last attempt. It is the leadership's.
+	claim int64
 }
 
 // RestoreAll is Options.Restore without a bound.
@@ -45,30 +49,67 @@ func (r *reconciler) run(ctx context.Context, o outbox.Owner, g *gates, owned fu
 	if err != nil {
 		return nil, err
 	}
-	away = map[string]error{}
 	for _, job := range list {
-		if away := g.away[job.Stream]; away != nil && job.Back {
+		if away := g.away[job.Stream].why; away != nil && job.Back {
 			if err := g.back(ctx, job.Stream); finished(err) {
 				return nil, err
 			}
 			return nil, fmt.Errorf("postgres has gone back, and a stream cannot be compared: %s", away.Error())
-		} else if away != nil {
-			continue
-		}
-		lane := outbox.Lane{Part: outbox.RestoreLane, Nonce: o.Nonce}
-		c := &comparison{
-			reconciler: r, owner: o, owned: owned, job: job, lane: lane, checked: time.Now(),
-			publisher: r.o.Sink.Lane(job.Stream, o, lane),
-		}
-		err := c.run(ctx)
-		if err != nil && (job.Back || !outbox.Alone(err)) {
-			return nil, err
-		}
-		if err != nil {
-			away[job.Stream], first = err, cmp.Or(first, err)
 		}
 	}
+	r.claim++ // what an earlier attempt of this owner has published is in doubt
+	away = map[string]error{}
+	places, still := make(chan struct{}, comparisons), &ownership{owned: owned, checked: time.Now()}
+	group, gctx := errgroup.WithContext(ctx)
+	var mu sync.Mutex
+	for _, job := range list {
+		if g.away[job.Stream].why != nil {
+			continue
+		}
+		lane := outbox.Lane{Part: outbox.RestoreLane, Claim: r.claim, Nonce: o.Nonce}
+		c := &comparison{
+			reconciler: r, owner: o, ownership: still, job: job, lane: lane,
+			publisher: r.o.Sink.Lane(job.Stream, o, lane),
+		}
+		group.Go(func() error {
+			err := c.run(gctx, places)
+			if err == nil || job.Back || !outbox.Alone(err) {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			away[job.Stream], first = err, cmp.Or(first, err)
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
 	return away, first
+}
+
+// comparisons is how many streams are compared at once: each comparison has the ids of the entries of its stream.
+const comparisons = 4
+
+// ownership checks, about once a second, whether this is the owner. It is safe for concurrent use.
+type ownership struct {
+	owned   func(ctx context.Context) error
+	mu      sync.Mutex
+	checked time.Time
+}
+
+// still ignores a check that fails for another reason.
+func (o *ownership) still(ctx context.Context) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if time.Since(o.checked) < time.Second {
+		return nil
+	}
+	o.checked = time.Now()
+	if err := o.owned(ctx); superseded(err) {
+		return err
+	}
+	return ctx.Err()
 }
 
 // watch counts and reports the events that were not restored, whenever uncounted is set, until ctx ends.
@@ -105,8 +146,9 @@ func (r *reconciler) count(ctx context.Context) {
 // comparison is the repair of one stream.
 type comparison struct {
 	*reconciler
+	*ownership
+
 	owner     outbox.Owner
-	owned     func(ctx context.Context) error
 	job       outbox.Repair
 	lane      outbox.Lane
 	publisher outbox.LanePublisher
@@ -121,12 +163,33 @@ type comparison struct {
 	number int64
 	// row is how many events were refused one after the other.
 	row int
-	// checked is the time of the last check of the owner, noted that of the last note of the progress in the table.
-	checked, noted time.Time
+	// noted is the time of the last note of the progress in the table.
+	noted time.Time
 }
 
-func (c *comparison) run(ctx context.Context) error {
+// run compares when it has one of places. The streams that wait for their durability afterwards do so together.
+func (c *comparison) run(ctx context.Context, places chan struct{}) error {
+	select {
+	case places <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	err := c.restore(ctx)
+	c.tail, c.isKnown = nil, nil
+	<-places
+	if err == nil {
+		err = c.finish(ctx)
+	}
+	if err != nil && !c.noted.IsZero() {
+		c.note(context.WithoutCancel(ctx))
+	}
+	return err
+}
+
+// restore publishes what is missing, and finds what is unsettled.
+func (c *comparison) restore(ctx context.Context) error {
 	job := c.job
+	c.done.Restored = job.Restored
 	if len(job.Groups) > 0 {
 		actx, cancel := context.WithTimeout(ctx, publishTimeout)
 		defer cancel()
@@ -135,7 +198,7 @@ func (c *comparison) run(ctx context.Context) error {
 		}
 	}
 	if job.To == 0 && !job.Recall && !job.Back {
-		return c.finish(ctx)
+		return nil
 	}
 	c.tell(true)
 	var err error
@@ -151,10 +214,7 @@ func (c *comparison) run(ctx context.Context) error {
 	if err := c.o.Store.Log(ctx, job, func(page []outbox.Logged) error { return c.compare(ctx, page) }); err != nil {
 		return err
 	}
-	if err := c.unsettled(ctx); err != nil {
-		return err
-	}
-	return c.finish(ctx)
+	return c.unsettled(ctx)
 }
 
 // known notes that Postgres knows an event, and reports whether it is in the stream.
@@ -264,18 +324,6 @@ func (c *comparison) retry(ctx context.Context, timeout time.Duration, call func
 	}
 }
 
-// still checks, about once a second, whether this is the owner. It ignores a check that fails for another reason.
-func (c *comparison) still(ctx context.Context) error {
-	if time.Since(c.checked) < time.Second {
-		return nil
-	}
-	c.checked = time.Now()
-	if err := c.owned(ctx); superseded(err) {
-		return err
-	}
-	return ctx.Err()
-}
-
 // tell reports the progress in readiness, and in the log if it is due.
 func (c *comparison) tell(due bool) {
 	c.health.fail(conditionRestore, fmt.Sprintf("%s is compared with what is settled: of about %d events %d were "+
@@ -293,6 +341,12 @@ func (c *comparison) progress(ctx context.Context) {
 	if !due {
 		return
 	}
+	c.note(ctx)
+}
+
+func (c *comparison) note(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
 	c.noted = time.Now()
 	if err := c.o.Store.Restoring(ctx, c.job, c.done.Restored); err != nil {
 		c.log.Debug("note what is restored", "err", err)

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,4 +42,41 @@ func TestOthersGoOnInASweepBesideABlockedStream(t *testing.T) {
 		w.settles(outbox.ModePoll)
 		w.judge()
 	})
+}
+
+// A node has lost its replica: what a sweep publishes to its stream is not confirmed. The others go on, also before the
+// hand-over.
+func TestOthersGoOnInASweepBesideAStreamWithoutDurability(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC} {
+		inWorld(t, Options{}, func(w *world) {
+			w.pg.state.Desired = mode
+			i, refusing := w.instance("one"), &atomic.Bool{}
+			refusing.Store(true)
+			s := unrepairable{i.relay.o.Sink, "Confirm", map[string]bool{"outbox.order": true}, true, refusing}
+			sweeper := i.sweeper(s)
+			i.relay.o.Sink, i.relay.o.Sweeper, i.relay.sweeps.sweeper = s, sweeper, sweeper
+			for n := range 8 * outbox.Partitions {
+				w.event("order", fmt.Sprint("o-", n))
+			}
+			w.event("user", "a")
+			w.launch(i)
+			elapse(time.Minute)
+			var rows []*tableRow
+			for n := range 2 * outbox.Partitions {
+				rows = append(rows, w.event("user", fmt.Sprint("u-", n)))
+			}
+			elapse(time.Minute)
+			w.do(func() {
+				for _, row := range rows {
+					if !w.rd.has("outbox.user", row.ID) {
+						t.Errorf("%s: event %d of part %d is not published", mode, row.Seq, row.part)
+					}
+				}
+			})
+			refusing.Store(false)
+			w.settles(mode)
+			w.judge()
+		})
+	}
 }

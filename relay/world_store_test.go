@@ -106,11 +106,11 @@ func (s memStore) Owed(ctx context.Context, stream string, visit func(id uuid.UU
 	return err
 }
 
-func (s memStore) Restoring(ctx context.Context, r outbox.Repair, _ int64) error {
+func (s memStore) Restoring(ctx context.Context, r outbox.Repair, restored int64) error {
 	return command(ctx, s.i, "Store.Restoring", func() error {
 		for i := range s.pg().repairs {
 			if p := &s.pg().repairs[i]; p.Stream == r.Stream {
-				p.Begun = true
+				p.Begun, p.Restored = true, restored
 			}
 		}
 		return nil

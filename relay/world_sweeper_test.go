@@ -5,21 +5,22 @@ import (
 	"slices"
 
 	"posthaste/outbox"
+	"posthaste/relay/stream"
 	"posthaste/relay/sweep"
 )
 
 // sweepRows and sweepList are small, so that a pass takes several batches, and several lists.
 const sweepRows, sweepList = 4, 7
 
-// sweeper returns the sweeper of an instance, over the world's table.
-func (i *instance) sweeper() *sweep.Sweeper {
+// sweeper returns a sweeper of an instance that publishes to sink, over the world's table.
+func (i *instance) sweeper(sink stream.Publisher) *sweep.Sweeper {
 	return sweep.New(sweep.Options{
 		Open: func(context.Context) (sweep.Conn, error) {
 			c := &sweepConn{i: i, seen: map[int]outbox.Settled{}}
 			i.w.do(func() { i.conns[c] = true })
 			return c, nil
 		},
-		BatchRows: sweepRows, Sink: memSink{i},
+		BatchRows: sweepRows, Sink: sink,
 	})
 }
 

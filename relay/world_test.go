@@ -216,7 +216,7 @@ func (w *world) instance(name string) *instance {
 		}
 	})
 	o.Store, o.Locks, o.Sink, o.Source, o.Slots = memStore{i}, memLocks{i}, memSink{i}, memSource{i}, memSlots{i}
-	o.Sweeper = i.sweeper()
+	o.Sweeper = i.sweeper(memSink{i})
 	i.relay = New(o)
 	return i
 }

@@ -73,6 +73,7 @@ type pending struct {
 	IDs                 []int64
 	Stream              string
 	Recall, Back, Begun bool
+	Restored            int64
 	Groups              []string
 	// Newest is the newest mark. Lost is the mark after which events may be missing, nil if none may be. Since is a
 	// time that none of them was published before, except delayed ones; nil if it is unknown.
@@ -90,7 +91,7 @@ func (s *Store) Repairs(ctx context.Context, within time.Duration) ([]outbox.Rep
 	list := make([]outbox.Repair, len(notes))
 	for i, n := range notes {
 		list[i] = outbox.Repair{
-			IDs: n.IDs, Stream: n.Stream, Recall: n.Recall, Begun: n.Begun, Groups: n.Groups,
+			IDs: n.IDs, Stream: n.Stream, Recall: n.Recall, Begun: n.Begun, Restored: n.Restored, Groups: n.Groups,
 			Back: n.Back && s.history > 0, // without history it is unknown which events were committed
 		}
 		if err := s.bounds(ctx, &list[i], n); err != nil {

@@ -108,8 +108,8 @@ func TestRepairs(t *testing.T) {
 	}
 	same("of two adoptions", missing(r), byPart(ids[6:]...))
 	must(t, s.Restoring(ctx, r, 1))
-	if r := repairs(time.Hour, 2)[0]; !r.Begun || list[0].Begun {
-		t.Errorf("begun: %v before, %v after", list[0].Begun, r.Begun)
+	if r := repairs(time.Hour, 2)[0]; !r.Begun || r.Restored != 1 || list[0].Begun {
+		t.Errorf("before %+v, after %+v", list[0], r)
 	}
 	must(t, s.Repaired(ctx, o, r, outbox.Repaired{Restored: 4, Last: entry(20)}))
 	must(t, s.Repaired(ctx, o, list[1], outbox.Repaired{}))

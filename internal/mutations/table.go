@@ -352,7 +352,7 @@ var mutations = []mutation{
 	{
 		safeguard: "a repair that begins again awaits durability", about: "what it finds is not its own",
 		file: "relay/reconcile.go", old: " || c.job.Begun", replacement: "",
-		pkg: "./relay", test: "TestAStreamThatCannotBeRepairedIsLeftOut",
+		pkg: "./relay", test: "TestPairsOfCrashPoints",
 	},
 	{
 		safeguard: "what a left out stream has lost is looked for", about: "its server counts as examined",

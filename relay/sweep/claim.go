@@ -81,15 +81,19 @@ func (c *claim) batch(ctx context.Context) error {
 		return err
 	}
 	out := &outcome{}
+	published := false
 	if err = c.publish(ctx, events, out); err == nil {
+		published = true
 		err = c.settle(ctx, out)
-	} else if outbox.Alone(err) {
+	}
+	if outbox.Alone(err) {
 		if aerr := c.ahead(ctx, out); aerr != nil {
 			err = aerr
 		}
 	}
 	if err != nil {
-		if poison := (*outbox.PoisonError)(nil); !errors.As(err, &poison) && (!outbox.Alone(err) || outbox.Lost(err)) {
+		poison := (*outbox.PoisonError)(nil)
+		if !errors.As(err, &poison) && (!outbox.Alone(err) || outbox.Lost(err) && !published) {
 			w.s.shrink(c.part, len(events))
 		}
 		return err
@@ -203,7 +207,7 @@ func (c *claim) publishTo(ctx context.Context, p *putting, out *outcome) error {
 	err := c.w.s.blocked.why(p.stream, time.Since(c.began) > claimTime)
 	if err == nil {
 		if err = c.attempt(ctx, p, out); err == nil || outbox.Alone(err) {
-			c.w.s.blocked.note(p.stream, err)
+			c.w.s.blocked.note(p.stream, err, false)
 		}
 	}
 	return err
@@ -373,8 +377,15 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
 		err := w.s.o.Sink.Confirm(actx, w.scope.Owner, marks)
 		cancel()
+		if of := (*outbox.StreamError)(nil); errors.As(err, &of) {
+			w.s.blocked.note(of.Stream, err, true)
+			out.blocked = append(out.blocked, of.Stream)
+		}
 		if err != nil {
 			return err
+		}
+		for _, m := range marks {
+			w.s.blocked.note(m.Stream, nil, true)
 		}
 	}
 	c.hold(out.parked)
@@ -397,33 +408,36 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 	return nil
 }
 
-// blockades are the streams that cannot be published to. The workers share them, so that attempts are spaced for all
-// parts together. Its methods are safe for concurrent use.
+// blockades are the streams that cannot be published to, or whose durability is not reached. The workers share them, so
+// that attempts are spaced for all parts together. Its methods are safe for concurrent use.
 type blockades struct {
 	mu      sync.Mutex
 	streams map[string]blockade
 }
 
-// blockade is why a stream cannot be published to, and the time of the next attempt.
+// blockade is why a stream cannot be published to, or confirmed, and the time of the next attempt.
 type blockade struct {
-	err  error
-	wait pause.Backoff
-	next time.Time
+	err     error
+	confirm bool
+	wait    pause.Backoff
+	next    time.Time
 }
 
-// note records the result of an attempt.
-func (b *blockades) note(stream string, err error) {
+// note records the result of an attempt to publish to a stream, or to confirm it.
+func (b *blockades) note(stream string, err error, confirm bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	s, ok := b.streams[stream]
 	if !outbox.Alone(err) {
-		delete(b.streams, stream)
+		if s.confirm == confirm {
+			delete(b.streams, stream)
+		}
 		return
 	}
-	s, ok := b.streams[stream]
 	if !ok {
 		s.wait = pause.Backoff{First: blockedFirst, Most: blockedMost}
 	}
-	s.err, s.next = err, time.Now().Add(s.wait.Next())
+	s.err, s.confirm, s.next = err, confirm, time.Now().Add(s.wait.Next())
 	b.streams[stream] = s
 }
 

@@ -109,9 +109,11 @@ func (s *Sink) failed(r *remote, step string, err error) error {
 		return nil
 	}
 	s.m.Errors.WithLabelValues(class(err)).Inc()
-	if metrics.Permanent(err) || outbox.Alone(err) || errors.As(err, new(*DurabilityError)) ||
-		errors.As(err, new(*outbox.PoisonError)) {
+	if metrics.Permanent(err) || outbox.Alone(err) || errors.As(err, new(*outbox.PoisonError)) {
 		return err
+	}
+	if errors.As(err, new(*DurabilityError)) {
+		return &outbox.StreamError{Stream: r.stream, Err: err}
 	}
 	wrapped := fmt.Errorf("%s stream %q: %w", step, r.stream, err)
 	if errors.Is(err, context.Canceled) {

@@ -1,9 +1,9 @@
 -- The streams to compare, in the order of their oldest notes: the ids of the notes, whether to recall, whether Postgres
--- has gone back, whether a repair has begun to publish, the consumer groups if the stream has lost something, the
--- newest mark, the mark after which settled events may be missing (NULL if none may be), and a time that no missing
--- event was published before (NULL if that is not known), except those that were created earlier. $1: nothing settled
--- longer before the note is missing. $2: whether anything is to be restored. Events of a stream from before an operator
--- dropped it are not restored.
+-- has gone back, whether a repair has begun to publish and how much it has published, the consumer groups if the stream
+-- has lost something, the newest mark, the mark after which settled events may be missing (NULL if none may be), and a
+-- time that no missing event was published before (NULL if that is not known), except those that were created earlier.
+-- $1: nothing settled longer before the note is missing. $2: whether anything is to be restored. Events of a stream
+-- from before an operator dropped it are not restored.
 --
 -- Missing events are those of the first mark with a newer entry than the stream has. Events that an earlier comparison
 -- has restored have newer entries than their marks. If these are lost, the next one begins at the same mark, but not
@@ -36,11 +36,11 @@ WITH note AS MATERIALIZED (
 ), job AS (
     SELECT n.stream, pg_catalog.array_agg(DISTINCT n.id) AS ids, pg_catalog.bool_or(n.recall) AS recall,
         pg_catalog.bool_or(n.back) AS back, pg_catalog.bool_or(n.touched_mark IS NOT NULL) AS begun,
-        pg_catalog.min(n.ms) AS ms, pg_catalog.min(l.mark) AS mark,
+        coalesce(pg_catalog.max(n.restored), 0) AS restored, pg_catalog.min(n.ms) AS ms, pg_catalog.min(l.mark) AS mark,
         CASE WHEN pg_catalog.bool_or(n.after_entry = '' OR l.mark IS NOT NULL) THEN n.groups END AS groups
     FROM note n LEFT JOIN lost l ON l.id = n.id GROUP BY n.stream, n.groups
 )
-SELECT j.ids, j.stream, j.recall, j.back, j.begun, coalesce(j.groups, '{}'),
+SELECT j.ids, j.stream, j.recall, j.back, j.begun, j.restored, coalesce(j.groups, '{}'),
     (SELECT greatest(pg_catalog.max(id), 1::bigint) FROM outbox_mark WHERE settled IS NOT NULL), j.mark,
     (SELECT least(m.at, pg_catalog.to_timestamp(least(j.ms, 4e12::numeric)::float8 / 1000::float8)) FROM outbox_mark m
      WHERE m.id <= j.mark AND m.settled IS NOT NULL ORDER BY m.id DESC LIMIT 1)
