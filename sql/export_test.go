@@ -23,6 +23,3 @@ func Waiting(w *Placer) int {
 
 // Patient removes w's limits on waiting.
 func Patient(w *Placer) { w.turn, w.alone = time.Minute, time.Minute }
-
-// BrokenPlacer panics when it inserts.
-func BrokenPlacer() *Placer { return NewPlacer(nil) }

@@ -81,8 +81,7 @@ func TestRetention(t *testing.T) {
 func TestRetentionAfterATruncate(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	s := sql.NewStore(relayPool(t, d.URL), "test", 0)
-	must(t, s.Register(t.Context()))
+	s := registered(t, d, 0)
 	succeed(t, s)
 	for range 50 {
 		insert(t, d, "a")
@@ -108,8 +107,7 @@ func TestRetentionAfterATruncate(t *testing.T) {
 func TestRetentionBesideWriters(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	s := sql.NewStore(relayPool(t, d.URL), "test", 0)
-	must(t, s.Register(t.Context()))
+	s := registered(t, d, 0)
 	succeed(t, s)
 	var writers sync.WaitGroup
 	for n := range 4 {

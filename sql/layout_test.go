@@ -265,8 +265,7 @@ func TestCheckLayout(t *testing.T) {
 	wantErr(t, s.CheckLayout(ctx, 1), outbox.ErrLayout)
 
 	// A server with another encoding hashes other bytes than Go.
-	latin := sql.NewStore(relayPool(t, testenv.Encoded(t, "LATIN1").URL), "test", time.Hour)
-	must(t, latin.Register(ctx))
+	latin := registered(t, testenv.Encoded(t, "LATIN1"), time.Hour)
 	wantErr(t, latin.CheckLayout(ctx, 4), outbox.ErrLayout)
 	must(t, latin.CheckLayout(ctx, 1))
 }

@@ -57,8 +57,7 @@ func insertIn(tb testing.TB, tx pgx.Tx, n int) (xid uint64) {
 func TestLook(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t, "max_prepared_transactions=5").Database(t)
-	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
-	must(t, s.Register(t.Context()))
+	s := registered(t, d, 24*time.Hour)
 	o := succeed(t, s)
 	m := newMarker(t, s)
 	first := begin(t, d)

@@ -110,36 +110,57 @@ func terminate(tb testing.TB, d *testenv.Database) {
 		WHERE datname = current_database() AND application_name = 'posthaste api'`)
 }
 
-// After the order was sent, its connection breaks or its client gives up.
+// After orders were sent, their connection breaks or a client gives up: the outcome of all that were sent together is
+// unknown. If only the first caller of a group gives up, the others get their results.
 func TestWhatIsNotAnsweredIsUnknown(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		happens func(u *unanswered)
-		want    string
+		orders, unknown int
+		happens         func(u *unanswered)
+		want            string
 	}{
-		"the backend is terminated": {func(u *unanswered) { terminate(u.t, u.d) }, "0 orders, 0 events"},
-		"the connection is cut before the commit": {func(u *unanswered) {
+		"the backend is terminated": {1, 1, func(u *unanswered) { terminate(u.t, u.d) }, "0 orders, 0 events"},
+		"the connection is cut before the commit": {1, 1, func(u *unanswered) {
 			u.p.Down()
 			u.g.Open()
 		}, "1 orders, 1 events"},
-		"the reply is lost": {func(u *unanswered) { u.loseReply("1 orders, 1 events") }, "1 orders, 1 events"},
+		"the reply is lost": {1, 1, func(u *unanswered) { u.loseReply("1 orders, 1 events") }, "1 orders, 1 events"},
 		// pgx requests a cancel
-		"the client gives up": {func(u *unanswered) { u.giveUp() }, "0 orders, 0 events"},
+		"the client gives up":    {1, 1, func(u *unanswered) { u.giveUp() }, "0 orders, 0 events"},
+		"the backend of a group": {3, 3, func(u *unanswered) { terminate(u.t, u.d) }, "0 orders, 0 events"},
+		"the reply to a group": {3, 3, func(u *unanswered) {
+			u.loseReply("3 orders, 3 events")
+		}, "3 orders, 3 events"},
+		"the first of a group gives up": {3, 1, func(u *unanswered) { u.giveUp() }, "3 orders, 3 events"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := testenv.Postgres(t)
 			p := testenv.NewLink(t, fmt.Sprintf("127.0.0.1:%d", d.Pool.Config().ConnConfig.Port))
-			pool := orderPool(t, testenv.Through(d.URL, p.Addr()), 1)
-			g := d.Gate(t, "outbox")
+			url, gate := testenv.Through(d.URL, p.Addr()), d.Gate(t, "outbox")
 			ctx, giveUp := context.WithCancel(t.Context())
 			defer giveUp()
-			done := send(ctx, pool)
-			g.Wait()
-			c.happens(&unanswered{t, d, p, g, giveUp})
-			r := <-done
-			if r.placed || !errors.Is(r.err, sql.ErrCommitUnknown) || sql.RetryOrder(r.err) {
-				t.Errorf("got %v, %v, want ErrCommitUnknown", r.placed, r.err)
+			var results []<-chan result
+			if c.orders == 1 {
+				results = append(results, send(ctx, orderPool(t, url, 1)))
+			} else {
+				g, list := gather(t, url), pairs(c.orders)
+				results = append(append(results, g.add(ctx, list[0])), g.addAll(list[1:])...)
+				g.free()
+			}
+			gate.Wait()
+			c.happens(&unanswered{t, d, p, gate, giveUp})
+			for i, done := range results {
+				if i == c.unknown { // earlier callers have their results
+					gate.Open()
+				}
+				r := <-done
+				switch {
+				case i >= c.unknown && (!r.placed || r.err != nil):
+					t.Errorf("order %d: %v, %v", i, r.placed, r.err)
+				case i < c.unknown && (r.placed || !errors.Is(r.err, sql.ErrCommitUnknown) || sql.RetryOrder(r.err)):
+					t.Errorf("order %d: %v, %v, want ErrCommitUnknown", i, r.placed, r.err)
+				}
 			}
 			eventually(t, d, c.want)
 		})
@@ -157,41 +178,26 @@ func eventually(tb testing.TB, d *testenv.Database, want string) {
 	})
 }
 
-// An error reply means that nothing was written, even if it comes from the commit.
+// An error reply means that nothing was written. It comes long before the client gives up, however slow the machine is.
+// TestWhatIsRefusedOfAGroup has the other errors.
 func TestWhatIsRefusedWasNotWritten(t *testing.T) {
 	t.Parallel()
-	const refuse = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE check_violation; END $$`
-	for name, c := range map[string]struct {
-		trigger, state string
-	}{
-		"at the order": {"CREATE TRIGGER refuse BEFORE INSERT ON orders FOR EACH ROW", pgerrcode.CheckViolation},
-		"at the event": {"CREATE TRIGGER refuse BEFORE INSERT ON outbox FOR EACH ROW", pgerrcode.CheckViolation},
-		"at the commit": {
-			"CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW",
-			pgerrcode.CheckViolation,
-		},
-		"by the time it takes": {"", pgerrcode.QueryCanceled},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			d := testenv.Postgres(t)
-			pool := orderPool(t, d.URL, 1)
-			if c.trigger == "" { // long before the client gives up, however slow the machine is
-				pool = orderPool(t, d.URL, 1, "statement_timeout = '1500ms'")
-				d.Gate(t, "outbox") // for longer than a statement may take
-			} else {
-				d.Exec(t, refuse)
-				d.Exec(t, c.trigger+" EXECUTE FUNCTION refuse()")
-			}
-			r := <-send(t.Context(), pool)
-			if r.placed || sql.SQLState(r.err) != c.state || errors.Is(r.err, sql.ErrCommitUnknown) {
-				t.Errorf("got %v, %v, want state %s", r.placed, r.err, c.state)
-			}
-			wantCounts(t, d, "0 orders, 0 events")
-			if s := pool.Stat(); s.AcquiredConns() != 0 || s.IdleConns() != 1 {
-				t.Errorf("%d connections in use, %d idle", s.AcquiredConns(), s.IdleConns())
-			}
-		})
+	d := testenv.Postgres(t)
+	pool := orderPool(t, d.URL, 1, "statement_timeout = '1500ms'")
+	d.Gate(t, "outbox") // for longer than a statement may take
+	r := <-send(t.Context(), pool)
+	if r.placed || sql.SQLState(r.err) != pgerrcode.QueryCanceled || errors.Is(r.err, sql.ErrCommitUnknown) {
+		t.Errorf("got %v, %v, want that the statement was cancelled", r.placed, r.err)
+	}
+	wantCounts(t, d, "0 orders, 0 events")
+	wantIdle(t, pool)
+}
+
+// wantIdle checks that the only connection of a pool was given back.
+func wantIdle(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	if s := pool.Stat(); s.AcquiredConns() != 0 || s.IdleConns() != 1 {
+		t.Errorf("%d connections in use, %d idle", s.AcquiredConns(), s.IdleConns())
 	}
 }
 

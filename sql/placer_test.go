@@ -44,8 +44,9 @@ func placing(ctx context.Context, w *sql.Placer, p pair) <-chan result {
 
 // gathering is a Placer whose only connection is in use.
 type gathering struct {
-	t *testing.T
-	w *sql.Placer
+	t    *testing.T
+	pool *sql.Pool
+	w    *sql.Placer
 	// free returns the connection.
 	free func()
 	n    int
@@ -56,7 +57,7 @@ func gather(t *testing.T, url string) *gathering {
 	pool := orderPool(t, url, 1)
 	conn, err := pool.Acquire(t.Context())
 	must(t, err)
-	g := &gathering{t: t, w: sql.NewPlacer(pool), free: sync.OnceFunc(conn.Release)}
+	g := &gathering{t: t, pool: pool, w: sql.NewPlacer(pool), free: sync.OnceFunc(conn.Release)}
 	t.Cleanup(g.free)
 	sql.Patient(g.w)
 	return g
@@ -165,7 +166,8 @@ func TestOneKeyTwiceInAGroup(t *testing.T) {
 	wantCounts(t, d, "3 orders, 3 events")
 }
 
-// If the server refuses one order of a group, the others are still placed, even if the error comes from the commit.
+// If the server refuses one order of a group, even by an error of the commit, nothing of it is written, and the others
+// are still placed.
 func TestWhatIsRefusedOfAGroup(t *testing.T) {
 	t.Parallel()
 	for name, trigger := range map[string]string{
@@ -204,51 +206,7 @@ func TestWhatIsRefusedOfAGroup(t *testing.T) {
 				}
 			}
 			wantCounts(t, d, "3 orders, 3 events")
-		})
-	}
-}
-
-// The connection of a sent group breaks: the outcome of the whole group is unknown. If only the first caller gives up,
-// the others get their results.
-func TestWhatIsNotAnsweredOfAGroupIsUnknown(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		happens func(u *unanswered)
-		unknown int
-		want    string
-	}{
-		"the backend is terminated": {func(u *unanswered) { terminate(u.t, u.d) }, 3, "0 orders, 0 events"},
-		"the reply is lost": {func(u *unanswered) {
-			u.loseReply("3 orders, 3 events")
-		}, 3, "3 orders, 3 events"},
-		"the first gives up": {func(u *unanswered) { u.giveUp() }, 1, "3 orders, 3 events"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			d := testenv.Postgres(t)
-			p := testenv.NewLink(t, fmt.Sprintf("127.0.0.1:%d", d.Pool.Config().ConnConfig.Port))
-			gate := d.Gate(t, "outbox")
-			g := gather(t, testenv.Through(d.URL, p.Addr()))
-			ctx, giveUp := context.WithCancel(t.Context())
-			defer giveUp()
-			list := pairs(3)
-			results := append([]<-chan result{g.add(ctx, list[0])}, g.addAll(list[1:])...)
-			g.free()
-			gate.Wait()
-			c.happens(&unanswered{t, d, p, gate, giveUp})
-			for i, done := range results {
-				if i == c.unknown { // earlier callers have their results
-					gate.Open()
-				}
-				r := <-done
-				switch {
-				case i >= c.unknown && (!r.placed || r.err != nil):
-					t.Errorf("order %d: %v, %v", i, r.placed, r.err)
-				case i < c.unknown && (r.placed || !errors.Is(r.err, sql.ErrCommitUnknown) || sql.RetryOrder(r.err)):
-					t.Errorf("order %d: %v, %v, want ErrCommitUnknown", i, r.placed, r.err)
-				}
-			}
-			eventually(t, d, c.want)
+			wantIdle(t, g.pool)
 		})
 	}
 }
@@ -396,7 +354,7 @@ func TestGroupsOfTwoProcessesDoNotDeadlock(t *testing.T) {
 func TestAPanicIsAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	p := pairs(1)[0]
-	if placed, err := sql.BrokenPlacer().Place(t.Context(), p.o, p.e); placed || !errors.Is(err, sql.ErrCommitUnknown) {
+	if placed, err := sql.NewPlacer(nil).Place(t.Context(), p.o, p.e); placed || !errors.Is(err, sql.ErrCommitUnknown) {
 		t.Errorf("%v, %v", placed, err)
 	}
 }

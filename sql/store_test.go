@@ -29,13 +29,19 @@ func relayPool(tb testing.TB, url string) *pgxpool.Pool {
 	return pool
 }
 
+// registered returns a registered store that keeps history for a time.
+func registered(tb testing.TB, d *testenv.Database, history time.Duration) *sql.Store {
+	tb.Helper()
+	s := sql.NewStore(relayPool(tb, d.URL), "test", history)
+	must(tb, s.Register(tb.Context()))
+	return s
+}
+
 // newStore returns a registered store, which keeps history for a day, and its database.
 func newStore(tb testing.TB) (*sql.Store, *testenv.Database) {
 	tb.Helper()
 	d := testenv.Postgres(tb)
-	s := sql.NewStore(relayPool(tb, d.URL), "test", 24*time.Hour)
-	must(tb, s.Register(tb.Context()))
-	return s, d
+	return registered(tb, d, 24*time.Hour), d
 }
 
 // newStoreAlone is newStore on a server without other transactions, which would be in every snapshot and increase what
@@ -43,9 +49,7 @@ func newStore(tb testing.TB) (*sql.Store, *testenv.Database) {
 func newStoreAlone(tb testing.TB) (*sql.Store, *testenv.Database) {
 	tb.Helper()
 	d := testenv.NewServer(tb).Database(tb)
-	s := sql.NewStore(relayPool(tb, d.URL), "test", 24*time.Hour)
-	must(tb, s.Register(tb.Context()))
-	return s, d
+	return registered(tb, d, 24*time.Hour), d
 }
 
 // layout returns the current layout.
@@ -192,8 +196,16 @@ func TestRegister(t *testing.T) {
 	d := testenv.Postgres(t)
 	ctx := t.Context()
 	store := func(name string) *sql.Store { return sql.NewStore(d.Pool, name, 0) }
-	must(t, store("first").Register(ctx))
-	must(t, store("first").Register(ctx))
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := sql.Register(context.Background(), d.Pool, "first"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	wantRows(t, d, 1, "relay_state")
 	must(t, store("second").Register(ctx)) // no relay has used the first
 	if _, err := store("first").State(ctx); !errors.Is(err, pgx.ErrNoRows) {
 		t.Errorf("state of the old name: %v", err)
@@ -218,21 +230,6 @@ func TestRegister(t *testing.T) {
 	if err := store("Bad Name").Register(ctx); err == nil {
 		t.Error("a bad name is accepted")
 	}
-}
-
-func TestRegisterFromManyPlaces(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			if err := sql.Register(context.Background(), d.Pool, "one"); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	wantRows(t, d, 1, "relay_state")
 }
 
 func TestAdoptAndSetActiveCompareTheEpoch(t *testing.T) {

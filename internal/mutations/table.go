@@ -309,7 +309,7 @@ var mutations = []mutation{
 	{
 		safeguard: "an order that was sent is not given up", about: "it is when the first of its group is",
 		file: "sql/placer.go", old: "context.WithoutCancel(group[0].ctx)", replacement: "group[0].ctx",
-		pkg: "./sql", test: "TestWhatIsNotAnsweredOfAGroupIsUnknown",
+		pkg: "./sql", test: "TestWhatIsNotAnsweredIsUnknown",
 	},
 	{
 		safeguard: "gates are raised before the table is read", about: "they are not raised",
