@@ -83,27 +83,7 @@ func TestAParkIsFenced(t *testing.T) {
 	_, err := hold.Exec(ctx, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at,
 		error, class, attempts) VALUES ($1, 1, 'order', 'a', 'x', now(), 'x', 'x', 1)`, row.ID)
 	must(t, err)
-	parked, adopted := make(chan error, 1), make(chan bool, 1)
-	go func() {
-		_, err := s.Park(ctx, now, row, "too_large", "why", 3)
-		parked <- err
-	}()
-	waiting(t, d, 1)
-	go func() {
-		ok, _ := s.Adopt(ctx, outbox.Adoption{
-			From: now.Epoch,
-			To:   outbox.Owner{Source: now.Source, Epoch: now.Epoch + 1, Nonce: nonce()}, Holder: "me",
-		})
-		adopted <- ok
-	}()
-	waiting(t, d, 2)
-	must(t, hold.Rollback(ctx))
-	if err := <-parked; err != nil {
-		t.Errorf("the park under way: %v", err)
-	}
-	if !<-adopted {
-		t.Error("the adoption behind it failed")
-	}
+	adoptsBehind(t, s, d, hold, func() error { return fails(s.Park(ctx, now, row, "too_large", "why", 3)) })
 	wantRows(t, d, 1, "outbox_dead")
 }
 

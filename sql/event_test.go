@@ -11,39 +11,33 @@ import (
 	"posthaste/sql"
 )
 
-// An id is unique as long as its row exists.
-func TestAnIDIsUsedOnce(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	e := insert(t, d, "a")
-	_, err := d.Pool.Exec(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES ($1, 'order', 'b', 'e', '{}')`, e.ID)
-	if sql.SQLState(err) != pgerrcode.UniqueViolation {
-		t.Errorf("the id of another event: %v", err)
-	}
-}
-
-// The table refuses bad events of writers that do not use this package, and names the limit.
+// The table refuses bad events of writers that do not use this package, and names the limit. An id is unique as long as
+// its row exists.
 func TestWhatTheTableTakes(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
+	_, err := d.Pool.Exec(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES ($1, 'order', 'b', 'e', '{}')`, insert(t, d, "a").ID)
+	if sql.SQLState(err) != pgerrcode.UniqueViolation {
+		t.Errorf("the id of another event: %v", err)
+	}
 	name := regexp.MustCompile(`^[a-zA-Z0-9_.:-]{1,64}$`)
 	cases := []string{"", strings.Repeat("x", 64), strings.Repeat("x", 65), "a\n", "a b", "ä", "a{b}", "İ"}
 	for c := rune(1); c < 256; c++ {
 		cases = append(cases, string(c), "a"+string(c)+"z")
 	}
-	insert := func(kind, payload string) error {
+	write := func(kind, payload string) error {
 		_, err := d.Pool.Exec(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 			VALUES (gen_random_uuid(), $1, 'a', 'e', $2::text::jsonb)`, kind, payload)
 		return err
 	}
 	for _, kind := range cases {
-		if err := insert(kind, "{}"); (err == nil) != name.MatchString(kind) {
+		if err := write(kind, "{}"); (err == nil) != name.MatchString(kind) {
 			t.Errorf("aggregate type %q: %v", kind, err)
 		}
 	}
 	for bytes, fits := range map[int]bool{8388608: true, 8388609: false} {
-		if err := insert("order", `"`+strings.Repeat("x", bytes-2)+`"`); (err == nil) != fits {
+		if err := write("order", `"`+strings.Repeat("x", bytes-2)+`"`); (err == nil) != fits {
 			t.Errorf("a payload of %d bytes: %v", bytes, err)
 		}
 	}

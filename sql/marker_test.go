@@ -251,24 +251,29 @@ func TestAnAdoptionWaitsForAMark(t *testing.T) {
 	hold := begin(t, d)
 	_, err := hold.Exec(ctx, "SELECT pg_advisory_xact_lock(42)")
 	must(t, err)
-	moved, adopted := make(chan error, 1), make(chan bool, 1)
-	go func() { moved <- m.Move(ctx, o, look.Settled, nil) }()
+	adoptsBehind(t, s, d, hold, func() error { return m.Move(ctx, o, look.Settled, nil) })
+	wantOwed(t, s, d, 0)
+}
+
+// adoptsBehind makes a call that waits for the transaction hold, and an adoption that waits for the call. Both succeed.
+func adoptsBehind(t *testing.T, s *sql.Store, d *testenv.Database, hold pgx.Tx, call func() error) {
+	t.Helper()
+	o := owner(t, s)
+	called, adopted := make(chan error, 1), make(chan bool, 1)
+	go func() { called <- call() }()
 	waiting(t, d, 1)
 	go func() {
-		ok, _ := s.Adopt(ctx, outbox.Adoption{
-			From: o.Epoch, To: outbox.Owner{Source: o.Source, Epoch: o.Epoch + 1, Nonce: nonce()}, Holder: "me",
-		})
+		ok, _ := s.Adopt(t.Context(), after(o))
 		adopted <- ok
 	}()
 	waiting(t, d, 2)
-	must(t, hold.Rollback(ctx))
-	if err := <-moved; err != nil {
-		t.Errorf("the mark under way: %v", err)
+	must(t, hold.Rollback(t.Context()))
+	if err := <-called; err != nil {
+		t.Errorf("the call under way: %v", err)
 	}
 	if !<-adopted {
 		t.Error("the adoption behind it failed")
 	}
-	wantOwed(t, s, d, 0)
 }
 
 // A mark is not written after a later one, whether its session was abandoned or it waits for a part that another

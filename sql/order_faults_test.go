@@ -252,15 +252,7 @@ func TestAnOrderThatWaitsForAStandby(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
 	pool := orderPool(t, d.URL, 1)
-	d.Standby(t, "gone")
-	t.Cleanup(func() { // dropping the database would wait as well
-		for _, stmt := range []string{"ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()"} {
-			if _, err := d.Pool.Exec(context.Background(), stmt); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	d.WaitHeld(t)
+	hold(t, d)
 	for i, c := range []struct {
 		ends    string
 		unknown bool

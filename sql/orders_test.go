@@ -84,25 +84,20 @@ func TestOrderAndEventAreWrittenTogetherOnce(t *testing.T) {
 		t.Errorf("by id: %v, %v", got, err)
 	}
 	wantErr(t, fails(sql.OrderByID(t.Context(), d.Pool, again.ID)), sql.ErrOrderNotFound)
-	if n := d.Pool.Stat().AcquiredConns(); n != 0 {
-		t.Errorf("%d connections were not given back", n)
-	}
-}
-
-func TestARejectedOrderHoldsItsKeyAndAnnouncesNothing(t *testing.T) {
-	t.Parallel()
-	d := testenv.Postgres(t)
-	user := uuid.New()
-	o, _ := newOrder(user, 1)
-	o.Status, o.RespStatus, o.RespBody = sql.OrderRejected, 402, []byte("no")
-	place(t, d, o, nil)
-	good, e := newOrder(user, 1)
-	if place(t, d, good, e) {
+	// A rejected order holds its key, and announces nothing.
+	user = uuid.New()
+	no, _ := newOrder(user, 1)
+	no.Status, no.RespStatus, no.RespBody = sql.OrderRejected, 402, []byte("no")
+	place(t, d, no, nil)
+	if good, e := newOrder(user, 1); place(t, d, good, e) {
 		t.Error("an order beside its own refusal")
 	}
-	wantCounts(t, d, "1 orders, 0 events")
+	wantCounts(t, d, "2 orders, 1 events")
 	if l, err := sql.ListOrders(t.Context(), d.Pool, user, uuid.Max, 10); err != nil || len(l) != 0 {
 		t.Errorf("listed %v, %v", l, err)
+	}
+	if n := d.Pool.Stat().AcquiredConns(); n != 0 {
+		t.Errorf("%d connections were not given back", n)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 // of the server, which other programs use as well, keep theirs.
 func TestSettingsThroughATransactionPooler(t *testing.T) {
 	t.Parallel()
-	d := testenv.NewServer(t).Database(t)
+	d := testenv.Postgres(t)
 	ctx := t.Context()
 	hostile := map[string]string{
 		"statement_timeout": "1min", "lock_timeout": "1min", "idle_in_transaction_session_timeout": "1min",

@@ -173,17 +173,8 @@ func TestGroupsAreNoted(t *testing.T) {
 	note(o.Epoch-1, "of an earlier owner")
 	lost := func(want ...string) {
 		t.Helper()
-		old := owner(t, s)
-		ok, err := s.Adopt(ctx, outbox.Adoption{
-			From: old.Epoch, To: outbox.Owner{Source: old.Source, Epoch: old.Epoch + 1, Nonce: nonce()}, Holder: "me",
-			Delivered: true, Suspects: []outbox.StreamState{
-				{Stream: "gone", Now: time.Now()},
-				{Stream: "intact", Gate: true, Last: "9-9", Now: time.Now()},
-			},
-		})
-		if err != nil || !ok {
-			t.Fatalf("adopt: %v, %v", ok, err)
-		}
+		adoptWith(t, s, outbox.StreamState{Stream: "gone", Now: time.Now()},
+			outbox.StreamState{Stream: "intact", Gate: true, Last: "9-9", Now: time.Now()})
 		must(t, s.Gated(ctx, []string{"gone", "intact"}))
 		list, err := s.Repairs(ctx, time.Hour)
 		if err != nil || len(list) != 2 {

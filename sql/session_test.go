@@ -3,7 +3,6 @@ package sql_test
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -22,18 +21,12 @@ import (
 // Sessions have the same settings in every database: text is UTF-8, and a commit is on disk.
 func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t, "synchronous_commit=off")
-	ctx := t.Context()
-	conn := connect(t, server.URL("postgres"))
-	_, err := conn.Exec(ctx, "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
-	must(t, err)
-	url := server.URL("latin")
-	_, err = sql.Migrate(ctx, url, "public", slog.New(slog.DiscardHandler))
-	must(t, err)
-
+	d := testenv.Encoded(t, "LATIN1")
+	ctx, url := t.Context(), d.URL
+	d.Exec(t, "ALTER DATABASE "+d.Name+" SET synchronous_commit = off")
 	pool := relayPool(t, url)
 	writer := connect(t, url+"&client_encoding=UTF8")
-	_, err = writer.Exec(ctx, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+	_, err := writer.Exec(ctx, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), 'order', $1, 'order.changed', jsonb_build_object('id', $1::text)`, "größe")
 	must(t, err)
 	sweep := openSweep(t, url)
@@ -74,7 +67,7 @@ func TestSessionsInADatabaseOfAnotherKind(t *testing.T) {
 // far longer than running it.
 func TestSettingsOfARoleDoNotCount(t *testing.T) {
 	t.Parallel()
-	d := testenv.NewServer(t).Database(t)
+	d := testenv.Postgres(t)
 	ctx := t.Context()
 	names := testenv.Value[[]string](t, d, `SELECT array_agg(name) FROM pg_settings WHERE name IN ('statement_timeout',
 		'lock_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout')`)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"testing"
 	"time"
 
@@ -21,16 +20,7 @@ import (
 func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 	t.Parallel()
 	d := testenv.NewServer(t).Database(t)
-	d.Exec(t, "ALTER SYSTEM SET synchronous_standby_names = 'gone'")
-	d.Exec(t, "SELECT pg_reload_conf()")
-	t.Cleanup(func() { // dropping the database would wait as well
-		_, err := d.Pool.Exec(context.Background(), "ALTER SYSTEM RESET synchronous_standby_names")
-		_, rerr := d.Pool.Exec(context.Background(), "SELECT pg_reload_conf()")
-		if err != nil || rerr != nil {
-			t.Error(err, rerr)
-		}
-	})
-	d.WaitHeld(t)
+	hold(t, d)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if _, err := d.Pool.Exec(ctx,
@@ -44,41 +34,37 @@ func TestBookkeepingDoesNotWaitForAStandby(t *testing.T) {
 		t.Errorf("adopt: %v, %v", ok, err)
 	}
 	is(t, true)(s.SetActive(ctx, 1, outbox.ModePoll, 0, ""))
-	if err := sql.SetDesired(ctx, d.Pool, d.Relay, outbox.ModePoll); err != nil {
-		t.Errorf("set desired: %v", err)
-	}
+	must(t, sql.SetDesired(ctx, d.Pool, d.Relay, outbox.ModePoll))
 	o := outbox.Owner{Epoch: 1}
-	if _, err := s.BeginPass(ctx, o); err != nil {
-		t.Errorf("begin a pass: %v", err)
-	}
+	must(t, fails(s.BeginPass(ctx, o)))
 	w, err := sql.OpenSweep(ctx, d.URL, "public", d.Relay)
 	must(t, err)
 	defer w.Close()
-	if _, _, ok, err := w.Claim(ctx, []int{3}, o); err != nil || !ok {
-		t.Errorf("claim: %v, %v", ok, err)
-	}
-}
-
-// heldStore returns a store whose commits are held: see held.
-func heldStore(t *testing.T) (s *sql.Store, d *testenv.Database, release func()) {
-	t.Helper()
-	d, release = held(t)
-	cfg, err := pgxpool.ParseConfig(d.URL)
-	must(t, err)
-	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	must(t, err)
-	t.Cleanup(pool.Close)
-	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
-	return sql.NewStore(pool, d.Relay, 0), d, release
+	claim(t, w, 3, o)
 }
 
 // If commits wait for a synchronous standby, a mark is not acted on until the standby has it. Otherwise Redis would
-// drop ids that a promoted standby does not consider settled. An adoption does not wait.
+// drop ids that a promoted standby does not consider settled. An adoption does not wait, unless the layout has changed.
 func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	t.Parallel()
-	s, d, release := heldStore(t)
+	d, release := held(t)
 	ctx := t.Context()
+	cfg, err := pgxpool.ParseConfig(d.URL)
+	must(t, err)
+	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	d.Exec(t, "INSERT INTO relay_state (name) VALUES ($1)", d.Relay)
+	s := sql.NewStore(pool, d.Relay, 0)
+	// No event was settled under the first layout.
+	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, prefix)
+		VALUES (-1, 1, '3:3:', 0, 'own.'), (-1, 1, '3:3:', 5, 'own.')`)
+	must(t, s.AwaitLayout(ctx))
+	d.Exec(t, "INSERT INTO outbox_mark (part, epoch, settled, hi, prefix, shards) VALUES (-1, 1, '3:3:', 5, 'own.', 4)")
+	if err := s.AwaitLayout(ctx); err == nil {
+		t.Error("it did not wait for the standby")
+	}
 	o := succeed(t, s)
 	insert(t, d, "a")
 	m := newMarker(t, s)
@@ -106,40 +92,5 @@ func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	succeed(t, s)
 	release()
 	must(t, <-moved)
-}
-
-// An adoption after a change of the layout waits until a synchronous standby has the change; otherwise it does not
-// wait.
-func TestAChangeOfTheLayoutIsReplicated(t *testing.T) {
-	t.Parallel()
-	s, d, release := heldStore(t)
-	ctx := t.Context()
-	// No event was settled under the first layout.
-	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, prefix)
-		VALUES (-1, 1, '3:3:', 0, 'own.'), (-1, 1, '3:3:', 5, 'own.')`)
 	must(t, s.AwaitLayout(ctx))
-	d.Exec(t, "INSERT INTO outbox_mark (part, epoch, settled, hi, prefix, shards) VALUES (-1, 1, '3:3:', 5, 'own.', 4)")
-	if err := s.AwaitLayout(ctx); err == nil {
-		t.Error("it did not wait for the standby")
-	}
-	release()
-	must(t, s.AwaitLayout(ctx))
-}
-
-// The check of the table, which a relay reports, names commits that wait for a synchronous standby.
-func TestHungCommitsAreReported(t *testing.T) {
-	t.Parallel()
-	d, release := held(t)
-	must(t, sql.NewStore(d.Pool, d.Relay, 0).Sound(t.Context()))
-	committed := make(chan error, 1)
-	go func() {
-		_, err := d.Pool.Exec(t.Context(), "SET synchronous_commit = on; INSERT INTO relay_state (name) VALUES ('x')")
-		committed <- err
-	}()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		err := sql.NewStore(d.Pool, d.Relay, 0).Sound(t.Context())
-		return testenv.FailIf(err == nil || !strings.Contains(err.Error(), sql.StandbyRemedy), "%v", err)
-	})
-	release()
-	must(t, <-committed)
 }

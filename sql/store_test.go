@@ -178,17 +178,17 @@ func owner(tb testing.TB, s *sql.Store) outbox.Owner {
 // succeed makes a new owner adopt.
 func succeed(tb testing.TB, s *sql.Store) outbox.Owner {
 	tb.Helper()
-	st, err := s.State(tb.Context())
-	must(tb, err)
-	ok, err := s.Adopt(tb.Context(),
-		outbox.Adoption{
-			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: st.Owner.Epoch + 1, Nonce: nonce()},
-			Holder: "another",
-		})
-	if err != nil || !ok {
+	if ok, err := s.Adopt(tb.Context(), after(owner(tb, s))); err != nil || !ok {
 		tb.Fatalf("adopt: %v, %v", ok, err)
 	}
 	return owner(tb, s)
+}
+
+// after is the adoption of the next owner.
+func after(o outbox.Owner) outbox.Adoption {
+	return outbox.Adoption{
+		From: o.Epoch, To: outbox.Owner{Source: o.Source, Epoch: o.Epoch + 1, Nonce: nonce()}, Holder: "another",
+	}
 }
 
 func TestRegister(t *testing.T) {

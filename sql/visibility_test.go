@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -24,39 +25,31 @@ func begin(tb testing.TB, d *testenv.Database) pgx.Tx {
 	return tx
 }
 
-// held returns a server on which commits are in the WAL but not visible, and a function that releases them.
-func held(tb testing.TB) (*testenv.Database, func()) {
+// hold makes commits of d wait for a standby that does not exist until release is called, or the test ends: dropping
+// the database would wait as well.
+func hold(tb testing.TB, d *testenv.Database) (release func()) {
 	tb.Helper()
-	pg := testenv.NewServer(tb)
-	d := pg.Database(tb)
-	set := func(value string) {
-		ctx := context.Background() // also called by a cleanup
-		for _, stmt := range []string{
-			"ALTER SYSTEM SET synchronous_standby_names = '" + value + "'",
-			"SELECT pg_reload_conf()",
-		} {
-			if _, err := d.Pool.Exec(ctx, stmt); err != nil {
+	d.Standby(tb, "nobody")
+	d.WaitHeld(tb)
+	release = sync.OnceFunc(func() {
+		for _, stmt := range []string{"ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()"} {
+			if _, err := d.Pool.Exec(context.Background(), stmt); err != nil {
 				tb.Errorf("%s: %v", stmt, err)
 			}
 		}
-		testenv.Eventually(tb, 20*time.Second, func() error {
-			c, err := pgx.Connect(ctx, d.URL)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = c.Close(ctx) }()
-			var got string
-			if err := c.QueryRow(ctx, "SHOW synchronous_standby_names").Scan(&got); err != nil || got != value {
-				return fmt.Errorf("it is %q: %w", got, err)
-			}
-			return nil
-		})
-	}
-	d.Exec(tb, "ALTER ROLE postgres SET synchronous_commit = local") // only sessions that request it are held back
+	})
+	tb.Cleanup(release)
+	return release
+}
+
+// held returns a server on which commits of sessions that request it are in the WAL but not visible, and a function
+// that releases them.
+func held(tb testing.TB) (*testenv.Database, func()) {
+	tb.Helper()
+	d := testenv.NewServer(tb).Database(tb)
+	d.Exec(tb, "ALTER ROLE postgres SET synchronous_commit = local")
 	d.Pool.Reset()
-	set("nobody")
-	d.WaitHeld(tb)
-	return d, sync.OnceFunc(func() { set("") })
+	return d, hold(tb, d)
 }
 
 // insertHeld commits an event whose commit is held back, and returns when its commit record is in the WAL.
@@ -124,11 +117,15 @@ func TestHorizonWaitsForOlderTransactions(t *testing.T) {
 func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 	t.Parallel()
 	d, release := held(t)
-	s := sql.NewStore(relayPool(t, d.URL), "test", 24*time.Hour)
+	s := registered(t, d, 24*time.Hour)
 	ctx := t.Context()
-	must(t, s.Register(ctx))
+	must(t, s.Sound(ctx))
 	row := insertHeld(t, d)
 	t.Cleanup(release)
+	testenv.Eventually(t, 20*time.Second, func() error { // a relay reports it
+		err := s.Sound(ctx)
+		return testenv.FailIf(err == nil || !strings.Contains(err.Error(), sql.StandbyRemedy), "%v", err)
+	})
 	_, xid, err := s.Horizon(ctx)
 	must(t, err)
 	is(t, false)(s.VisibleBelow(ctx, xid))
