@@ -23,7 +23,8 @@ DECLARE
 BEGIN
     CREATE TEMPORARY TABLE fits AS -- a value of the type as an argument of the other
         SELECT v AS value, t.oid AS arg FROM unnest(types) v, pg_type t
-        WHERE v::regtype = t.oid OR t.typname ~ '^any' OR v LIKE '%[]' AND t.typname ~ '^_'
+        WHERE v::regtype = t.oid OR t.typname ~ '^any' AND t.typname !~ '^any(compatible)?(array|enum|.*range)$'
+            OR v LIKE '%[]' AND t.typname ~ '^(_|any(compatible)?array$)'
             OR EXISTS (SELECT FROM pg_cast WHERE castsource = v::regtype AND casttarget = t.oid AND castcontext = 'i');
     FOREACH a IN ARRAY types LOOP
         EXECUTE format('CREATE FUNCTION $SCHEMA.trap(%s) RETURNS boolean LANGUAGE sql AS ''SELECT true''', a);
