@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"posthaste/internal/testenv"
 	"posthaste/sink/jetstream"
 )
@@ -187,54 +185,4 @@ func TestNodeGoesBack(t *testing.T) {
 		f.server.startNode(other)
 		f.led(order)
 	})
-}
-
-// TestScanOfNothing reads a stream that does not exist, and one that no direct request can read.
-func TestScanOfNothing(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	s := f.open(jetstream.Options{})
-	if tail, err := s.Tail(t.Context(), order, ""); err != nil || len(tail) > 0 {
-		t.Errorf("a stream that does not exist has %v, %v", tail, err)
-	}
-	f.create(order, nil)
-	if tail, err := s.Tail(t.Context(), order, ""); err == nil {
-		t.Errorf("a stream without allow_direct has %v", tail)
-	}
-}
-
-// TestConsumersLost deletes a stream, and with it its consumers. A group is there again before the events are restored:
-// it gets all of them. A consumer that is deleted alone stays deleted, and the relay continues.
-func TestConsumersLost(t *testing.T) {
-	t.Parallel()
-	s := startServer(t, 1)
-	s.start()
-	w := newShop(t, "", s)
-	w.relay()
-	w.works()
-	js, name := s.js(), jetstream.StreamName(order)
-	noted := func(want bool) {
-		t.Helper()
-		testenv.Eventually(t, time.Minute, func() error {
-			const query = "SELECT groups::text LIKE '%mailer%' FROM outbox_stream WHERE stream = $1"
-			got := testenv.Value[bool](t, w.db, query, order)
-			return testenv.FailIf(got != want, "the group is noted: %v", got)
-		})
-	}
-	group := &nats.ConsumerConfig{Durable: "mailer", AckPolicy: nats.AckExplicitPolicy}
-	_, err := js.AddConsumer(name, group)
-	testenv.Must(t, err)
-	noted(true)
-	testenv.Must(t, js.DeleteStream(name))
-	w.works()
-	w.check()
-	i, err := js.ConsumerInfo(name, "mailer")
-	testenv.Must(t, err)
-	events := testenv.Value[uint64](t, w.db, "SELECT count(*) FROM outbox WHERE aggregate_type = 'order'")
-	if i.NumPending != events {
-		t.Errorf("the group has %d events before it, want %d", i.NumPending, events)
-	}
-	testenv.Must(t, js.DeleteConsumer(name, "mailer"))
-	noted(false)
-	w.works()
 }

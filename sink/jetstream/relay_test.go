@@ -15,10 +15,12 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"posthaste/internal/testenv"
+	"posthaste/sink/jetstream"
 )
 
 // The program publishes to NATS, and needs no Redis. Each event is in the stream once and in order, through changes of
-// the mode, relays and servers that are killed, and a deleted stream.
+// the mode, relays and servers that are killed, and a deleted stream. With the stream go its consumers: a group is there
+// again before the events are restored, and gets all of them. A consumer that is deleted alone stays deleted.
 func TestRelay(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, 1)
@@ -42,9 +44,30 @@ func TestRelay(t *testing.T) {
 	second.kill()
 	w.relay()
 	w.works()
-	testenv.Must(t, s.js().DeleteStream("OUTBOX_ORDER"))
+	js, name := s.js(), jetstream.StreamName(order)
+	noted := func(want bool) {
+		t.Helper()
+		testenv.Eventually(t, time.Minute, func() error {
+			const query = "SELECT groups::text LIKE '%mailer%' FROM outbox_stream WHERE stream = $1"
+			got := testenv.Value[bool](t, w.db, query, order)
+			return testenv.FailIf(got != want, "the group is noted: %v", got)
+		})
+	}
+	_, err := js.AddConsumer(name, &nats.ConsumerConfig{Durable: "mailer", AckPolicy: nats.AckExplicitPolicy})
+	testenv.Must(t, err)
+	noted(true)
+	testenv.Must(t, js.DeleteStream(name))
 	w.works()
 	w.check()
+	i, err := js.ConsumerInfo(name, "mailer")
+	testenv.Must(t, err)
+	events := testenv.Value[uint64](t, w.db, "SELECT count(*) FROM outbox WHERE aggregate_type = 'order'")
+	if i.NumPending != events {
+		t.Errorf("the group has %d events before it, want %d", i.NumPending, events)
+	}
+	testenv.Must(t, js.DeleteConsumer(name, "mailer"))
+	noted(false)
+	w.works()
 	run := func(command ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()

@@ -151,7 +151,7 @@ func (w *shop) crosses(action, step string, env ...string) *process {
 	case strings.Contains(step, ".Recall "):
 		first = 1
 	case strings.Contains(step, " comparison."): // it restores what a deleted stream had
-		first = 3
+		first = 4
 	}
 	p := w.relay(append(env, "POSTHASTE_FAILPOINT="+action+" "+step)...)
 	for n := range 3 * lines {
