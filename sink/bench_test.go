@@ -39,7 +39,7 @@ func BenchmarkPublish(b *testing.B) {
 			f := on(b, testenv.Redis(b), sink.Options{PubSub: c.mode == "pubsub", MaxLen: 100000})
 			o := f.adopted(1)
 			if c.mode == "doubt" { // an event that never repeats keeps the doubt from being empty
-				f.publish(f.lane(o), makeEvent())
+				f.Publish(f.lane(o), makeEvent())
 				o = f.adopted(2)
 			}
 			events := benchEvents(c.size)
@@ -56,7 +56,7 @@ func BenchmarkPublish(b *testing.B) {
 				}
 				publish()
 				if n%200000 < c.size {
-					f.must(f.sink.Trim(b.Context(), stream))
+					f.Must(f.sink.Trim(b.Context(), stream))
 				}
 			}
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
@@ -67,7 +67,7 @@ func BenchmarkPublish(b *testing.B) {
 
 func (f *fixture) gated(o outbox.Owner, events []*outbox.Record) func() {
 	l := f.lane(o)
-	return func() { l.Settled(f.publish(l, events...).Number) }
+	return func() { l.Settled(f.Publish(l, events...).Number) }
 }
 
 func (f *fixture) bare(events []*outbox.Record) func() {
@@ -92,12 +92,12 @@ func (f *fixture) bare(events []*outbox.Record) func() {
 // cpu returns the seconds of processor time that the server has used.
 func (f *fixture) cpu() float64 {
 	info, err := f.server.Client.Info(f.Context(), "cpu").Result()
-	f.must(err)
+	f.Must(err)
 	var sum float64
 	for line := range strings.SplitSeq(info, "\r\n") {
 		if k, v, _ := strings.Cut(line, ":"); k == "used_cpu_sys" || k == "used_cpu_user" {
 			s, err := strconv.ParseFloat(v, 64)
-			f.must(err)
+			f.Must(err)
 			sum += s
 		}
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/redisurl"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
@@ -28,17 +27,7 @@ type clustered struct {
 
 func onCluster(t *testing.T, c *testenv.RedisCluster, masters int, o sink.Options) *clustered {
 	t.Helper()
-	u, err := redisurl.Parse(c.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, server := sink.NewBoundClient(u)
-	t.Cleanup(func() { _ = client.Close() })
-	f := &clustered{
-		fixture: &fixture{TB: t, client: client, source: [16]byte{7}}, cluster: c, streams: make([]string, masters),
-	}
-	o.Server = server
-	f.sink, f.reg = newSink(t, client, o)
+	f := &clustered{fixture: boundTo(t, c.URL(), o), cluster: c, streams: make([]string, masters)}
 	for i := 0; slices.Contains(f.streams, ""); i++ {
 		name := fmt.Sprintf("outbox.t%d", i)
 		if m := c.Master(t, c.Slot(t, name)); f.streams[m] == "" {
@@ -51,7 +40,7 @@ func onCluster(t *testing.T, c *testenv.RedisCluster, masters int, o sink.Option
 // owned raises the gates of all streams.
 func (f *clustered) owned(epoch int64) outbox.Owner {
 	f.Helper()
-	o := f.owner(epoch)
+	o := f.Owner(epoch)
 	for _, name := range f.streams {
 		testenv.Eventually(f, 20*time.Second, func() error { return f.sink.Adopt(f.Context(), name, o, false) })
 	}
@@ -109,7 +98,7 @@ func TestNothingIsPublishedToAPromotedReplica(t *testing.T) {
 	c := testenv.Cluster(t, 3, 1)
 	f := onCluster(t, c, 3, sink.Options{})
 	each := f.client.(*redis.ClusterClient).ForEachShard
-	f.must(each(t.Context(), func(ctx context.Context, node *redis.Client) error {
+	f.Must(each(t.Context(), func(ctx context.Context, node *redis.Client) error {
 		return node.Ping(ctx).Err() // while nothing is bound
 	}))
 	first := f.bind()
@@ -124,10 +113,10 @@ func TestNothingIsPublishedToAPromotedReplica(t *testing.T) {
 		f.bring(l)
 	}
 	// Entries that no replica has received are lost.
-	f.must(c.Nodes[3].Kill())
-	f.must(c.Nodes[3].Start(t.Context()))
-	f.must(c.Wait(t.Context()))
-	f.must(c.Nodes[0].Kill())
+	f.Must(c.Nodes[3].Kill())
+	f.Must(c.Nodes[3].Start(t.Context()))
+	f.Must(c.Wait(t.Context()))
+	f.Must(c.Nodes[0].Kill())
 	d := lanes[0].Deliver(makeEvents(1))
 	if f.promoted(1, f.streams[0], 0) != 3 {
 		t.Error("the replica was not promoted")
@@ -147,7 +136,7 @@ func TestNothingIsPublishedToAPromotedReplica(t *testing.T) {
 	if second := f.bind(); second == first || second == "" {
 		t.Errorf("the cluster is %q, and was %q before", second, first)
 	}
-	states, err := f.sink.Look(t.Context(), f.source, f.streams, nil)
+	states, err := f.sink.Look(t.Context(), f.Source, f.streams, nil)
 	if err != nil || !states[0].Gate {
 		t.Errorf("looked at %+v, %v", states, err)
 	}
@@ -224,19 +213,19 @@ func TestASlotMovesUnderTheSink(t *testing.T) {
 	c.MoveKeys(t, slot, from, 1, 10)
 	refused(from, "ASK")
 	_, err = d.Publish(t.Context())
-	f.must(err)
+	f.Must(err)
 	number++
 	all("moved, and not said to have")
 	confirmed(late[0]) // ASK
 	for _, i := range []int{1, 0, 2} {
-		f.must(c.Do(t.Context(), i, "CLUSTER", "SETSLOT", slot, "NODE", c.IDs[1]))
+		f.Must(c.Do(t.Context(), i, "CLUSTER", "SETSLOT", slot, "NODE", c.IDs[1]))
 		all(fmt.Sprintf("node %d knows", i))
 	}
 	confirmed(late[1]) // MOVED
 	if n := c.On(t, 1).XLen(t.Context(), f.streams[0]).Val(); n != number {
 		t.Errorf("%d entries, want %d", n, number)
 	}
-	f.must(f.sink.Ready(t.Context()))
+	f.Must(f.sink.Ready(t.Context()))
 	all("after") // no adoption is needed
 	if again := f.bind(); again != name {
 		t.Errorf("the cluster was %q and is %q", name, again)
@@ -262,16 +251,16 @@ func TestASharedStreamsGateMovesAfterTheStream(t *testing.T) {
 	epoch := int64(1)
 	for moved := 0; ; moved++ {
 		epoch++
-		err := f.sink.Adopt(t.Context(), stream, f.owner(epoch), false)
+		err := f.sink.Adopt(t.Context(), stream, f.Owner(epoch), false)
 		some := moved > 0 && moved < 3
 		if some != (err != nil) || some && sink.Class(err) != "tryagain" {
 			t.Errorf("adopted when %d keys have moved: %v", moved, err)
 		}
 		if some { // nor as one that is not shared any more
 			epoch++
-			wantClass(t, alone.Adopt(t.Context(), stream, f.owner(epoch), false), "tryagain")
+			wantClass(t, alone.Adopt(t.Context(), stream, f.Owner(epoch), false), "tryagain")
 		}
-		_, err = f.sink.Look(t.Context(), f.source, []string{stream}, nil)
+		_, err = f.sink.Look(t.Context(), f.Source, []string{stream}, nil)
 		if some != (err != nil) {
 			t.Errorf("looked at when %d keys have moved: %v", moved, err)
 		}
@@ -280,7 +269,7 @@ func TestASharedStreamsGateMovesAfterTheStream(t *testing.T) {
 		}
 	}
 	c.EndMove(t, slot, 2)
-	o = f.owner(epoch + 1)
+	o = f.Owner(epoch + 1)
 	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Adopt(t.Context(), stream, o, false) })
 	d = f.sink.Lane(stream, o, streamLane(o)).Deliver(events)
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -302,12 +291,12 @@ func TestAMasterComes(t *testing.T) {
 	f.bind()
 	first := c.Slot(t, f.streams[0])
 	c.BeginMove(t, first, 2)
-	wantClass(t, f.sink.Adopt(t.Context(), f.streams[0], f.owner(1), false), "tryagain")
+	wantClass(t, f.sink.Adopt(t.Context(), f.streams[0], f.Owner(1), false), "tryagain")
 	c.EndMove(t, first, 2)
 	lanes := f.lanes(f.owned(1))
 	f.bring(lanes[0])
 	added, err := c.Add(t.Context())
-	f.must(err)
+	f.Must(err)
 	c.Move(t, first, added)
 	f.moved(lanes[0])
 
@@ -315,7 +304,7 @@ func TestAMasterComes(t *testing.T) {
 	lanes = f.lanes(f.owned(2))
 	f.bring(lanes[0])
 	spare, err := c.Add(t.Context())
-	f.must(err)
+	f.Must(err)
 	before := f.bind()
 	lanes = f.lanes(f.owned(3))
 	f.bring(lanes[1])
@@ -325,7 +314,7 @@ func TestAMasterComes(t *testing.T) {
 	f.bring(lanes[1]) // it was met without a slot
 	c.EndMove(t, slot, spare)
 	f.bring(lanes[1])
-	f.must(f.sink.Ready(t.Context()))
+	f.Must(f.sink.Ready(t.Context()))
 	f.moved(lanes[2])
 	if after := f.bind(); after == before {
 		t.Error("the cluster is called as before")
@@ -341,8 +330,8 @@ func TestANodeIsDown(t *testing.T) {
 	f.bind()
 	o := f.owned(1)
 	lanes := f.lanes(o)
-	f.must(f.sink.Ready(t.Context()))
-	f.must(c.Nodes[0].Signal(syscall.SIGSTOP))
+	f.Must(f.sink.Ready(t.Context()))
+	f.Must(c.Nodes[0].Signal(syscall.SIGSTOP))
 	t.Cleanup(func() { _ = c.Nodes[0].Signal(syscall.SIGCONT) })
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 	defer cancel()
@@ -353,9 +342,9 @@ func TestANodeIsDown(t *testing.T) {
 	for range cap(errs) {
 		f.wantDown(<-errs, 0)
 	}
-	f.must(c.Nodes[0].Signal(syscall.SIGCONT))
+	f.Must(c.Nodes[0].Signal(syscall.SIGCONT))
 	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Ready(t.Context()) })
-	f.must(c.Nodes[0].Kill())
+	f.Must(c.Nodes[0].Kill())
 	f.wantDown(f.sink.Ready(t.Context()), 0)
 	if _, err := lanes[0].Deliver(makeEvents(1)).Publish(t.Context()); err == nil ||
 		!strings.Contains(err.Error(), c.Nodes[0].Addr()) || !strings.Contains(err.Error(), f.streams[0]) {
@@ -365,13 +354,13 @@ func TestANodeIsDown(t *testing.T) {
 	if err := f.sink.Check(t.Context(), o, f.streams); err == nil || errors.Is(err, outbox.ErrGap) {
 		t.Errorf("a check: %v", err)
 	}
-	f.must(c.Client.Del(t.Context(), "{"+f.streams[2]+"}:gate").Err())
+	f.Must(c.Client.Del(t.Context(), "{"+f.streams[2]+"}:gate").Err())
 	wantErr(t, f.sink.Check(t.Context(), o, f.streams), outbox.ErrGap)
 	if err := f.sink.Observe(t.Context(), f.streams); err == nil {
 		t.Error("all were observed")
 	}
 	// A restarted node may lack entries.
-	f.must(c.Nodes[0].Start(t.Context()))
+	f.Must(c.Nodes[0].Start(t.Context()))
 	f.moved(lanes[0])
 }
 
@@ -387,9 +376,9 @@ func TestAMasterIsBackBeforeItIsReplaced(t *testing.T) {
 	for _, l := range lanes {
 		f.bring(l)
 	}
-	f.must(c.Nodes[0].Kill())
+	f.Must(c.Nodes[0].Kill())
 	f.wantDown(f.sink.Ready(t.Context()), 0)
-	f.must(c.Nodes[0].Start(t.Context()))
+	f.Must(c.Nodes[0].Start(t.Context()))
 	if c.Master(t, c.Slot(t, f.streams[0])) != 0 {
 		t.Fatal("it was replaced")
 	}
@@ -418,7 +407,7 @@ func TestAFirstReplicaInAClusterIsNoRestart(t *testing.T) {
 		f.bring(l)
 	}
 	added, err := c.Add(t.Context())
-	f.must(err)
+	f.Must(err)
 	node := c.On(t, 0)
 	history := node.InfoMap(t.Context(), "replication").Item("Replication", "master_replid")
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -430,7 +419,7 @@ func TestAFirstReplicaInAClusterIsNoRestart(t *testing.T) {
 		}
 		return nil
 	})
-	f.must(f.sink.Ready(t.Context()))
+	f.Must(f.sink.Ready(t.Context()))
 	for i, l := range lanes {
 		if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); err != nil {
 			t.Errorf("stream %d: %v", i, err)
@@ -466,7 +455,7 @@ func TestAMinoritysViewIsNoReason(t *testing.T) {
 	name := f.bind()
 	lanes := f.lanes(f.owned(2))
 	for range 20 {
-		f.must(f.sink.Ready(t.Context()))
+		f.Must(f.sink.Ready(t.Context()))
 		for i, l := range lanes {
 			if _, err := l.Deliver(makeEvents(1)).Publish(t.Context()); err != nil {
 				t.Fatalf("stream %d: %v", i, err)
@@ -482,29 +471,22 @@ func TestAMinoritysViewIsNoReason(t *testing.T) {
 func TestSentinelSwitchesTwice(t *testing.T) {
 	t.Parallel()
 	s := testenv.Sentinel(t, 2)
-	u, err := redisurl.Parse(s.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, server := sink.NewBoundClient(u)
-	t.Cleanup(func() { _ = client.Close() })
-	f := &fixture{TB: t, client: client, source: [16]byte{7}}
-	f.sink, f.reg = newSink(t, client, sink.Options{Server: server})
+	f := boundTo(t, s.URL(), sink.Options{})
 	first, err := f.sink.Bind(t.Context())
 	if err != nil {
 		t.Fatalf("a Sentinel was met instead of its server: %v", err)
 	}
 	names := map[string]bool{first: true}
 	for _, r := range s.Sentinels { // all connections to them are new
-		f.must(r.Kill())
-		f.must(r.Start(t.Context()))
+		f.Must(r.Kill())
+		f.Must(r.Start(t.Context()))
 	}
-	f.must(s.Wait(t.Context()))
+	f.Must(s.Wait(t.Context()))
 	master := 0
 	for epoch := range int64(2) {
 		l := f.lane(f.adopted(epoch + 1))
-		f.publish(l, makeEvents(1)...)
-		f.must(s.Servers[master].Kill())
+		f.Publish(l, makeEvents(1)...)
+		f.Must(s.Servers[master].Kill())
 		f.moved(l)
 		master = s.Promoted(t, master)
 		name := f.bind()
@@ -513,7 +495,7 @@ func TestSentinelSwitchesTwice(t *testing.T) {
 		}
 		names[name] = true
 	}
-	f.publish(f.lane(f.adopted(3)), makeEvents(1)...)
+	f.Publish(f.lane(f.adopted(3)), makeEvents(1)...)
 }
 
 // Without one node, the others are bound and looked at, also if it does not answer at all. The node is bound when it
@@ -527,10 +509,10 @@ func TestSomeNodesAreBound(t *testing.T) {
 	for down := range 3 {
 		frozen := down == 2
 		if frozen {
-			f.must(c.Nodes[down].Signal(syscall.SIGSTOP))
+			f.Must(c.Nodes[down].Signal(syscall.SIGSTOP))
 			t.Cleanup(func() { _ = c.Nodes[down].Signal(syscall.SIGCONT) })
 		} else {
-			f.must(c.Nodes[down].Kill())
+			f.Must(c.Nodes[down].Kill())
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 		some, err := f.sink.Bind(ctx)
@@ -538,7 +520,7 @@ func TestSomeNodesAreBound(t *testing.T) {
 		if !outbox.Alone(err) || some == "" || some == all {
 			t.Errorf("bound to %q: %v", some, err)
 		}
-		states, err := f.sink.Look(t.Context(), f.source, f.streams, nil)
+		states, err := f.sink.Look(t.Context(), f.Source, f.streams, nil)
 		if !outbox.Alone(err) || len(states) != 3 {
 			t.Fatalf("%+v: %v", states, err)
 		}
@@ -547,7 +529,7 @@ func TestSomeNodesAreBound(t *testing.T) {
 				t.Errorf("without node %d: %+v", down, s)
 			}
 		}
-		o := f.owner(int64(down) + 2)
+		o := f.Owner(int64(down) + 2)
 		for i, stream := range f.streams {
 			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 			err := f.sink.Adopt(ctx, stream, o, true)
@@ -557,9 +539,9 @@ func TestSomeNodesAreBound(t *testing.T) {
 			}
 		}
 		if frozen {
-			f.must(c.Nodes[down].Signal(syscall.SIGCONT))
+			f.Must(c.Nodes[down].Signal(syscall.SIGCONT))
 		} else {
-			f.must(c.Nodes[down].Start(t.Context()))
+			f.Must(c.Nodes[down].Start(t.Context()))
 		}
 		testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Ready(t.Context()) })
 		f.moved(f.sink.Lane(f.streams[(down+1)%3], o, streamLane(o)))
@@ -567,7 +549,7 @@ func TestSomeNodesAreBound(t *testing.T) {
 			t.Errorf("with all nodes it is called %q", whole)
 		}
 		all = f.bind()
-		if states, err := f.sink.Look(t.Context(), f.source, f.streams, nil); err != nil {
+		if states, err := f.sink.Look(t.Context(), f.Source, f.streams, nil); err != nil {
 			t.Errorf("%+v: %v", states, err)
 		}
 	}

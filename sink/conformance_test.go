@@ -7,9 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/redisurl"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	port "posthaste/relay/stream"
@@ -33,14 +31,9 @@ func target(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServer
 		"repl-diskless-sync-delay 0"), sink.Options{})
 	h := &faults{}
 	open := func(o sink.Options) port.Sink {
-		parsed, err := redisurl.Parse(f.server.URL())
-		f.must(err)
-		var c redis.UniversalClient
-		c, o.Server = sink.NewBoundClient(parsed)
-		t.Cleanup(func() { _ = c.Close() })
-		c.AddHook(h)
-		s, _ := newSink(t, c, o)
-		return s
+		b := boundTo(t, f.server.URL(), o)
+		b.client.AddHook(h)
+		return b.sink
 	}
 	// save copies keys, and returns what restores them.
 	save := func(keys ...string) func() {
@@ -59,7 +52,7 @@ func target(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServer
 		Open: func() port.Sink { return open(sink.Options{MaxLen: 20}) },
 		Stored: func(name string) (ids []uuid.UUID) {
 			entries, err := f.server.Client.XRange(t.Context(), name, "-", "+").Result()
-			f.must(err)
+			f.Must(err)
 			for _, e := range entries {
 				if id, err := uuid.Parse(fmt.Sprint(e.Values["id"])); err == nil {
 					ids = append(ids, id)
@@ -86,7 +79,7 @@ func target(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServer
 		},
 		Half: func(_ string, n int) func() {
 			gates := f.server.Client.Keys(t.Context(), register+":*").Val()
-			f.source = uuid.MustParse(strings.TrimPrefix(gates[0], register+":"))
+			f.Source = uuid.MustParse(strings.TrimPrefix(gates[0], register+":"))
 			f.roomFor(int64(n))
 			return f.emptied
 		},

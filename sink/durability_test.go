@@ -69,11 +69,11 @@ func TestWaitKnowsThatTheReplicaIsBehind(t *testing.T) {
 	f := on(t, primary, sink.Options{Durability: sink.Durability{Replicas: 1}})
 	testenv.Eventually(t, 60*time.Second, func() error { return f.sink.Ready(t.Context()) })
 	o := f.adopted(1)
-	f.publish(f.lane(o), makeEvent())
+	f.Publish(f.lane(o), makeEvent())
 	testenv.Eventually(t, 60*time.Second, func() error { return f.confirm(o, 2*time.Second) })
 
 	p.Set(testenv.Trouble{LoseReplies: true})
-	f.publish(f.sink.Lane(stream, o, partLane(1, 1)), makeEvent())
+	f.Publish(f.sink.Lane(stream, o, partLane(1, 1)), makeEvent())
 	start := time.Now()
 	if missed := f.missed(o); missed.Got != 0 || missed.Want.Replicas != 1 {
 		t.Fatalf("missed: %v", missed)
@@ -82,7 +82,7 @@ func TestWaitKnowsThatTheReplicaIsBehind(t *testing.T) {
 		t.Errorf("waited %v of 600 ms", took)
 	}
 	// The gate refuses at once, without waiting for replicas.
-	wantFenced(t, f.sink.Confirm(t.Context(), f.owner(1), firstMark(o)), 1)
+	wantFenced(t, f.sink.Confirm(t.Context(), f.Owner(1), firstMark(o)), 1)
 	p.Set(testenv.Trouble{})
 	testenv.Eventually(t, 60*time.Second, func() error { return f.confirm(o, time.Second) })
 }
@@ -91,7 +91,7 @@ func TestWaitWithoutEnoughReplicas(t *testing.T) {
 	t.Parallel()
 	f := on(t, testenv.Redis(t), sink.Options{Durability: sink.Durability{Replicas: 2}})
 	o := f.adopted(1)
-	f.publish(f.lane(o), makeEvent())
+	f.Publish(f.lane(o), makeEvent())
 	_ = f.missed(o)
 	wantNotReady(t, f.sink.Ready(t.Context()), "replicas")
 }
@@ -99,10 +99,10 @@ func TestWaitWithoutEnoughReplicas(t *testing.T) {
 func TestWaitAOF(t *testing.T) {
 	t.Parallel()
 	f := on(t, testenv.Valkey(t, "appendfsync always"), sink.Options{Durability: sink.Durability{AOF: true}})
-	f.must(f.sink.Ready(t.Context()))
+	f.Must(f.sink.Ready(t.Context()))
 	o := f.adopted(1)
-	f.publish(f.lane(o), makeEvent())
-	f.must(f.confirm(o, 10*time.Second))
+	f.Publish(f.lane(o), makeEvent())
+	f.Must(f.confirm(o, 10*time.Second))
 	f.do("CONFIG", "SET", "appendfsync", "no") // from now on Redis does not sync
 	_ = f.missed(o)
 	f.do("CONFIG", "SET", "appendfsync", "everysec")
@@ -125,7 +125,7 @@ func TestAOFWithoutWaitAOFIsANamedError(t *testing.T) {
 		}
 	}
 	o := f.adopted(1)
-	f.publish(f.lane(o), makeEvent())
+	f.Publish(f.lane(o), makeEvent())
 	if err := f.confirm(o, time.Second); err == nil {
 		t.Error("confirmed what nobody can know")
 	}
@@ -159,12 +159,12 @@ func wantNotReady(t testing.TB, err error, reason string) {
 func TestReady(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.must(f.sink.Ready(t.Context()))
+	f.Must(f.sink.Ready(t.Context()))
 	if n := f.server.Client.DBSize(t.Context()).Val(); n != 0 {
 		t.Errorf("%d keys after a look", n)
 	}
 	f.do("ACL", "SETUSER", "default", "resetkeys", "~outbox.*", "~{outbox.*}:gate") // no right to the probe's key
-	f.must(f.sink.Ready(t.Context()))
+	f.Must(f.sink.Ready(t.Context()))
 	_ = f.server.Kill()
 	wantNotReady(t, f.sink.Ready(t.Context()), "unreachable")
 }

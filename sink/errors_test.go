@@ -67,7 +67,7 @@ func TestEveryClassPasses(t *testing.T) {
 			f := newFixture(t, c.config...)
 			l := f.lane(f.adopted(1))
 			events := makeEvents(6)
-			f.publish(l, events[:2]...)
+			f.Publish(l, events[:2]...)
 			c.begin(f)
 			d := l.Deliver(events[2:])
 			testenv.Eventually(t, 20*time.Second, func() error {
@@ -88,7 +88,7 @@ func TestEveryClassPasses(t *testing.T) {
 			}
 			c.end(f)
 			r := retry(t, d, c.class)
-			f.must(f.sink.Ready(t.Context()))
+			f.Must(f.sink.Ready(t.Context()))
 			f.wantStored(events...)
 			f.wantLast(r)
 			if n := f.metric("outbox_publish_errors_total", "class", c.class); n == 0 {
@@ -101,13 +101,13 @@ func TestEveryClassPasses(t *testing.T) {
 // failSnapshot makes a snapshot fail: its file cannot be put in the place of a folder.
 func (f *fixture) failSnapshot() {
 	f.Helper()
-	f.must(os.Mkdir(filepath.Join(f.server.Dir, "dump.rdb"), 0o700))
+	f.Must(os.Mkdir(filepath.Join(f.server.Dir, "dump.rdb"), 0o700))
 	f.snapshot("err")
 }
 
 func (f *fixture) repairSnapshot() {
 	f.Helper()
-	f.must(os.Remove(filepath.Join(f.server.Dir, "dump.rdb")))
+	f.Must(os.Remove(filepath.Join(f.server.Dir, "dump.rdb")))
 	f.snapshot("ok")
 }
 
@@ -131,7 +131,7 @@ func (f *fixture) reload() {
 		pipe.Set(f.Context(), fmt.Sprintf("filler:%d", i), strings.Repeat("x", 200), 0)
 	}
 	_, err := pipe.Exec(f.Context())
-	f.must(err)
+	f.Must(err)
 	f.do("CONFIG", "SET", "key-load-delay", "10000")
 	f.background("DEBUG", "RELOAD")
 	f.waitFor("LOADING")
@@ -203,12 +203,7 @@ func TestClassesOfConnecting(t *testing.T) {
 	}
 	attempt := func(t *testing.T, url, class string) {
 		t.Helper()
-		c, err := sink.NewClient(url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
-		attemptBy(t, c, class)
+		attemptBy(t, dial(t, url), class)
 	}
 	t.Run("noauth", func(t *testing.T) {
 		t.Parallel()
@@ -276,16 +271,11 @@ func TestNewClientKeepsThePasswordToItself(t *testing.T) {
 		t.Errorf("the password is accepted, or told: %v", err)
 	}
 	for _, url := range []string{"redis://localhost:6379/2", "rediss://u:p@localhost", "unix:///run/redis.sock"} {
-		c, err := sink.NewClient(url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		o := c.(*redis.Client).Options()
+		o := dial(t, url).(*redis.Client).Options()
 		if o.MaxRetries != 0 || !o.ContextTimeoutEnabled || o.Protocol != 2 || o.PoolSize < 64 {
 			t.Errorf("%s: retries %d, context timeouts %v, protocol %d, %d connections", url, o.MaxRetries,
 				o.ContextTimeoutEnabled, o.Protocol, o.PoolSize)
 		}
-		_ = c.Close()
 	}
 }
 

@@ -59,7 +59,7 @@ func TestAServerWithASmallBufferGetsSmallerBatches(t *testing.T) {
 		more[i] = big(20 << 10)
 	}
 	// The limit is known now: no connection is lost any more.
-	f.publish(l, more...)
+	f.Publish(l, more...)
 	if n := f.metric("outbox_publish_seconds") - calls; n > 10 {
 		t.Errorf("%v calls for 3 MiB, want about 6", n)
 	}
@@ -73,7 +73,7 @@ func TestALateWholeAfterItsHalfPublishesNothing(t *testing.T) {
 	f := newFixture(t)
 	l := f.lane(f.adopted(1))
 	before := makeEvent() // also makes the server learn the script
-	f.publish(l, before)
+	f.Publish(l, before)
 	h := &faults{}
 	h.hold.Store(2)
 	f.client.AddHook(h)
@@ -93,7 +93,7 @@ func TestALateWholeAfterItsHalfPublishesNothing(t *testing.T) {
 		f.wantStored(append([]*outbox.Record{before}, events[:10]...)...)
 	}
 	r, err := d.Publish(t.Context())
-	f.must(err)
+	f.Must(err)
 	f.wantStored(append([]*outbox.Record{before}, events...)...)
 	f.wantLast(r)
 	f.do(whole...) // no longer the last number

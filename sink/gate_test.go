@@ -21,14 +21,14 @@ func TestAForeignSourceIsRefusedAndTakenOver(t *testing.T) {
 	o := f.adopted(50)
 	events := makeEvents(3)
 	l := f.lane(o)
-	f.publish(l, events[:2]...)
+	f.Publish(l, events[:2]...)
 	other := outbox.Owner{Source: uuid.New(), Epoch: 1, Nonce: nonce()}
 	ctx := t.Context()
-	wantForeign(t, f.sink.Adopt(ctx, stream, other, false), f.source)
-	f.must(f.sink.TakeOver(ctx, stream, other))
-	f.must(f.sink.TakeOver(ctx, stream, other))
+	wantForeign(t, f.sink.Adopt(ctx, stream, other, false), f.Source)
+	f.Must(f.sink.TakeOver(ctx, stream, other))
+	f.Must(f.sink.TakeOver(ctx, stream, other))
 	// A clone still has the rows; what its origin had published unsettled is not published again.
-	r := f.publish(f.lane(other), events...)
+	r := f.Publish(f.lane(other), events...)
 	f.wantStored(events...)
 	f.wantLast(r)
 	if r.Suppressed != 2 {
@@ -36,7 +36,7 @@ func TestAForeignSourceIsRefusedAndTakenOver(t *testing.T) {
 	}
 	wantGap(t, f.sink.Check(ctx, o, []string{stream}))
 	wantGap(t, second(l.Deliver(makeEvents(1)).Publish(ctx)))
-	wantForeign(t, f.sink.Adopt(ctx, stream, f.owner(51), false), other.Source)
+	wantForeign(t, f.sink.Adopt(ctx, stream, f.Owner(51), false), other.Source)
 }
 
 func TestTheGateStaysSmall(t *testing.T) {
@@ -48,13 +48,13 @@ func TestTheGateStaysSmall(t *testing.T) {
 	for range 50 {
 		e := makeEvents(20)
 		events = append(events, e...)
-		r := f.publish(l, e...)
+		r := f.Publish(l, e...)
 		l.Settled(r.Number) // reaches the gate with the next publish
 		if n := len(f.fields("u:")); n > 1 {
 			t.Fatalf("%d unsettled batches, want 1", n)
 		}
 	}
-	f.must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 1000}}))
+	f.Must(f.sink.Settled(t.Context(), o, []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 1000}}))
 	if n := len(f.fields("")); n != 7 {
 		t.Errorf("%d fields in the gate, want its owner and register, the numbers of events and of other entries, the "+
 			"length, the last of the events and one lane: %q", n, f.fields(""))

@@ -31,7 +31,7 @@ func servers(t *testing.T, test func(t *testing.T, f *fixture, sure bool)) {
 			f.do("XGROUP", "CREATE", "probe", "g", "0")
 			f.do("XGROUP", "CREATECONSUMER", "probe", "g", "c")
 			v, err := f.client.Do(t.Context(), "XINFO", "CONSUMERS", "probe", "g").Result()
-			f.must(err)
+			f.Must(err)
 			test(t, f, strings.Contains(fmt.Sprint(v), "inactive"))
 		})
 	}
@@ -49,7 +49,7 @@ func (f *fixture) ago(d time.Duration, n int) {
 func (f *fixture) groups(streams ...string) map[string]sink.Group {
 	f.Helper()
 	list, err := sink.Groups(f.Context(), f.client, streams)
-	f.must(err)
+	f.Must(err)
 	m := map[string]sink.Group{}
 	for _, g := range list {
 		m[g.Name] = g
@@ -96,7 +96,7 @@ func TestGroups(t *testing.T) {
 				t.Errorf("a group for which nothing waits: %+v", d)
 			}
 		}
-		f.must(f.sink.Observe(t.Context(), []string{stream}))
+		f.Must(f.sink.Observe(t.Context(), []string{stream}))
 		if v := f.metric("outbox_group_idle_seconds", "group", "never"); v < 7200 || v > 7230 {
 			t.Errorf("outbox_group_idle_seconds is %v, want about 7200", v)
 		}
@@ -143,9 +143,9 @@ func TestGroupsOfWhatIsNoStream(t *testing.T) {
 		t.Errorf("the other stream's groups are %+v", list)
 	}
 	b, err := json.Marshal(list[0])
-	f.must(err)
+	f.Must(err)
 	var v map[string]any
-	f.must(json.Unmarshal(b, &v))
+	f.Must(json.Unmarshal(b, &v))
 	if v["group"] != "g" || v["lag"] != 3.0 || v["seen_seconds"] != nil || v["abandoned"] != true {
 		t.Errorf("as JSON: %s", b)
 	}
@@ -166,29 +166,29 @@ func TestDropGroup(t *testing.T) {
 			}
 		}
 		f.group("abandoned", "0")
-		f.must(drop("abandoned", sink.ActiveWithin, false))
+		f.Must(drop("abandoned", sink.ActiveWithin, false))
 		wantErr(t, drop("abandoned", sink.ActiveWithin, false), sink.ErrNoGroup)
 		wantErr(t, sink.DropGroup(ctx, f.client, "outbox.missing", "g", 0, true), sink.ErrNoGroup)
 
 		f.group("busy", "0")
 		f.read("busy", 1)
 		refused(drop("busy", sink.ActiveWithin, false), `consumer "c" was active`)
-		f.must(drop("busy", 0, false)) // it has not been read for that long
+		f.Must(drop("busy", 0, false)) // it has not been read for that long
 
 		f.group("done", "0")
 		f.ack("done", f.read("done", 3)...)
 		if sure {
-			f.must(drop("done", 0, false))
+			f.Must(drop("done", 0, false))
 		} else {
 			refused(drop("done", 0, false), "cannot tell")
-			f.must(drop("done", 0, true))
+			f.Must(drop("done", 0, true))
 		}
 
 		f.group("ordered", "0")
 		lease := "{" + stream + "}:lease:ordered"
 		f.do("SET", lease, "me|5f|3", "PX", "60000")
 		refused(drop("ordered", sink.ActiveWithin, false), `consumer "me"`)
-		f.must(drop("ordered", sink.ActiveWithin, true))
+		f.Must(drop("ordered", sink.ActiveWithin, true))
 		if n, err := f.client.Exists(ctx, lease).Result(); err != nil || n != 0 {
 			t.Errorf("the lease is still there (%v)", err)
 		}
@@ -206,7 +206,7 @@ func TestDropGroupFreesTrimming(t *testing.T) {
 	f.group("alive", "0")
 	f.ack("alive", f.read("alive", 1000)...)
 	f.wantTrimmed(1)
-	f.must(sink.DropGroup(t.Context(), f.client, stream, "abandoned", sink.ActiveWithin, false))
+	f.Must(sink.DropGroup(t.Context(), f.client, stream, "abandoned", sink.ActiveWithin, false))
 	f.wantTrimmed(901)
 }
 
@@ -228,7 +228,7 @@ func TestDropGroupSeesWhoWaits(t *testing.T) {
 			t.Fatalf("read: %v", err)
 		}
 		v, err := f.server.Client.XInfoConsumers(t.Context(), stream, "g").Result()
-		f.must(err)
+		f.Must(err)
 		if v[0].Inactive < active+500*time.Millisecond || v[0].Idle > active/2 {
 			return fmt.Errorf("inactive for %v, tried %v ago", v[0].Inactive, v[0].Idle)
 		}

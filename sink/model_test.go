@@ -15,6 +15,7 @@ import (
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
+	"posthaste/sink/sinktest"
 )
 
 // faults loses calls on their way to the server (nothing happens) or replies on their way back (it happened). hold
@@ -388,7 +389,7 @@ func TestModel(t *testing.T) {
 		other, _ := newSink(t, server.Client, sink.Options{Shared: true, Source: "/posthaste/other"})
 		w := &world{
 			alone: s, shared: again, other: other,
-			f: &fixture{TB: t, server: server, client: c, sink: s}, h: h,
+			f: &fixture{Fixture: sinktest.Fixture{TB: t}, server: server, client: c, sink: s}, h: h,
 			owner: outbox.Owner{Source: [16]byte{7}},
 		}
 		w.f.do("FLUSHALL")

@@ -34,19 +34,19 @@ func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
 	}
 	f.do("DEL", stream)
 	r, err := d.Publish(t.Context()) // no Skip: a retry
-	f.must(err)
+	f.Must(err)
 	f.wantStored(events[2])
 	f.wantLast(r)
 	if n := f.metric("outbox_publish_errors_total", "class", "wrongtype"); n != 3 {
 		t.Errorf("%v errors, want 3", n)
 	}
 	next := makeEvent()
-	f.publish(l, next)
+	f.Publish(l, next)
 	f.wantStored(events[2], next)
 	// The gate has lost nothing, so no adoption is needed, and the groups do not count as destroyed.
 	f.do("DEL", stream)
 	f.do("SET", stream, "not a stream")
-	f.must(f.sink.Check(t.Context(), o, []string{stream}))
+	f.Must(f.sink.Check(t.Context(), o, []string{stream}))
 	if groups, err := f.sink.Groups(t.Context(), o, []string{stream}); err != nil || len(groups) != 0 {
 		t.Errorf("groups %v, %v", groups, err)
 	}
@@ -60,7 +60,7 @@ func TestARefusalFencesEarlierClaims(t *testing.T) {
 	o := f.adopted(1)
 	events := makeEvents(3)
 	before := f.sink.Lane(stream, o, partLane(3, 1))
-	f.publish(before, events[0])
+	f.Publish(before, events[0])
 	f.do("RENAME", stream, "aside")
 	f.do("SET", stream, "not a stream")
 	after := f.sink.Lane(stream, o, partLane(3, 2))
@@ -71,7 +71,7 @@ func TestARefusalFencesEarlierClaims(t *testing.T) {
 	_, err := before.Deliver(events[1:2]).Publish(t.Context())
 	wantFenced(t, err, 1)
 	d.Skip(nil)
-	f.publish(after, events[2])
+	f.Publish(after, events[2])
 	f.wantStored(events[0], events[2])
 }
 
@@ -98,11 +98,11 @@ func TestPoisonInAHalfFailedBatch(t *testing.T) {
 	d.Skip(nil)
 	d.Skip(nil)
 	r, err := d.Publish(t.Context())
-	f.must(err)
+	f.Must(err)
 	f.wantStored(events[4])
 	f.wantLast(r)
 	last := makeEvent()
-	f.publish(l, last)
+	f.Publish(l, last)
 	f.wantStored(events[4], last)
 }
 
@@ -134,12 +134,12 @@ func TestAnOversizedEventIsPoisonAndTheRestGoesOn(t *testing.T) {
 			}
 			d.Skip(nil)
 			r, err := d.Publish(t.Context())
-			f.must(err)
+			f.Must(err)
 			rest := []*outbox.Record{events[0], events[1], events[3], events[4]}
 			f.wantStored(rest...)
 			f.wantLast(r)
 			last := makeEvent()
-			f.publish(l, last)
+			f.Publish(l, last)
 			f.wantStored(append(rest, last)...)
 		})
 	}

@@ -40,9 +40,9 @@ func TestEntryHasTheContractsFields(t *testing.T) {
 	want[3]["time"] = "0001-01-01T00:00:00.000000Z"
 	events[4].Time = time.Date(294276, 1, 1, 0, 0, 0, 0, time.UTC)
 	want[4]["time"] = "9999-12-31T23:59:59.999999Z"
-	f.wantLast(f.publish(f.lane(f.adopted(1)), events...))
+	f.wantLast(f.Publish(f.lane(f.adopted(1)), events...))
 	entries, err := f.server.Client.XRange(t.Context(), stream, "-", "+").Result()
-	f.must(err)
+	f.Must(err)
 	for i, e := range entries {
 		if !maps.Equal(e.Values, want[i]) {
 			t.Errorf("entry %d is %v, want %v", i, e.Values, want[i])
@@ -55,10 +55,10 @@ func TestAFinishedDeliveryAnswersAgainWithoutACall(t *testing.T) {
 	f := newFixture(t)
 	d := f.lane(f.adopted(1)).Deliver(makeEvents(3))
 	first, err := d.Publish(t.Context())
-	f.must(err)
-	f.must(f.server.Kill())
+	f.Must(err)
+	f.Must(f.server.Kill())
 	again, err := d.Publish(t.Context())
-	f.must(err)
+	f.Must(err)
 	if again.Number != first.Number || again.Last != first.Last {
 		t.Errorf("got %+v, want %+v", again, first)
 	}
@@ -72,12 +72,12 @@ func TestARefusedPublishIsCountedAndTheEntryStays(t *testing.T) {
 	events := makeEvents(6)
 	events[0].Type = "__reserved" // is not published, and refused by nothing
 	l := f.lane(f.adopted(1))
-	f.publish(l, events[0])
+	f.Publish(l, events[0])
 	if log.Len() > 0 {
 		t.Errorf("a channel of Redis: %s", &log)
 	}
-	f.publish(l, events[1:4]...)
-	f.publish(l, events[4:]...)
+	f.Publish(l, events[1:4]...)
+	f.Publish(l, events[4:]...)
 	f.wantStored(events...)
 	if n := f.metric("outbox_pubsub_failed_total"); n != 6 {
 		t.Errorf("%v failed, want 6", n)
@@ -116,13 +116,13 @@ func TestNoEventSpeaksOnAChannelOfRedis(t *testing.T) {
 			for i, e := range events {
 				e.Type = c.types[i]
 			}
-			f.publish(f.lane(f.adopted(1)), events...)
+			f.Publish(f.lane(f.adopted(1)), events...)
 			f.wantStored(events...)
-			f.must(f.server.Client.Publish(t.Context(), "end", "").Err())
+			f.Must(f.server.Client.Publish(t.Context(), "end", "").Err())
 			var got []string
 			for {
 				m, err := sub.ReceiveMessage(t.Context())
-				f.must(err)
+				f.Must(err)
 				if m.Channel == "end" {
 					break
 				}
@@ -155,7 +155,7 @@ func TestBatchesAreBounded(t *testing.T) {
 		events []*outbox.Record
 		number int64
 	}{{events[:1000], 1}, {events[1000:], 4}, {large, 8}} {
-		r := f.publish(l, c.events...)
+		r := f.Publish(l, c.events...)
 		if r.Number != c.number {
 			t.Errorf("number %d, want %d", r.Number, c.number)
 		}

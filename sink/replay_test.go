@@ -17,7 +17,7 @@ import (
 // replay returns a replay of the fixture's database under a name.
 func (f *fixture) replay(name string, c redis.UniversalClient, side bool) *sink.Replay {
 	return sink.NewReplay(sink.ReplayOptions{
-		Client: c, Name: name, Source: "/posthaste/test", Database: f.source,
+		Client: c, Name: name, Source: "/posthaste/test", Database: f.Source,
 		Side: side,
 	})
 }
@@ -26,14 +26,14 @@ func (f *fixture) begin(r *sink.Replay, restart bool) *sink.ReplayNote {
 	f.Helper()
 	n := sink.ReplayNote{Since: time.Unix(1, 0), Until: time.Unix(2, 0), Total: 7, Begun: time.Unix(3, 0)}
 	note, err := r.Begin(f.Context(), n, restart, []string{stream})
-	f.must(err)
+	f.Must(err)
 	return note
 }
 
 func (f *fixture) take(r *sink.Replay) string {
 	f.Helper()
 	c, err := r.Take(f.Context(), stream)
-	f.must(err)
+	f.Must(err)
 	return c
 }
 
@@ -57,7 +57,7 @@ func (f *fixture) wantReplayed(lists ...[]sink.ReplayEntry) {
 	}
 	var have []string
 	msgs, err := f.server.Client.XRange(f.Context(), stream, "-", "+").Result()
-	f.must(err)
+	f.Must(err)
 	for _, m := range msgs {
 		id, _ := m.Values["id"].(string)
 		have = append(have, id)
@@ -86,11 +86,11 @@ func TestReplayPublishesOnce(t *testing.T) {
 		t.Errorf("a new replay begins at %q", c)
 	}
 	one, two := replayEntries(1, 3), replayEntries(4, 2)
-	f.must(r.Publish(ctx, stream, one))
-	f.must(r.Publish(ctx, stream, one)) // repeated: nothing new
-	f.must(r.Publish(ctx, stream, two))
+	f.Must(r.Publish(ctx, stream, one))
+	f.Must(r.Publish(ctx, stream, one)) // repeated: nothing new
+	f.Must(r.Publish(ctx, stream, two))
 	f.wantReplayed(one, two)
-	f.must(r.Note(ctx, "5.1", 5, time.Time{}))
+	f.Must(r.Note(ctx, "5.1", 5, time.Time{}))
 
 	// Another process continues, and this one is refused.
 	other := f.replay("a", f.client, false)
@@ -103,7 +103,7 @@ func TestReplayPublishesOnce(t *testing.T) {
 	}
 	three := replayEntries(6, 2)
 	wantErr(t, r.Publish(ctx, stream, three), sink.ErrReplayTaken)
-	f.must(other.Publish(ctx, stream, three))
+	f.Must(other.Publish(ctx, stream, three))
 	f.wantReplayed(one, two, three)
 
 	// After a new beginning, the old run can no longer publish or record progress.
@@ -132,10 +132,7 @@ func TestReplayWithLostReplies(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
 	p := testenv.NewLink(t, f.server.Addr())
-	c, err := sink.NewClient("redis://" + p.Addr())
-	f.must(err)
-	t.Cleanup(func() { _ = c.Close() })
-	r := f.replay("a", c, false)
+	r := f.replay("a", dial(t, "redis://"+p.Addr()), false)
 	f.begin(r, false)
 	f.take(r)
 	var lists [][]sink.ReplayEntry
@@ -147,7 +144,7 @@ func TestReplayWithLostReplies(t *testing.T) {
 			t.Error("a call without a reply succeeds")
 		}
 		p.Set(testenv.Trouble{})
-		f.must(r.Publish(ctx, stream, list))
+		f.Must(r.Publish(ctx, stream, list))
 	}
 	f.wantReplayed(lists...)
 }
@@ -168,7 +165,7 @@ func TestReplayStopsAtWhatRedisRefuses(t *testing.T) {
 			wantClass(t, r.Publish(ctx, stream, list), class)
 		}
 	}
-	f.must(r.Publish(ctx, stream, one))
+	f.Must(r.Publish(ctx, stream, one))
 	f.do("CONFIG", "SET", "maxmemory", "1")
 	refused(two, "oom")
 	// A restart that finds no memory leaves the note as it was.
@@ -182,7 +179,7 @@ func TestReplayStopsAtWhatRedisRefuses(t *testing.T) {
 	f.do("ACL", "SETUSER", "default", "-xadd")
 	refused(two, "noperm")
 	f.do("ACL", "SETUSER", "default", "+xadd")
-	f.must(r.Publish(ctx, stream, two))
+	f.Must(r.Publish(ctx, stream, two))
 	f.wantReplayed(one, two)
 	// The stream's last possible id: the next XADD fails.
 	f.do("XSETID", stream, "18446744073709551615-18446744073709551614")
@@ -211,7 +208,7 @@ func TestReplayLooksWhereItGoes(t *testing.T) {
 	if _, err := side.Take(ctx, "again.order"); err != nil {
 		t.Error(err)
 	}
-	f.source = uuid.New()
+	f.Source = uuid.New()
 	foreign := f.replay("foreign", f.client, false)
 	f.begin(foreign, false)
 	refused(foreign, stream, "another database")
@@ -226,16 +223,16 @@ func TestReplayAfterLostEntries(t *testing.T) {
 	run := f.begin(r, false).Run
 	f.take(r)
 	one, two := replayEntries(1, 2), replayEntries(3, 2)
-	f.must(r.Publish(ctx, stream, one))
+	f.Must(r.Publish(ctx, stream, one))
 	record := "{" + stream + "}:replay:" + run
 	dump := f.server.Client.Dump(ctx, record).Val()
 	dumped := f.server.Client.Dump(ctx, stream).Val()
-	f.must(r.Publish(ctx, stream, two))
-	f.must(f.server.Client.RestoreReplace(ctx, record, 0, dump).Err())
-	f.must(f.server.Client.RestoreReplace(ctx, stream, 0, dumped).Err())
+	f.Must(r.Publish(ctx, stream, two))
+	f.Must(f.server.Client.RestoreReplace(ctx, record, 0, dump).Err())
+	f.Must(f.server.Client.RestoreReplace(ctx, stream, 0, dumped).Err())
 	three := replayEntries(5, 1)
 	wantErr(t, r.Publish(ctx, stream, three), sink.ErrReplayMoved)
-	f.must(f.server.Client.Del(ctx, record).Err())
+	f.Must(f.server.Client.Del(ctx, record).Err())
 	wantErr(t, r.Publish(ctx, stream, three), sink.ErrReplayGone)
 	f.wantReplayed(one)
 }

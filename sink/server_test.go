@@ -14,20 +14,26 @@ import (
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
+	"posthaste/sink/sinktest"
 )
 
 // bound makes a fixture whose client stays with one process of Redis.
 func bound(t *testing.T, url string, server *testenv.RedisServer) *fixture {
 	t.Helper()
-	f := on(t, server, sink.Options{})
-	o, err := redisurl.Parse(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, s := sink.NewBoundClient(o)
-	t.Cleanup(func() { _ = c.Close() })
-	f.client = c
-	f.sink, f.reg = newSink(t, c, sink.Options{Server: s})
+	f := boundTo(t, url, sink.Options{})
+	f.server = server
+	return f
+}
+
+// boundTo makes a fixture whose client stays with the processes at url.
+func boundTo(t *testing.T, url string, o sink.Options) *fixture {
+	t.Helper()
+	parsed, err := redisurl.Parse(url)
+	testenv.Must(t, err)
+	f := &fixture{Fixture: sinktest.Fixture{TB: t, Source: uuid.New()}}
+	f.client, o.Server = sink.NewBoundClient(parsed)
+	t.Cleanup(func() { _ = f.client.Close() })
+	f.sink, f.reg = newSink(t, f.client, o)
 	return f
 }
 
@@ -61,10 +67,10 @@ func TestNothingIsPublishedToAServerPromotedInPlace(t *testing.T) {
 	f := bound(t, server.URL(), server)
 	f.bind()
 	l := f.lane(f.adopted(1))
-	f.publish(l, makeEvents(1)...)
+	f.Publish(l, makeEvents(1)...)
 	f.do("REPLICAOF", "127.0.0.1", fmt.Sprint(other.Port))
 	f.do("REPLICAOF", "NO", "ONE")
-	f.must(f.sink.Ready(t.Context())) // which the relay asks every second
+	f.Must(f.sink.Ready(t.Context())) // which the relay asks every second
 	f.moved(l)
 }
 
@@ -79,7 +85,7 @@ func TestAStreamMadeAnewIsAGap(t *testing.T) {
 	o := f.adopted(1)
 	l := f.lane(o)
 	events := makeEvents(3)
-	f.publish(l, events...)
+	f.Publish(l, events...)
 	f.do("DEL", stream)
 	f.do(addYounger...)
 	f.do("XADD", stream, "*", "a", "b")
@@ -91,7 +97,7 @@ func TestAStreamMadeAnewIsAGap(t *testing.T) {
 	}
 	l = f.lane(f.adopted(2))
 	f.do("XTRIM", stream, "MAXLEN", "0") // what somebody has added
-	f.publish(l, events...)
+	f.Publish(l, events...)
 	f.wantStored(events...)
 }
 
@@ -108,22 +114,22 @@ func TestALostGateHidesNoLoss(t *testing.T) {
 	} {
 		f := newFixture(t)
 		l := f.lane(f.adopted(1))
-		f.publish(l, makeEvents(2)...)
+		f.Publish(l, makeEvents(2)...)
 		f.do("XTRIM", stream, "MAXLEN", "1")
 		old := f.server.Client.Dump(t.Context(), stream).Val()
-		r := f.publish(l, makeEvents(2)...)
+		r := f.Publish(l, makeEvents(2)...)
 		f.do("DEL", f.gate())
 		if c.delete {
 			f.do("DEL", stream)
 		}
 		if c.back {
-			f.must(f.server.Client.Restore(t.Context(), stream, 0, old).Err())
+			f.Must(f.server.Client.Restore(t.Context(), stream, 0, old).Err())
 		}
 		f.do(addYounger...)
 		if c.trim {
 			f.do("XTRIM", stream, "MAXLEN", "1")
 		}
-		states, err := f.sink.Look(t.Context(), f.source, []string{stream}, map[string]string{stream: r.Last})
+		states, err := f.sink.Look(t.Context(), f.Source, []string{stream}, map[string]string{stream: r.Last})
 		if err != nil || states[0].Forgot != c.want {
 			t.Errorf("%s: looked at: %+v, %v", name, states, err)
 		}
@@ -136,10 +142,10 @@ func TestAnotherEntryIsNoEndOfTheStream(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	l := f.lane(f.adopted(1))
-	before := f.publish(l, makeEvents(1)...)
+	before := f.Publish(l, makeEvents(1)...)
 	old := f.server.Client.Dump(t.Context(), stream).Val()
-	f.publish(l, makeEvents(3)...)
-	f.must(f.server.Client.RestoreReplace(t.Context(), stream, 0, old).Err())
+	f.Publish(l, makeEvents(3)...)
+	f.Must(f.server.Client.RestoreReplace(t.Context(), stream, 0, old).Err())
 	if st := f.look(); !st.Forgot || st.Last != before.Last {
 		t.Errorf("put back: looked at %+v, want the last entry to be %s", st, before.Last)
 	}
@@ -155,9 +161,9 @@ func TestAnotherEntryIsNoEndOfTheStream(t *testing.T) {
 func TestAReplayDoesNotHideALoss(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	r := f.publish(f.lane(f.adopted(1)), makeEvents(2)...)
+	r := f.Publish(f.lane(f.adopted(1)), makeEvents(2)...)
 	f.do("XADD", stream, "*", "id", "again", "replayed", "1")
-	states, err := f.sink.Look(t.Context(), f.source, []string{stream}, nil)
+	states, err := f.sink.Look(t.Context(), f.Source, []string{stream}, nil)
 	if err != nil || states[0].Last != r.Last || states[0].Forgot {
 		t.Errorf("looked at: %+v, %v; want the last entry to be %s", states, err, r.Last)
 	}
@@ -170,7 +176,7 @@ func TestAFirstReplicaIsNoRestart(t *testing.T) {
 	f := bound(t, server.URL(), server)
 	f.bind()
 	l := f.lane(f.adopted(1))
-	f.publish(l, makeEvents(1)...)
+	f.Publish(l, makeEvents(1)...)
 	history := func() string {
 		return regexp.MustCompile(`master_replid:(\w+)`).FindString(server.Client.Info(t.Context(),
 			"replication").Val())
@@ -186,6 +192,6 @@ func TestAFirstReplicaIsNoRestart(t *testing.T) {
 	if history() == before {
 		t.Fatal("the history goes on: not the case")
 	}
-	f.must(f.sink.Ready(t.Context()))
-	f.publish(l, makeEvents(1)...)
+	f.Must(f.sink.Ready(t.Context()))
+	f.Publish(l, makeEvents(1)...)
 }

@@ -29,12 +29,11 @@ const (
 
 // fixture is a sink on a Redis server of its own.
 type fixture struct {
-	testing.TB
+	sinktest.Fixture
 	server *testenv.RedisServer
 	client redis.UniversalClient
 	sink   *sink.Sink
 	reg    *prometheus.Registry
-	source uuid.UUID
 }
 
 func newFixture(t testing.TB, config ...string) *fixture {
@@ -45,14 +44,19 @@ func newFixture(t testing.TB, config ...string) *fixture {
 // on makes a fixture with a client of the product's kind.
 func on(t testing.TB, server *testenv.RedisServer, o sink.Options) *fixture {
 	t.Helper()
-	c, err := sink.NewClient(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	f := &fixture{TB: t, server: server, client: c, source: uuid.New()}
+	c := dial(t, server.URL())
+	f := &fixture{Fixture: sinktest.Fixture{TB: t, Source: uuid.New()}, server: server, client: c}
 	f.sink, f.reg = newSink(t, c, o)
 	return f
+}
+
+// dial returns a client of the product's kind.
+func dial(t testing.TB, url string) redis.UniversalClient {
+	t.Helper()
+	c, err := sink.NewClient(url)
+	testenv.Must(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 func newSink(t testing.TB, c redis.UniversalClient, o sink.Options) (*sink.Sink, *prometheus.Registry) {
@@ -70,27 +74,18 @@ func newSink(t testing.TB, c redis.UniversalClient, o sink.Options) (*sink.Sink,
 // through returns a sink whose connections go through a proxy.
 func (f *fixture) through(p *testenv.Link) *sink.Sink {
 	f.Helper()
-	c, err := sink.NewClient("redis://" + p.Addr())
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Cleanup(func() { _ = c.Close() })
-	s, _ := newSink(f, c, sink.Options{})
+	s, _ := newSink(f, dial(f, "redis://"+p.Addr()), sink.Options{})
 	return s
 }
 
-func (f *fixture) owner(epoch int64) outbox.Owner {
-	return outbox.Owner{Source: f.source, Epoch: epoch, Nonce: nonce()}
-}
-
 // gate is the key of the database's gate.
-func (f *fixture) gate() string { return register + ":" + f.source.String() }
+func (f *fixture) gate() string { return register + ":" + f.Source.String() }
 
 // adopted raises the gate and returns the owner.
 func (f *fixture) adopted(epoch int64) outbox.Owner {
 	f.Helper()
-	o := f.owner(epoch)
-	f.must(f.sink.Adopt(f.Context(), stream, o, false))
+	o := f.Owner(epoch)
+	f.Must(f.sink.Adopt(f.Context(), stream, o, false))
 	return o
 }
 
@@ -103,34 +98,13 @@ func (f *fixture) lane(o outbox.Owner) outbox.LanePublisher {
 	return f.sink.Lane(stream, o, streamLane(o))
 }
 
-func (f *fixture) must(err error) {
-	f.Helper()
-	if err != nil {
-		f.Fatal(err)
-	}
-}
-
-// publish publishes events in one delivery that has to succeed at once.
-func (f *fixture) publish(l outbox.LanePublisher, events ...*outbox.Record) outbox.Receipt {
-	f.Helper()
-	r, err := l.Deliver(events).Publish(f.Context())
-	f.must(err)
-	return r
-}
-
 var (
 	makeEvents = sinktest.Events
 	streamLane = sinktest.StreamLane
 	nonce      = sinktest.Nonce
+	wantFenced = sinktest.WantFenced
+	wantGap    = sinktest.WantGap
 )
-
-// again publishes events of which some are in doubt, and checks how many.
-func (f *fixture) again(l outbox.LanePublisher, suppressed int, events ...*outbox.Record) {
-	f.Helper()
-	if r := f.publish(l, events...); r.Suppressed != suppressed {
-		f.Errorf("%d suppressed, want %d", r.Suppressed, suppressed)
-	}
-}
 
 func makeEvent() *outbox.Record { return makeEvents(1)[0] }
 
@@ -145,7 +119,7 @@ func big(n int) *outbox.Record {
 func (f *fixture) stored() []string {
 	f.Helper()
 	entries, err := f.server.Client.XRange(f.Context(), stream, "-", "+").Result()
-	f.must(err)
+	f.Must(err)
 	ids := make([]string, len(entries))
 	for i, e := range entries {
 		ids[i], _ = e.Values["id"].(string)
@@ -171,7 +145,7 @@ func (f *fixture) wantStored(events ...*outbox.Record) {
 func (f *fixture) wantLast(r outbox.Receipt) {
 	f.Helper()
 	got, err := f.server.Client.XRevRangeN(f.Context(), stream, "+", "-", 1).Result()
-	f.must(err)
+	f.Must(err)
 	if len(got) != 1 || got[0].ID != r.Last {
 		f.Fatalf("the last entry is %v, and the receipt says %q", got, r.Last)
 	}
@@ -181,7 +155,7 @@ func (f *fixture) wantLast(r outbox.Receipt) {
 func (f *fixture) fields(prefix string) []string {
 	f.Helper()
 	keys, err := f.server.Client.HKeys(f.Context(), f.gate()).Result()
-	f.must(err)
+	f.Must(err)
 	var found []string
 	for _, k := range keys {
 		if strings.HasPrefix(k, prefix) {
@@ -205,7 +179,7 @@ func (f *fixture) wantDoubt(n int) {
 
 func (f *fixture) do(args ...any) {
 	f.Helper()
-	f.must(f.server.Client.Do(f.Context(), args...).Err())
+	f.Must(f.server.Client.Do(f.Context(), args...).Err())
 }
 
 // metric sums a metric over the labels that fit.
@@ -254,17 +228,6 @@ func fits(m *dto.Metric, labels []string) bool {
 	return true
 }
 
-func wantFenced(t testing.TB, err error, epoch int64) {
-	t.Helper()
-	var fenced *outbox.FencedError
-	if !errors.As(err, &fenced) {
-		t.Fatalf("got %v, want a FencedError", err)
-	}
-	if fenced.Epoch != epoch || fenced.Stream != stream {
-		t.Fatalf("fenced by epoch %d on %q, want %d on %q", fenced.Epoch, fenced.Stream, epoch, stream)
-	}
-}
-
 func wantClass(t testing.TB, err error, class string) {
 	t.Helper()
 	if got := sink.Class(err); got != class {
@@ -277,11 +240,6 @@ func wantErr(tb testing.TB, err, want error) {
 	if !errors.Is(err, want) {
 		tb.Fatalf("got %v, want %v", err, want)
 	}
-}
-
-func wantGap(t testing.TB, err error) {
-	t.Helper()
-	wantErr(t, err, outbox.ErrGap)
 }
 
 func wantForeign(t testing.TB, err error, source uuid.UUID) {

@@ -39,20 +39,20 @@ func TestNoCallHasTooManyArguments(t *testing.T) {
 	o := f.adopted(1)
 	events := append(traced(makeEvents(995)), traced(makeEvents(3000))...)
 	l := f.lane(o)
-	f.publish(l, events[:995]...)
-	f.publish(l, events[995:]...)
+	f.Publish(l, events[:995]...)
+	f.Publish(l, events[995:]...)
 	f.wantStored(events...)
 	var marks []outbox.Mark
 	for range 2500 {
 		marks = append(marks, outbox.Mark{Stream: stream, Lane: streamLane(o), Number: 1})
 	}
-	f.must(f.sink.Confirm(t.Context(), o, marks))
-	f.must(f.sink.Settled(t.Context(), o, marks))
+	f.Must(f.sink.Confirm(t.Context(), o, marks))
+	f.Must(f.sink.Settled(t.Context(), o, marks))
 	var groups []string
 	for i := range 5000 {
 		groups = append(groups, fmt.Sprint("g", i))
 	}
-	f.must(f.sink.Regroup(t.Context(), stream, groups))
+	f.Must(f.sink.Regroup(t.Context(), stream, groups))
 	if n := len(f.server.Client.XInfoGroups(t.Context(), stream).Val()); n != len(groups) {
 		t.Errorf("%d groups, want %d", n, len(groups))
 	}
@@ -62,8 +62,8 @@ func TestNoCallHasTooManyArguments(t *testing.T) {
 	f.begin(r, false)
 	f.take(r)
 	entries := replayEntries(1, 2000)
-	f.must(r.Publish(t.Context(), stream, entries))
-	f.must(r.Publish(t.Context(), stream, entries))
+	f.Must(r.Publish(t.Context(), stream, entries))
+	f.Must(r.Publish(t.Context(), stream, entries))
 	f.wantReplayed(entries)
 	if n := p.Most(); n > 3900 {
 		t.Errorf("a call had %d arguments", n)
@@ -141,7 +141,7 @@ func TestAnUnknownReplyToOneEvent(t *testing.T) {
 		t.Fatalf("skipped %v, %v; want the stream refused", skipped, err)
 	}
 	all.Store(false)
-	f.publish(l, more...)
+	f.Publish(l, more...)
 	f.wantStored(append(want, more...)...)
 }
 
@@ -152,14 +152,14 @@ func TestRefusedCommands(t *testing.T) {
 	if id := f.bind(); id != "" {
 		t.Errorf("the server is %q", id)
 	}
-	f.must(f.sink.Ready(t.Context()))
+	f.Must(f.sink.Ready(t.Context()))
 	events := makeEvents(3)
-	f.publish(f.lane(f.adopted(1)), events...)
+	f.Publish(f.lane(f.adopted(1)), events...)
 	f.wantStored(events...)
-	f.must(f.sink.Observe(t.Context(), []string{stream}))
+	f.Must(f.sink.Observe(t.Context(), []string{stream}))
 	for _, durable := range []sink.Durability{{AOF: true}, {Replicas: 1}} {
 		s, _ := newSink(t, f.client, sink.Options{Durability: durable})
-		f.must(s.Ready(t.Context()))
+		f.Must(s.Ready(t.Context()))
 	}
 	unknown, err := f.sink.Unknown(t.Context())
 	if text := strings.Join(unknown, ". "); err != nil || !strings.Contains(text, "refuses INFO") ||
@@ -186,8 +186,8 @@ func TestAnIdentityForEachConnection(t *testing.T) {
 				if got := other.bind(); got != id {
 					t.Fatalf("the server is %q, and %q for another relay", id, got)
 				}
-				f.must(f.sink.Ready(t.Context()))
-				f.publish(l, makeEvent())
+				f.Must(f.sink.Ready(t.Context()))
+				f.Publish(l, makeEvent())
 				f.do("CLIENT", "KILL", "TYPE", "normal") // new connections, new identities
 				testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Ready(t.Context()) })
 			}
@@ -201,8 +201,8 @@ func TestAnIdentityForEachConnection(t *testing.T) {
 			if noHistory {
 				return
 			}
-			f.must(f.server.Kill())
-			f.must(f.server.Start(t.Context()))
+			f.Must(f.server.Kill())
+			f.Must(f.server.Start(t.Context()))
 			f.moved(l)
 		})
 	}
@@ -216,11 +216,8 @@ func TestScriptsDeclareTheirKeys(t *testing.T) {
 	var all []*fixture
 	for _, name := range []string{"/posthaste/a", "/posthaste/b", "/posthaste/c"} {
 		f := on(t, server, sink.Options{})
-		c, err := sink.NewClient("redis://" + p.Addr())
-		f.must(err)
-		t.Cleanup(func() { _ = c.Close() })
-		f.client = c
-		f.sink, f.reg = newSink(t, c, sink.Options{Shared: true, Source: name, MaxLen: 100})
+		f.client = dial(t, "redis://"+p.Addr())
+		f.sink, f.reg = newSink(t, f.client, sink.Options{Shared: true, Source: name, MaxLen: 100})
 		all = append(all, f)
 	}
 	ctx := t.Context()
@@ -228,43 +225,43 @@ func TestScriptsDeclareTheirKeys(t *testing.T) {
 		o := f.adopted(int64(i + 1))
 		l := f.lane(o)
 		events := makeEvents(300)
-		f.publish(l, events...)
-		f.must(f.sink.Regroup(ctx, stream, []string{"g", "h"}))
+		f.Publish(l, events...)
+		f.Must(f.sink.Regroup(ctx, stream, []string{"g", "h"}))
 		f.do("XGROUP", "SETID", stream, "g", "$")
 		f.do("XGROUP", "SETID", stream, "h", "$")
-		f.must(f.sink.Trim(ctx, stream)) // the next publish compares the gates
-		f.publish(l, makeEvents(3)...)
-		f.must(f.sink.Recall(ctx, o, stream, []uuid.UUID{events[0].ID}, ""))
-		f.must(f.sink.ForgetDoubt(ctx, o, stream))
-		f.must(f.sink.Check(ctx, o, []string{stream}))
+		f.Must(f.sink.Trim(ctx, stream)) // the next publish compares the gates
+		f.Publish(l, makeEvents(3)...)
+		f.Must(f.sink.Recall(ctx, o, stream, []uuid.UUID{events[0].ID}, ""))
+		f.Must(f.sink.ForgetDoubt(ctx, o, stream))
+		f.Must(f.sink.Check(ctx, o, []string{stream}))
 		mark := []outbox.Mark{{Stream: stream, Lane: streamLane(o), Number: 1}}
-		f.must(f.sink.Confirm(ctx, o, mark))
-		f.must(f.sink.Settled(ctx, o, mark))
-		f.must(f.sink.Observe(ctx, []string{stream}))
+		f.Must(f.sink.Confirm(ctx, o, mark))
+		f.Must(f.sink.Settled(ctx, o, mark))
+		f.Must(f.sink.Observe(ctx, []string{stream}))
 		for _, call := range []func() error{
 			func() error { _, err := f.sink.Tail(ctx, stream, ""); return err },
-			func() error { _, err := f.sink.Look(ctx, f.source, []string{stream}, nil); return err },
+			func() error { _, err := f.sink.Look(ctx, f.Source, []string{stream}, nil); return err },
 			func() error { _, err := f.sink.Groups(ctx, o, []string{stream}); return err },
-			func() error { _, err := f.sink.Unread(ctx, f.source, []string{stream}); return err },
-			func() error { _, err := f.sink.Alive(ctx, f.source, outbox.Member{ID: "m"}, nil); return err },
+			func() error { _, err := f.sink.Unread(ctx, f.Source, []string{stream}); return err },
+			func() error { _, err := f.sink.Alive(ctx, f.Source, outbox.Member{ID: "m"}, nil); return err },
 			func() error { return sink.DropGroup(ctx, f.client, stream, "h", 0, true) },
 		} {
-			f.must(call())
+			f.Must(call())
 		}
 	}
 	f := all[2]
 	r := f.replay("again", f.client, false)
 	f.begin(r, false)
 	f.take(r)
-	f.must(r.Publish(ctx, stream, replayEntries(1, 3)))
-	f.must(r.Note(ctx, "1.1", 1, time.Time{}))
+	f.Must(r.Publish(ctx, stream, replayEntries(1, 3)))
+	f.Must(r.Note(ctx, "1.1", 1, time.Time{}))
 	if left, err := sink.Leave(ctx, f.client, stream, "/posthaste/a"); err != nil || !left {
 		t.Errorf("leave: %v, %v", left, err)
 	}
 	if n := f.server.Client.Exists(ctx, all[0].gate()).Val(); n != 0 {
 		t.Error("a database that has left has a gate")
 	}
-	if _, err := sink.Drop(ctx, f.client, stream, f.source); err != nil {
+	if _, err := sink.Drop(ctx, f.client, stream, f.Source); err != nil {
 		t.Error(err)
 	}
 }

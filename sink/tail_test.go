@@ -31,7 +31,7 @@ func TestTail(t *testing.T) {
 		default:
 			all = append(all, outbox.Entry{ID: uuid.MustParse(values[1]), Millis: uint64(n) + 1, Number: 1})
 		}
-		f.must(f.client.XAdd(t.Context(), &redis.XAddArgs{
+		f.Must(f.client.XAdd(t.Context(), &redis.XAddArgs{
 			Stream: stream, ID: fmt.Sprintf("%d-1", n+1), Values: values,
 		}).Err())
 	}

@@ -26,13 +26,13 @@ func trimming(t *testing.T, o sink.Options, n int) *fixture {
 		pipe.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, ID: fmt.Sprintf("%d-0", i+1), Values: []any{"a", "b"}})
 	}
 	_, err := pipe.Exec(t.Context())
-	f.must(err)
+	f.Must(err)
 	return f
 }
 
 func (f *fixture) group(name, start string) {
 	f.Helper()
-	f.must(f.server.Client.XGroupCreate(f.Context(), stream, name, start).Err())
+	f.Must(f.server.Client.XGroupCreate(f.Context(), stream, name, start).Err())
 }
 
 // read delivers n entries to the group and returns their ids.
@@ -41,7 +41,7 @@ func (f *fixture) read(group string, n int64) []string {
 	r, err := f.server.Client.XReadGroup(f.Context(), &redis.XReadGroupArgs{
 		Group: group, Consumer: "c", Streams: []string{stream, ">"}, Count: n, Block: -1,
 	}).Result()
-	f.must(err)
+	f.Must(err)
 	var ids []string
 	for _, m := range r[0].Messages {
 		ids = append(ids, m.ID)
@@ -51,18 +51,18 @@ func (f *fixture) read(group string, n int64) []string {
 
 func (f *fixture) ack(group string, ids ...string) {
 	f.Helper()
-	f.must(f.server.Client.XAck(f.Context(), stream, group, ids...).Err())
+	f.Must(f.server.Client.XAck(f.Context(), stream, group, ids...).Err())
 }
 
 // wantTrimmed trims and checks the first entry left, which may be earlier by less than a node, never later.
 func (f *fixture) wantTrimmed(first int) {
 	f.Helper()
-	f.must(f.sink.Trim(f.Context(), stream))
+	f.Must(f.sink.Trim(f.Context(), stream))
 	entries, err := f.server.Client.XRangeN(f.Context(), stream, "-", "+", 1).Result()
-	f.must(err)
+	f.Must(err)
 	var got int
 	_, err = fmt.Sscanf(entries[0].ID, "%d-0", &got)
-	f.must(err)
+	f.Must(err)
 	if got > first || got <= first-nodeEntries {
 		f.Fatalf("the first entry is %d, want %d or a little earlier", got, first)
 	}
@@ -107,7 +107,7 @@ func TestTrim(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := trimming(t, c.o, c.n)
-			f.must(f.sink.Trim(t.Context(), "missing"))
+			f.Must(f.sink.Trim(t.Context(), "missing"))
 			if c.before != nil {
 				c.before(f)
 			}
@@ -131,7 +131,7 @@ func TestObserve(t *testing.T) {
 	f.group("g", "0")
 	f.read("g", 4)
 	streams := []string{stream, "outbox.missing"}
-	f.must(f.sink.Observe(ctx, streams))
+	f.Must(f.sink.Observe(ctx, streams))
 	want := func(name string, v float64, labels ...string) {
 		t.Helper()
 		if got := f.metric(name, labels...); got != v {
@@ -152,12 +152,12 @@ func TestObserve(t *testing.T) {
 	// Three entries that the group has not read go.
 	f.do("XTRIM", stream, "MAXLEN", "3")
 	for range 2 {
-		f.must(f.sink.Observe(ctx, streams))
+		f.Must(f.sink.Observe(ctx, streams))
 		want("outbox_trim_lost_total", 3, "group", "g")
 	}
 	f.do("CONFIG", "SET", "maxmemory", "100mb")
 	f.do("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
-	f.must(f.sink.Observe(ctx, streams))
+	f.Must(f.sink.Observe(ctx, streams))
 	want("redis_eviction_unsafe", 1)
 	if r := f.metric("redis_memory_ratio"); r <= 0 || r > 0.5 {
 		t.Errorf("memory ratio %v", r)
@@ -176,11 +176,11 @@ func TestObserve(t *testing.T) {
 	want("redis_eviction_unsafe", 0)
 	want("outbox_trim_lost_total", 3)
 	// This one exports them again, and counts no loss twice.
-	f.must(f.sink.Observe(ctx, streams))
+	f.Must(f.sink.Observe(ctx, streams))
 	want("outbox_stream_length", 3, "stream", stream)
 	want("outbox_trim_lost_total", 3)
-	f.must(f.server.Client.XGroupDestroy(ctx, stream, "g").Err())
-	f.must(f.sink.Observe(ctx, streams[:1]))
+	f.Must(f.server.Client.XGroupDestroy(ctx, stream, "g").Err())
+	f.Must(f.sink.Observe(ctx, streams[:1]))
 	for name, labels := range map[string][]string{
 		"outbox_group_pending": {"group", "g"}, "outbox_group_lag": {"group", "g"},
 		"outbox_trim_lost_total":              {"group", "g"},
@@ -212,14 +212,14 @@ func TestObserveAfterARestartOfRedis(t *testing.T) {
 	f.do("XTRIM", stream, "MAXLEN", "6")
 	lost := func() float64 {
 		t.Helper()
-		f.must(f.sink.Observe(ctx, []string{stream}))
+		f.Must(f.sink.Observe(ctx, []string{stream}))
 		return f.metric("outbox_trim_lost_total", "group", "g")
 	}
 	if n := lost(); n != 0 {
 		t.Fatalf("%v lost before the restart", n)
 	}
-	f.must(f.server.Kill())
-	f.must(f.server.Start(ctx))
+	f.Must(f.server.Kill())
+	f.Must(f.server.Start(ctx))
 	if n := lost(); n != 0 {
 		t.Errorf("%v lost by a restart", n)
 	}
@@ -242,13 +242,13 @@ func TestObserveCountsWhatAGroupThatNeverReadMisses(t *testing.T) {
 		want   float64
 	}{{15, 0}, {12, 3}, {12, 3}, {5, 10}} {
 		f.do("XTRIM", stream, "MAXLEN", strconv.Itoa(c.length))
-		f.must(f.sink.Observe(ctx, []string{stream}))
+		f.Must(f.sink.Observe(ctx, []string{stream}))
 		if got := f.metric("outbox_trim_lost_total", "group", "g"); got != c.want {
 			t.Errorf("%v entries lost at length %d, want %v", got, c.length, c.want)
 		}
 	}
 	f.read("g", 1)
-	f.must(f.sink.Observe(ctx, []string{stream}))
+	f.Must(f.sink.Observe(ctx, []string{stream}))
 	if got := f.metric("outbox_trim_lost_total", "group", "g"); got < 10 {
 		t.Errorf("%v entries lost after the first read, want at least 10", got)
 	}
@@ -260,7 +260,7 @@ func TestObserveCannotTellTheLag(t *testing.T) {
 	f.group("g", "0")
 	f.read("g", 2)
 	f.do("XDEL", stream, "5-0")
-	f.must(f.sink.Observe(t.Context(), []string{stream}))
+	f.Must(f.sink.Observe(t.Context(), []string{stream}))
 	if lag := f.metric("outbox_group_lag", "group", "g"); lag != -1 {
 		t.Errorf("lag %v, want -1 for unknown", lag)
 	}
@@ -272,7 +272,7 @@ func TestObserveBoundsTheGroups(t *testing.T) {
 	for i := range 80 {
 		f.group(fmt.Sprintf("g%d", i), "0")
 	}
-	f.must(f.sink.Observe(t.Context(), []string{stream}))
+	f.Must(f.sink.Observe(t.Context(), []string{stream}))
 	if n := f.metric("outbox_group_lag", "stream", stream); n != 50 {
 		t.Errorf("%v groups with a lag of one, want 50", n)
 	}
@@ -283,8 +283,8 @@ func TestAKeyOfAnotherKindStopsNoHousekeeping(t *testing.T) {
 	t.Parallel()
 	f := trimming(t, sink.Options{MaxLen: 100}, 50)
 	f.do("SET", "outbox.wrong", "not a stream")
-	f.must(f.sink.Trim(t.Context(), "outbox.wrong"))
-	f.must(f.sink.Observe(t.Context(), []string{"outbox.wrong", stream}))
+	f.Must(f.sink.Trim(t.Context(), "outbox.wrong"))
+	f.Must(f.sink.Observe(t.Context(), []string{"outbox.wrong", stream}))
 	if n := f.metric("outbox_stream_length", "stream", stream); n != 50 {
 		t.Errorf("length %v behind a key of another kind, want 50", n)
 	}

@@ -19,8 +19,8 @@ func TestUnread(t *testing.T) {
 	servers(t, func(t *testing.T, f *fixture, _ bool) {
 		unread := func() (found []string) {
 			t.Helper()
-			list, err := f.sink.Unread(t.Context(), f.source, []string{"missing", "string", stream})
-			f.must(err)
+			list, err := f.sink.Unread(t.Context(), f.Source, []string{"missing", "string", stream})
+			f.Must(err)
 			for _, u := range list {
 				if u.Stream != stream {
 					t.Errorf("%+v", u)
@@ -77,8 +77,8 @@ func TestUnreadOfASharedStream(t *testing.T) {
 		t.Helper()
 		var got []string
 		testenv.Eventually(t, 20*time.Second, func() error { // the stream is new at first
-			list, err := f.sink.Unread(t.Context(), f.source, []string{stream})
-			f.must(err)
+			list, err := f.sink.Unread(t.Context(), f.Source, []string{stream})
+			f.Must(err)
 			got = nil
 			for _, u := range list {
 				if u.Group == "" {
@@ -93,12 +93,12 @@ func TestUnreadOfASharedStream(t *testing.T) {
 		}
 	}
 	b.do("XGROUP", "CREATE", stream, "g", "0", "MKSTREAM")
-	b.wantLast(b.publish(lb, events[0]))
-	if list, err := a.sink.Unread(t.Context(), a.source, []string{stream}); err != nil || len(list) > 0 {
+	b.wantLast(b.Publish(lb, events[0]))
+	if list, err := a.sink.Unread(t.Context(), a.Source, []string{stream}); err != nil || len(list) > 0 {
 		t.Errorf("of one that has published nothing: %+v, %v", list, err)
 	}
-	a.wantLast(a.publish(la, events[1]))
-	b.wantLast(b.publish(lb, events[2]))
+	a.wantLast(a.Publish(la, events[1]))
+	b.wantLast(b.Publish(lb, events[2]))
 	want("nothing is read", a, "g")
 	read := func(n int) (ids []string) {
 		for _, e := range a.client.XReadGroup(t.Context(), &redis.XReadGroupArgs{
@@ -126,7 +126,7 @@ func TestFollow(t *testing.T) {
 		f.do("XGROUP", "CREATE", stream, "h", "0")
 		const fresh = "outbox.fresh"
 		for range 2 {
-			f.must(f.sink.Follow(t.Context(), fresh, []string{"missing", "string", stream}))
+			f.Must(f.sink.Follow(t.Context(), fresh, []string{"missing", "string", stream}))
 		}
 		f.do("XADD", fresh, "*", "a", "b")
 		groups := f.client.XInfoGroups(t.Context(), fresh).Val()
@@ -149,7 +149,7 @@ func TestGroupsOfAStreamThatIsLost(t *testing.T) {
 		list := func(o outbox.Owner) string {
 			t.Helper()
 			groups, err := f.sink.Groups(t.Context(), o, []string{"missing", stream})
-			f.must(err)
+			f.Must(err)
 			return fmt.Sprint(groups)
 		}
 		want := func(what, got, want string) {
@@ -159,16 +159,16 @@ func TestGroupsOfAStreamThatIsLost(t *testing.T) {
 			}
 		}
 		want("no stream", list(o), "map["+stream+":[]]")
-		f.publish(f.lane(o), makeEvent(), makeEvent())
+		f.Publish(f.lane(o), makeEvent(), makeEvent())
 		for _, group := range []string{"g", "no text: \xff", "h", "nor this: \x00"} {
 			f.do("XGROUP", "CREATE", stream, group, "$")
 		}
 		want("a stream", list(o), "map["+stream+":[g h]]")
-		want("another owner", list(f.owner(2)), "map[]")
+		want("another owner", list(f.Owner(2)), "map[]")
 		f.do("XGROUP", "DESTROY", stream, "g")
 		f.do("XTRIM", stream, "MAXLEN", 1)
 		for range 2 {
-			f.must(f.sink.Regroup(t.Context(), stream, []string{"g", "h"}))
+			f.Must(f.sink.Regroup(t.Context(), stream, []string{"g", "h"}))
 		}
 		for _, g := range f.client.XInfoGroups(t.Context(), stream).Val() {
 			if g.Name == "g" && (g.LastDeliveredID != "0-0" || g.EntriesRead != 1 || g.Lag != 1) {
@@ -177,10 +177,10 @@ func TestGroupsOfAStreamThatIsLost(t *testing.T) {
 		}
 		f.do("DEL", stream)
 		want("a stream that is gone", list(o), "map[]")
-		f.must(f.sink.Regroup(t.Context(), stream, []string{"g"}))
+		f.Must(f.sink.Regroup(t.Context(), stream, []string{"g"}))
 		want("one that somebody has made again", list(o), "map[]")
 		f.do("SET", "string", "x")
-		f.must(f.sink.Regroup(t.Context(), "string", []string{"g"}))
+		f.Must(f.sink.Regroup(t.Context(), "string", []string{"g"}))
 	})
 }
 
@@ -188,7 +188,7 @@ func TestGroupsOfAStreamThatIsLost(t *testing.T) {
 func TestSharded(t *testing.T) {
 	servers(t, func(t *testing.T, f *fixture, _ bool) {
 		for range 2 {
-			f.must(f.sink.Sharded(t.Context(), "outbox.order"))
+			f.Must(f.sink.Sharded(t.Context(), "outbox.order"))
 		}
 		if v := f.client.Get(t.Context(), "outbox.order#sharded").Val(); v != "1" {
 			t.Errorf("the mark is %q", v)

@@ -44,7 +44,7 @@ func TestClusterConforms(t *testing.T) {
 			s.tb = each
 			s.start()
 		}
-		f := &fixture{TB: each, server: s, nc: s.client()}
+		f := &fixture{Fixture: sinktest.Fixture{TB: each, Source: source}, server: s, nc: s.client()}
 		each.Cleanup(func() {
 			var list struct{ Streams []string }
 			f.call("STREAM.NAMES", nil, &list)
@@ -56,7 +56,7 @@ func TestClusterConforms(t *testing.T) {
 		o := f.target()
 		o.Restart = nil // the cluster's name stays, and so do the acknowledged events
 		o.Undurable = func() (stream.Sink, func()) {
-			f.must(f.open(jetstream.Options{Replicas: 1}).Regroup(each.Context(), "outbox.order", []string{"g"}))
+			f.Must(f.open(jetstream.Options{Replicas: 1}).Regroup(each.Context(), "outbox.order", []string{"g"}))
 			return f.open(jetstream.Options{Fsync: true}), func() {
 				f.update("outbox.order", map[string]any{"num_replicas": 3})
 			}
@@ -69,7 +69,7 @@ var errLost = errors.New("lost by the test")
 
 // fixture is a server and what tests do to it.
 type fixture struct {
-	testing.TB
+	sinktest.Fixture
 	server *server
 	nc     *natslog.Log
 	faults
@@ -93,14 +93,7 @@ func newCluster(t testing.TB, nodes int, change ...func(n *node)) *fixture {
 		f(&s.nodes[0])
 	}
 	s.start()
-	return &fixture{TB: t, server: s, nc: s.client()}
-}
-
-func (f *fixture) must(err error) {
-	f.Helper()
-	if err != nil {
-		f.Fatal(err)
-	}
+	return &fixture{Fixture: sinktest.Fixture{TB: t, Source: source}, server: s, nc: s.client()}
 }
 
 // open returns a sink of another process.
@@ -161,13 +154,13 @@ func (f *fixture) arrive() {
 	defer f.mu.Unlock()
 	last := len(f.held) - 1
 	for _, m := range f.held[:last] {
-		f.must(f.nc.PublishMsg(m))
+		f.Must(f.nc.PublishMsg(m))
 	}
 	reply, err := f.nc.RequestMsg(f.held[last], time.Second)
 	if errors.Is(err, nats.ErrNoResponders) {
 		return
 	}
-	f.must(err)
+	f.Must(err)
 	f.Logf("a late batch: %s", reply.Data)
 }
 
@@ -179,7 +172,7 @@ func (f *fixture) call(subject string, body map[string]any, out any) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.Context()), 10*time.Second)
 	defer cancel()
-	f.must(f.nc.Ask(ctx, subject, body, out))
+	f.Must(f.nc.Ask(ctx, subject, body, out))
 }
 
 type info struct {
@@ -194,8 +187,8 @@ type info struct {
 func (f *fixture) info(name string) (i info, ok bool) {
 	f.Helper()
 	reply, err := f.nc.Request("$JS.API.STREAM.INFO."+jetstream.StreamName(name), nil, 5*time.Second)
-	f.must(err)
-	f.must(json.Unmarshal(reply.Data, &i))
+	f.Must(err)
+	f.Must(json.Unmarshal(reply.Data, &i))
 	return i, i.Config != nil
 }
 
@@ -221,7 +214,7 @@ func (f *fixture) each(name string, visit func(m *nats.RawStreamMsg)) {
 		if errors.Is(err, nats.ErrMsgNotFound) {
 			continue
 		}
-		f.must(err)
+		f.Must(err)
 		visit(m)
 	}
 }
@@ -265,7 +258,7 @@ func (f *fixture) create(name string, settings map[string]any) {
 
 func (f *fixture) update(name string, change map[string]any) {
 	f.Helper()
-	f.must(f.nc.Set(f.Context(), name, change))
+	f.Must(f.nc.Set(f.Context(), name, change))
 }
 
 func (f *fixture) target() sinktest.Target {
@@ -298,7 +291,7 @@ func (f *fixture) target() sinktest.Target {
 		},
 		Add: func(name string) {
 			_, err := f.nc.Request(jetstream.EventSubject(name, "somebody"), []byte("else"), 5*time.Second)
-			f.must(err)
+			f.Must(err)
 		},
 		// The gate is in the same stream, so what deletes the events alone is a purge of their subjects.
 		Drop: func(name string) { f.purge(name, jetstream.EventsFilter(name)) },
@@ -321,12 +314,12 @@ func (f *fixture) target() sinktest.Target {
 		Read: func(name, group string, n int) {
 			sub, err := f.nc.JS.PullSubscribe(jetstream.EventsFilter(name), jetstream.ConsumerName(group),
 				nats.Bind(jetstream.StreamName(name), jetstream.ConsumerName(group)))
-			f.must(err)
+			f.Must(err)
 			for n > 0 {
 				list, err := sub.Fetch(min(n, 100))
-				f.must(err)
+				f.Must(err)
 				for _, m := range list {
-					f.must(m.AckSync())
+					f.Must(m.AckSync())
 				}
 				n -= len(list)
 			}
@@ -342,15 +335,3 @@ var (
 	streamLane = sinktest.StreamLane
 	ids        = sinktest.IDs
 )
-
-func (f *fixture) owner(epoch int64) outbox.Owner {
-	return outbox.Owner{Source: source, Epoch: epoch, Nonce: sinktest.Nonce()}
-}
-
-// again publishes events of which some are in doubt, and checks how many.
-func (f *fixture) again(l outbox.LanePublisher, suppressed int, events ...*outbox.Record) {
-	f.Helper()
-	if r := f.publish(l, events...); r.Suppressed != suppressed {
-		f.Errorf("%d suppressed, want %d", r.Suppressed, suppressed)
-	}
-}

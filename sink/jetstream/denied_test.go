@@ -18,14 +18,14 @@ func TestDenied(t *testing.T) {
 	f := newCluster(t, 1, func(n *node) { n.Deny = []string{"nothing"} })
 	relay := jetstream.Options{Connection: []nats.Option{nats.UserInfo("relay", "relay")}}
 	s, o, l := f.adopted(1, relay)
-	f.must(s.Adopt(t.Context(), "outbox.user", o, false))
+	f.Must(s.Adopt(t.Context(), "outbox.user", o, false))
 	users := s.Lane("outbox.user", o, streamLane(o))
 	events := makeEvents(20)
-	f.publish(l, events[:2]...)
+	f.Publish(l, events[:2]...)
 	publish := func() error { return second(l.Deliver(events[2:]).Publish(t.Context())) }
 	look := func() error { return second(s.Look(t.Context(), source, []string{order}, nil)) }
 	bind := func() error { return second(s.Bind(t.Context())) }
-	adopt := func() error { return s.Adopt(t.Context(), order, f.owner(2), false) }
+	adopt := func() error { return s.Adopt(t.Context(), order, f.Owner(2), false) }
 	for _, c := range []struct {
 		action, subject, grant string
 		call                   func() error
@@ -50,11 +50,11 @@ func TestDenied(t *testing.T) {
 			t.Errorf("without %s on %q: got %v (alone: %v)", c.action, c.subject, err, outbox.Alone(err))
 		}
 		if c.alone {
-			f.publish(users, makeEvents(1)...)
+			f.Publish(users, makeEvents(1)...)
 		}
 	}
 	f.server.nodes[0].Deny, f.server.nodes[0].Deaf = []string{"nothing"}, nil
 	f.server.restart()
-	f.must(publish())
+	f.Must(publish())
 	f.want(events...)
 }

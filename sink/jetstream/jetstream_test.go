@@ -31,16 +31,9 @@ func (f *fixture) want(events ...*outbox.Record) {
 // adopted returns a sink and a lane of an owner that has the gate.
 func (f *fixture) adopted(epoch int64, o jetstream.Options) (*jetstream.Sink, outbox.Owner, outbox.LanePublisher) {
 	f.Helper()
-	s, owner := f.open(o), f.owner(epoch)
-	f.must(s.Adopt(f.Context(), order, owner, false))
+	s, owner := f.open(o), f.Owner(epoch)
+	f.Must(s.Adopt(f.Context(), order, owner, false))
 	return s, owner, s.Lane(order, owner, streamLane(owner))
-}
-
-func (f *fixture) publish(l outbox.LanePublisher, events ...*outbox.Record) outbox.Receipt {
-	f.Helper()
-	r, err := l.Deliver(events).Publish(f.Context())
-	f.must(err)
-	return r
 }
 
 // TestDeletedStream deletes the JetStream stream, with the gate. Only an adoption makes the gate again. A late batch
@@ -55,7 +48,7 @@ func TestDeletedStream(t *testing.T) {
 		d := l.Deliver(events[:2])
 		wantErr(t, second(d.Publish(t.Context())), errLost)
 		_, err := d.Publish(t.Context())
-		f.must(err)
+		f.Must(err)
 		f.call("STREAM.DELETE."+jetstream.StreamName(order), nil, nil)
 		if remade {
 			f.create(order, nil)
@@ -63,7 +56,7 @@ func TestDeletedStream(t *testing.T) {
 		for what, err := range map[string]error{
 			"publish": second(l.Deliver(events[2:]).Publish(t.Context())),
 			"check":   s.Check(t.Context(), o, []string{order}),
-			"intact":  s.Adopt(t.Context(), order, f.owner(2), true),
+			"intact":  s.Adopt(t.Context(), order, f.Owner(2), true),
 			"settled": s.Settled(t.Context(), o, []outbox.Mark{{Stream: order, Lane: streamLane(o), Number: 1}}),
 		} {
 			t.Log(what)
@@ -72,7 +65,7 @@ func TestDeletedStream(t *testing.T) {
 		_, _, l = f.adopted(1, jetstream.Options{}) // writes the same sequences as the first adoption
 		f.arrive()
 		f.want()
-		f.publish(l, events...)
+		f.Publish(l, events...)
 		f.arrive()
 		f.want(events...)
 	}
@@ -84,25 +77,25 @@ func TestRemadeStream(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	s, _, _ := f.adopted(1, jetstream.Options{})
-	o := f.owner(2)
-	f.must(s.Adopt(t.Context(), order, o, true))
+	o := f.Owner(2)
+	f.Must(s.Adopt(t.Context(), order, o, true))
 	events := makeEvents(2)
-	f.publish(s.Lane(order, o, streamLane(o)), events[0])
+	f.Publish(s.Lane(order, o, streamLane(o)), events[0])
 	f.call("STREAM.DELETE."+jetstream.StreamName(order), nil, nil)
 	_, _, l := f.adopted(3, jetstream.Options{})
-	f.publish(l, events...)
+	f.Publish(l, events...)
 	st := f.look(s, "")
-	if err := s.Adopt(t.Context(), order, f.owner(4), true); !errors.Is(err, outbox.ErrGap) || st.Intact() {
+	if err := s.Adopt(t.Context(), order, f.Owner(4), true); !errors.Is(err, outbox.ErrGap) || st.Intact() {
 		t.Errorf("got the state %+v and %v, want that events are lost, and a gap", st, err)
 	}
-	f.must(s.Adopt(t.Context(), order, f.owner(4), false))
+	f.Must(s.Adopt(t.Context(), order, f.Owner(4), false))
 }
 
 // look returns the state of the stream, of which the table has an entry if noted is not "".
 func (f *fixture) look(s *jetstream.Sink, noted string) outbox.StreamState {
 	f.Helper()
 	states, err := s.Look(f.Context(), source, []string{order}, map[string]string{order: noted})
-	f.must(err)
+	f.Must(err)
 	return states[0]
 }
 
@@ -169,7 +162,7 @@ func (f *fixture) survives(n int32, crash func(publishes func(n int))) {
 			return err
 		}
 		epochs++
-		o := f.owner(epochs)
+		o := f.Owner(epochs)
 		states, err := s.Look(ctx, source, []string{order}, nil)
 		if err != nil {
 			return err
@@ -245,10 +238,10 @@ func TestManyLanes(t *testing.T) {
 					if errors.As(err, new(*outbox.FencedError)) {
 						return
 					}
-					f.must(err)
+					f.Must(err)
 					if rand.IntN(2) == 0 && o.Epoch > 1 {
-						f.must(s.Settled(t.Context(), o, []outbox.Mark{{Stream: order, Lane: l, Number: r.Number}}))
-						f.must(s.Trim(t.Context(), order))
+						f.Must(s.Settled(t.Context(), o, []outbox.Mark{{Stream: order, Lane: l, Number: r.Number}}))
+						f.Must(s.Trim(t.Context(), order))
 					}
 				}
 			})
@@ -284,19 +277,19 @@ func TestTrimKeepsTheGate(t *testing.T) {
 	s, o, l := f.adopted(1, jetstream.Options{MaxLen: 10})
 	idle := outbox.Lane{Part: 5, Claim: 3, Nonce: outbox.Nonce{5}}
 	events := makeEvents(200)
-	f.publish(s.Lane(order, o, idle), makeEvents(1)...)
-	f.must(s.Settled(t.Context(), o, []outbox.Mark{{Stream: order, Lane: idle, Number: 1}}))
+	f.Publish(s.Lane(order, o, idle), makeEvents(1)...)
+	f.Must(s.Settled(t.Context(), o, []outbox.Mark{{Stream: order, Lane: idle, Number: 1}}))
 	for some := range slices.Chunk(events, 10) {
-		l.Settled(f.publish(l, some...).Number)
+		l.Settled(f.Publish(l, some...).Number)
 	}
-	f.must(s.Trim(t.Context(), order))
+	f.Must(s.Trim(t.Context(), order))
 	if i, _ := f.info(order); i.State.First < 100 || len(f.stored(order)) > 40 {
 		t.Errorf("%d events are left, from %d on", len(f.stored(order)), i.State.First)
 	}
-	f.must(s.Check(t.Context(), o, []string{order}))
-	f.must(s.Confirm(t.Context(), o, []outbox.Mark{{Stream: order, Lane: idle, Number: 1}}))
+	f.Must(s.Check(t.Context(), o, []string{order}))
+	f.Must(s.Confirm(t.Context(), o, []outbox.Mark{{Stream: order, Lane: idle, Number: 1}}))
 	more := makeEvents(3)
-	f.publish(l, more[:2]...)
+	f.Publish(l, more[:2]...)
 	again := idle
 	again.Claim--
 	if err := second(s.Lane(order, o, again).Deliver(more).Publish(t.Context())); !errors.As(err,
@@ -304,7 +297,7 @@ func TestTrimKeepsTheGate(t *testing.T) {
 		t.Errorf("got %v, want to be fenced by the idle lane", err)
 	}
 	other, _, l := f.adopted(2, jetstream.Options{})
-	r := f.publish(l, more...)
+	r := f.Publish(l, more...)
 	if r.Suppressed != 2 {
 		t.Errorf("%d suppressed, want the last batch", r.Suppressed)
 	}
@@ -321,10 +314,10 @@ func TestOvertakenPurge(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		f := newFixture(t)
 		s, o, l := f.adopted(1, jetstream.Options{})
-		f.publish(l, makeEvents(2)...)
+		f.Publish(l, makeEvents(2)...)
 		if first {
-			o = f.owner(2)
-			f.must(s.Adopt(t.Context(), order, o, true))
+			o = f.Owner(2)
+			f.Must(s.Adopt(t.Context(), order, o, true))
 			l = s.Lane(order, o, streamLane(o))
 		}
 		var purge sync.Once
@@ -334,7 +327,7 @@ func TestOvertakenPurge(t *testing.T) {
 		})
 		r, err := l.Deliver(makeEvents(2)).Publish(t.Context())
 		if first {
-			f.must(err)
+			f.Must(err)
 			err = s.Confirm(t.Context(), o, []outbox.Mark{{Stream: order, Lane: streamLane(o), Number: r.Number}})
 		} else {
 			f.want()
@@ -370,7 +363,7 @@ func TestRefusals(t *testing.T) {
 		events[poison.Index] = nil
 		d.Skip(nil)
 	}
-	f.must(second(d.Publish(t.Context())))
+	f.Must(second(d.Publish(t.Context())))
 	if n := f.batches.Load() - batches; n > 90 {
 		t.Errorf("%d batches were necessary", n)
 	}
@@ -381,7 +374,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("got %v, want that the stream is sealed", err)
 	}
 	f.call("STREAM.CREATE.OTHER", map[string]any{"name": "OTHER", "subjects": []string{"outbox.user.*"}}, nil)
-	if err := s.Adopt(t.Context(), "outbox.user", f.owner(1), false); !outbox.Alone(err) ||
+	if err := s.Adopt(t.Context(), "outbox.user", f.Owner(1), false); !outbox.Alone(err) ||
 		!strings.Contains(err.Error(), "overlap") {
 		t.Errorf("got %v, want that another stream has the subjects", err)
 	}
@@ -398,7 +391,7 @@ func TestLongSubjects(t *testing.T) {
 		long, large := makeEvents(1), makeEvents(1)
 		long[0].AggregateID = strings.Repeat("a", 390)
 		large[0].Payload = []byte(`"` + strings.Repeat("x", limit-room) + `"`)
-		f.publish(l, long...)
+		f.Publish(l, long...)
 		if _, err := l.Deliver(large).Publish(t.Context()); err != nil && !errors.As(err, new(*outbox.PoisonError)) {
 			t.Fatalf("with %d bytes for headers: %v", room, err)
 		}
@@ -419,8 +412,8 @@ func TestPreparedStream(t *testing.T) {
 		t.Errorf("a stream without allow_direct has %v", tail)
 	}
 	foreign, err := f.nc.Request(jetstream.EventSubject(order, "x"), []byte("of before"), time.Second)
-	f.must(err)
-	if err := s.Adopt(t.Context(), order, f.owner(1), false); !outbox.Alone(err) ||
+	f.Must(err)
+	if err := s.Adopt(t.Context(), order, f.Owner(1), false); !outbox.Alone(err) ||
 		!strings.Contains(err.Error(), "max_age") {
 		t.Errorf("got %v (%s), want that max_age removes the gate", err, foreign.Data)
 	}
@@ -431,7 +424,7 @@ func TestPreparedStream(t *testing.T) {
 	}
 	_, _, l := f.adopted(1, jetstream.Options{})
 	events := makeEvents(3)
-	f.publish(l, events...)
+	f.Publish(l, events...)
 	f.want(events...)
 	i, _ := f.info(order)
 	if c := i.Config; c["description"] != "orders" || c["allow_atomic"] != true {
@@ -510,7 +503,7 @@ func TestMessage(t *testing.T) {
 		ID: uuid.Must(uuid.NewV7()), AggregateType: "order", AggregateID: strings.Repeat("ü", 3000), Type: "x",
 		Payload: []byte("1"),
 	}
-	f.publish(l, e, empty, long)
+	f.Publish(l, e, empty, long)
 	var got []*nats.RawStreamMsg
 	f.each(order, func(m *nats.RawStreamMsg) {
 		if m.Header.Get("ce-id") != "" {
@@ -577,21 +570,21 @@ func TestRecallSurvives(t *testing.T) {
 	f := newFixture(t)
 	_, _, l := f.adopted(1, jetstream.Options{MaxLen: 1})
 	events := makeEvents(30)
-	last := f.publish(l, events...)
+	last := f.Publish(l, events...)
 	i, _ := f.info(order)
 	f.purge(order, i.gate())
 	s, o, l := f.adopted(2, jetstream.Options{MaxLen: 1})
-	f.must(s.Recall(t.Context(), o, order, ids(events[:10]), ""))
-	f.must(s.Recall(t.Context(), o, order, ids(events[10:]), last.Last))
-	if r := f.publish(f.open(jetstream.Options{}).Lane(order, o, streamLane(o)), events[:5]...); r.Suppressed != 5 ||
+	f.Must(s.Recall(t.Context(), o, order, ids(events[:10]), ""))
+	f.Must(s.Recall(t.Context(), o, order, ids(events[10:]), last.Last))
+	if r := f.Publish(f.open(jetstream.Options{}).Lane(order, o, streamLane(o)), events[:5]...); r.Suppressed != 5 ||
 		r.Last != last.Last {
 		t.Errorf("receipt %+v, want five suppressed", r)
 	}
 	wantErr(t, second(l.Deliver(events[5:6]).Publish(t.Context())), outbox.ErrGap)
 	s, o, l = f.adopted(3, jetstream.Options{MaxLen: 1})
-	f.must(s.Trim(t.Context(), order))
-	f.again(l, 30, events...)
-	f.must(s.ForgetDoubt(t.Context(), o, order))
+	f.Must(s.Trim(t.Context(), order))
+	f.Again(l, 30, events...)
+	f.Must(s.ForgetDoubt(t.Context(), o, order))
 	f.want(events[29])
 }
 
@@ -602,10 +595,10 @@ func TestUndurable(t *testing.T) {
 	for n, storage := range []string{"memory", "file"} {
 		name := fmt.Sprint("outbox.", storage)
 		f.create(name, map[string]any{"storage": storage})
-		s, o := f.open(jetstream.Options{Fsync: true}), f.owner(1)
-		f.must(s.Adopt(t.Context(), name, o, false))
+		s, o := f.open(jetstream.Options{Fsync: true}), f.Owner(1)
+		f.Must(s.Adopt(t.Context(), name, o, false))
 		l := s.Lane(name, o, streamLane(o))
-		r := f.publish(l, makeEvents(1)...)
+		r := f.Publish(l, makeEvents(1)...)
 		err := s.Confirm(t.Context(), o, []outbox.Mark{{Stream: name, Lane: streamLane(o), Number: r.Number}})
 		if errors.As(err, new(*jetstream.DurabilityError)) != (n == 0) {
 			t.Errorf("%s: got %v", storage, err)
@@ -641,10 +634,10 @@ func TestInheritedIsReadAlone(t *testing.T) {
 		return s.Lane(order, o, outbox.Lane{Part: 3, Claim: n, Nonce: outbox.Nonce{byte(n)}})
 	}
 	events := makeEvents(1500)
-	f.publish(claim(1), events[0])
-	f.publish(l, events[1:]...)
+	f.Publish(claim(1), events[0])
+	f.Publish(l, events[1:]...)
 	before := d.read.Load()
-	f.again(claim(2), 1, events[0])
+	f.Again(claim(2), 1, events[0])
 	if read := d.read.Load() - before; read > 50<<10 {
 		t.Errorf("%d bytes were read for an event", read)
 	}

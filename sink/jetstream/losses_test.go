@@ -152,7 +152,7 @@ func TestQuorumLost(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		// Without a quorum, Look may still be answered, but every write fails.
-		err := f.open(jetstream.Options{}).Adopt(ctx, "outbox.other", f.owner(1), false)
+		err := f.open(jetstream.Options{}).Adopt(ctx, "outbox.other", f.Owner(1), false)
 		if err == nil || !strings.Contains(err.Error(), "start its nodes") {
 			t.Errorf("got %v, want that nodes are down", err)
 		}

@@ -17,7 +17,7 @@ func shown(f *fixture, reg *prometheus.Registry) map[string]float64 {
 	f.Helper()
 	all := map[string]float64{}
 	families, err := reg.Gather()
-	f.must(err)
+	f.Must(err)
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
 			var labels []string
@@ -42,17 +42,17 @@ func TestMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	s, _, l := f.adopted(1, jetstream.Options{Registerer: reg, MaxLen: 5, TrimForce: true})
 	streams, events := []string{order, "outbox.none"}, makeEvents(43)
-	f.must(s.Regroup(t.Context(), order, []string{"g"}))
-	f.publish(l, events[:3]...)
-	f.publish(l, events[3:]...)
+	f.Must(s.Regroup(t.Context(), order, []string{"g"}))
+	f.Publish(l, events[:3]...)
+	f.Publish(l, events[3:]...)
 	sub, err := f.nc.JS.PullSubscribe(jetstream.EventsFilter(order), "g", nats.Bind(jetstream.StreamName(order), "g"))
-	f.must(err)
+	f.Must(err)
 	list, err := sub.Fetch(10)
-	f.must(err)
+	f.Must(err)
 	for _, m := range list[:4] {
-		f.must(m.AckSync())
+		f.Must(m.AckSync())
 	}
-	f.must(s.Observe(t.Context(), streams))
+	f.Must(s.Observe(t.Context(), streams))
 	got := shown(f, reg)
 	i, _ := f.info(order)
 	want := map[string]float64{
@@ -76,15 +76,15 @@ func TestMetrics(t *testing.T) {
 	if err := second(l.Deliver(poison).Publish(t.Context())); err == nil {
 		t.Error("the poison was published")
 	}
-	o := f.owner(2)
-	f.must(s.Adopt(t.Context(), order, o, true))
+	o := f.Owner(2)
+	f.Must(s.Adopt(t.Context(), order, o, true))
 	l = s.Lane(order, o, streamLane(o))
-	f.publish(l, events[40:]...)
-	l.Settled(f.publish(l, makeEvents(1)...).Number)
-	f.must(s.ForgetDoubt(t.Context(), o, order))
-	f.publish(l, makeEvents(40)...)
-	f.must(s.Trim(t.Context(), order))
-	f.must(s.Observe(t.Context(), streams))
+	f.Publish(l, events[40:]...)
+	l.Settled(f.Publish(l, makeEvents(1)...).Number)
+	f.Must(s.ForgetDoubt(t.Context(), o, order))
+	f.Publish(l, makeEvents(40)...)
+	f.Must(s.Trim(t.Context(), order))
+	f.Must(s.Observe(t.Context(), streams))
 	got = shown(f, reg)
 	left := len(f.stored(order))
 	f.shows(got, map[string]float64{
@@ -105,7 +105,7 @@ func TestMetrics(t *testing.T) {
 	f.server.start()
 
 	f.call("STREAM.DELETE."+jetstream.StreamName(order), nil, nil)
-	f.must(s.Observe(t.Context(), streams))
+	f.Must(s.Observe(t.Context(), streams))
 	for name := range shown(f, reg) {
 		if strings.Contains(name, order) {
 			t.Errorf("%s is that of a deleted stream", name)

@@ -19,7 +19,7 @@ import (
 )
 
 // The program publishes to NATS, and needs no Redis. Each event is in the stream once and in order, through changes of
-// the mode, relays and servers that are killed, and a deleted stream. With that go its consumers: a group is there again
+// the mode, relays and servers that are killed, and a deleted stream. Its consumers go as well: a group is there again
 // before the events are restored, and gets all of them. A consumer that is deleted alone stays deleted.
 func TestRelay(t *testing.T) {
 	t.Parallel()

@@ -33,7 +33,7 @@ func TestDomain(t *testing.T) {
 		t.Errorf("bound to %q, %v", name, err)
 	}
 	events := makeEvents(30)
-	f.publish(l, events...)
+	f.Publish(l, events...)
 	f.want(events...)
 	err := second(s.Look(t.Context(), source, []string{"outbox.user"}, nil))
 	if err == nil || !strings.Contains(err.Error(), denied) {

@@ -17,12 +17,12 @@ func adoptedTwice(f *fixture) {
 	o := f.adopted(5)
 	l := f.lane(o)
 	events := Events(4)
-	f.publish(l, events[:2]...)
-	f.must(f.sink.Adopt(f.Context(), order, o, false))
-	f.must(f.open().Adopt(f.Context(), order, o, true))
-	f.publish(l, events[2:]...)
+	f.Publish(l, events[:2]...)
+	f.Must(f.sink.Adopt(f.Context(), order, o, false))
+	f.Must(f.open().Adopt(f.Context(), order, o, true))
+	f.Publish(l, events[2:]...)
 	f.want(events...)
-	f.must(f.sink.Check(f.Context(), o, []string{order}))
+	f.Must(f.sink.Check(f.Context(), o, []string{order}))
 }
 
 // nextNumber has a second publisher of one lane, which is an error of the caller.
@@ -30,13 +30,13 @@ func nextNumber(f *fixture) {
 	o := f.adopted(1)
 	ahead, behind := f.lane(o), f.lane(o)
 	events := Events(2)
-	f.publish(ahead, events[0])
-	f.gap(f.refusedBy(f.lane(o))) // its number is taken by another event
-	f.publish(ahead, events[1])
+	f.Publish(ahead, events[0])
+	WantGap(f.TB, f.refusedBy(f.lane(o))) // its number is taken by another event
+	f.Publish(ahead, events[1])
 	d := behind.Deliver(Events(1))
 	for range 2 {
 		_, err := d.Publish(f.Context())
-		f.gap(err)
+		WantGap(f.TB, err)
 	}
 	f.want(events...)
 }
@@ -46,41 +46,41 @@ func zombies(f *fixture) {
 	old := f.adopted(5)
 	events := Events(2)
 	before := f.lane(old)
-	f.publish(before, events[0])
+	f.Publish(before, events[0])
 	o := f.adopted(6)
-	f.fenced(6, f.refusedBy(before))
-	for name, zombie := range map[string]outbox.Owner{"epoch": old, "nonce": f.owner(6)} {
+	WantFenced(f.TB, f.refusedBy(before), 6)
+	for name, zombie := range map[string]outbox.Owner{"epoch": old, "nonce": f.Owner(6)} {
 		for call, err := range f.calls(zombie) {
 			f.Log(name, call)
-			f.fenced(6, err)
+			WantFenced(f.TB, err, 6)
 		}
-		f.fenced(6, f.sink.Adopt(f.Context(), order, zombie, false))
+		WantFenced(f.TB, f.sink.Adopt(f.Context(), order, zombie, false), 6)
 	}
 	f.want(events[0])
 	st := f.look("")
 	if st.Epoch != 6 || st.Nonce != o.Nonce.String() || !st.Intact() || !st.Beyond(old) || st.Beyond(o) {
 		f.Errorf("looked at: %+v", st)
 	}
-	f.again(f.lane(o), 1, events...)
+	f.Again(f.lane(o), 1, events...)
 	f.want(events...)
-	f.fenced(6, f.sink.Adopt(f.Context(), order, f.owner(3), false)) // of a database that was restored
+	WantFenced(f.TB, f.sink.Adopt(f.Context(), order, f.Owner(3), false), 6) // of a database that was restored
 }
 
 // early is an owner that the gate does not have yet, or whose stream has no gate.
 func early(f *fixture) {
-	for call, err := range f.calls(f.owner(5)) {
+	for call, err := range f.calls(f.Owner(5)) {
 		f.Log("no gate", call)
-		f.gap(err)
+		WantGap(f.TB, err)
 	}
 	f.adopted(5)
-	for call, err := range f.calls(f.owner(6)) {
+	for call, err := range f.calls(f.Owner(6)) {
 		f.Log("an older gate", call)
-		f.gap(err)
+		WantGap(f.TB, err)
 	}
 	f.want()
-	o := f.owner(5)
-	f.gap(f.sink.Check(f.Context(), o, []string{"outbox.missing"}))
-	f.must(f.sink.Check(f.Context(), o, nil))
+	o := f.Owner(5)
+	WantGap(f.TB, f.sink.Check(f.Context(), o, []string{"outbox.missing"}))
+	f.Must(f.sink.Check(f.Context(), o, nil))
 }
 
 // claims fence the earlier claims of their part, and inherit what these left unsettled.
@@ -88,27 +88,27 @@ func claims(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
 	events := Events(8)
 	five, mine := f.part(o, 5)
-	f.publish(five, events[:2]...)
-	f.publish(five, events[2:4]...)
+	f.Publish(five, events[:2]...)
+	f.Publish(five, events[2:4]...)
 	five.Settled(1)
-	f.publish(five, events[4])
+	f.Publish(five, events[4])
 	for _, claim := range []int64{5, 4} { // the same with another nonce, and an older one
 		l, _ := f.part(o, claim)
-		f.fenced(1, f.refusedBy(l))
+		WantFenced(f.TB, f.refusedBy(l), 1)
 	}
 	six, its := f.part(o, 6)
-	if r := f.publish(six, events[2], events[5]); r.Number != 1 || r.Suppressed != 1 {
+	if r := f.Publish(six, events[2], events[5]); r.Number != 1 || r.Suppressed != 1 {
 		f.Errorf("receipt %+v, want number 1, and one of three inherited events suppressed", r)
 	}
-	f.fenced(1, f.refusedBy(five))
-	f.fenced(1, f.sink.Confirm(ctx, o, mark(mine, 1)))
-	f.must(f.sink.Confirm(ctx, o, mark(its, 1)))
-	f.must(f.sink.ForgetDoubt(ctx, o, order)) // concerns the doubt of adoptions
-	f.publish(f.sink.Lane(order, o, outbox.Lane{Part: 4, Claim: 1, Nonce: Nonce()}), events[6])
-	f.again(six, 1, events[3], events[7])
+	WantFenced(f.TB, f.refusedBy(five), 1)
+	WantFenced(f.TB, f.sink.Confirm(ctx, o, mark(mine, 1)), 1)
+	f.Must(f.sink.Confirm(ctx, o, mark(its, 1)))
+	f.Must(f.sink.ForgetDoubt(ctx, o, order)) // concerns the doubt of adoptions
+	f.Publish(f.sink.Lane(order, o, outbox.Lane{Part: 4, Claim: 1, Nonce: Nonce()}), events[6])
+	f.Again(six, 1, events[3], events[7])
 	f.want(events[0], events[1], events[2], events[3], events[4], events[5], events[6], events[7])
-	f.must(f.sink.Settled(ctx, o, mark(mine, 3))) // reaches what a later claim has inherited: 4
-	f.again(six, 0, events[4])
+	f.Must(f.sink.Settled(ctx, o, mark(mine, 3))) // reaches what a later claim has inherited: 4
+	f.Again(six, 0, events[4])
 }
 
 // follows claims a part again in one session, which reports what is settled of the claim before.
@@ -116,19 +116,19 @@ func follows(f *fixture) {
 	o := f.adopted(1)
 	events := Events(5)
 	first, l := f.part(o, 1)
-	f.publish(first, events[0])
-	f.publish(first, events[1])
-	f.publish(first, events[2])
+	f.Publish(first, events[0])
+	f.Publish(first, events[1])
+	f.Publish(first, events[2])
 	l.Claim = 2
 	second := f.sink.Lane(order, o, l)
 	second.Follows(1, 2)
-	f.again(second, 1, events[2], events[3]) // 0 and 1 are settled
-	f.again(second, 0, events[4], events[0])
+	f.Again(second, 1, events[2], events[3]) // 0 and 1 are settled
+	f.Again(second, 0, events[4], events[0])
 	f.want(append(slices.Clone(events), events[0])...)
 	l.Claim = 3
 	third := f.open().Lane(order, o, l)
 	third.Follows(2, 9) // the gate lacks what this session knows to be settled
-	f.gap(f.refusedBy(third))
+	WantGap(f.TB, f.refusedBy(third))
 }
 
 // twoOwners has owners that publish the whole table until the next one fences them. Each event is there once, in order.
@@ -137,8 +137,8 @@ func twoOwners(f *fixture) {
 	var owners sync.WaitGroup
 	for epoch := int64(1); epoch <= 6; epoch++ {
 		s := f.open()
-		o := f.owner(epoch)
-		f.must(s.Adopt(f.Context(), order, o, false))
+		o := f.Owner(epoch)
+		f.Must(s.Adopt(f.Context(), order, o, false))
 		owners.Go(func() {
 			l := s.Lane(order, o, StreamLane(o))
 			for some := range slices.Chunk(events, 4) {
@@ -160,23 +160,23 @@ func foreign(f *fixture) {
 	o := f.adopted(50)
 	events := Events(2)
 	l := f.lane(o)
-	f.publish(l, events[0])
+	f.Publish(l, events[0])
 	other := outbox.Owner{Source: uuid.New(), Epoch: 60, Nonce: Nonce()}
 	_, looked := f.sink.Look(f.Context(), other.Source, []string{order}, nil)
 	for _, err := range []error{
 		looked, f.sink.Adopt(f.Context(), order, other, false), f.sink.Adopt(f.Context(), order, other, true),
 	} {
 		var foreign *outbox.ForeignError
-		if !errors.As(err, &foreign) || foreign.Stream != order || foreign.Source != f.source.String() {
-			f.Errorf("got %v, want that the stream is %s's", err, f.source)
+		if !errors.As(err, &foreign) || foreign.Stream != order || foreign.Source != f.Source.String() {
+			f.Errorf("got %v, want that the stream is %s's", err, f.Source)
 		}
 	}
 	for call, err := range f.calls(other) {
 		f.Log(call)
-		f.gap(err)
+		WantGap(f.TB, err)
 	}
-	f.must(f.sink.Check(f.Context(), o, []string{order}))
-	f.publish(l, events[1])
+	f.Must(f.sink.Check(f.Context(), o, []string{order}))
+	f.Publish(l, events[1])
 	f.want(events...)
 }
 
@@ -186,63 +186,63 @@ func doubt(f *fixture) {
 	s := f.lane(o)
 	p, _ := f.part(o, 7)
 	events := Events(10)
-	f.publish(s, events[:3]...)
-	f.publish(p, events[3:6]...)
-	settled := f.publish(s, events[6:8]...)
-	f.must(f.sink.Settled(f.Context(), o, mark(StreamLane(o), settled.Number)))
-	last := f.publish(s, events[8])
+	f.Publish(s, events[:3]...)
+	f.Publish(p, events[3:6]...)
+	settled := f.Publish(s, events[6:8]...)
+	f.Must(f.sink.Settled(f.Context(), o, mark(StreamLane(o), settled.Number)))
+	last := f.Publish(s, events[8])
 
 	s = f.lane(f.adopted(2))
-	r := f.publish(s, events[3], events[4], events[5], events[8])
+	r := f.Publish(s, events[3], events[4], events[5], events[8])
 	if r.Suppressed != 4 || r.Last != last.Last {
 		f.Errorf("receipt %+v, want 4 suppressed and the last entry %s", r, last.Last)
 	}
 	f.want(events[:9]...)
-	f.again(s, 0, events[9], events[3], events[0]) // once, and settled ones never
+	f.Again(s, 0, events[9], events[3], events[0]) // once, and settled ones never
 	f.want(append(slices.Clone(events), events[3], events[0])...)
 }
 
 func doubtLasts(f *fixture) {
 	events := Events(700)
-	f.publish(f.lane(f.adopted(1)), events...)
+	f.Publish(f.lane(f.adopted(1)), events...)
 	var o outbox.Owner
 	for epoch := int64(2); epoch <= 4; epoch++ { // a half is suppressed and unsettled again, the other is not touched
 		o = f.adopted(epoch)
-		f.again(f.lane(o), 350, events[:350]...)
+		f.Again(f.lane(o), 350, events[:350]...)
 	}
 	f.want(events...)
 	o = f.adopted(5)
 	for range 2 {
-		f.must(f.sink.ForgetDoubt(f.Context(), o, order))
+		f.Must(f.sink.ForgetDoubt(f.Context(), o, order))
 	}
-	f.again(f.lane(o), 0, events[0])
+	f.Again(f.lane(o), 0, events[0])
 	f.want(append(slices.Clone(events), events[0])...)
 }
 
 // confirmed is the barrier before a mark.
 func confirmed(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
-	f.gap(f.sink.Confirm(ctx, o, mark(StreamLane(o), 1)))
-	f.must(f.sink.Confirm(ctx, o, mark(StreamLane(o), 0)))
-	f.publish(f.lane(o), Events(1)...)
+	WantGap(f.TB, f.sink.Confirm(ctx, o, mark(StreamLane(o), 1)))
+	f.Must(f.sink.Confirm(ctx, o, mark(StreamLane(o), 0)))
+	f.Publish(f.lane(o), Events(1)...)
 	l, five := f.part(o, 5)
-	f.publish(l, Events(1)...)
+	f.Publish(l, Events(1)...)
 	both := func(l outbox.Lane, n int64) []outbox.Mark { return append(mark(StreamLane(o), 1), mark(l, n)...) }
 	lane := func(part int, claim int64) outbox.Lane { return outbox.Lane{Part: part, Claim: claim, Nonce: Nonce()} }
-	f.must(f.sink.Confirm(ctx, o, nil))
-	f.must(f.sink.Confirm(ctx, o, both(five, 1)))
+	f.Must(f.sink.Confirm(ctx, o, nil))
+	f.Must(f.sink.Confirm(ctx, o, both(five, 1)))
 	for what, marks := range map[string][]outbox.Mark{
 		"a later batch": both(five, 2), "a part without a claim": both(lane(7, 1), 1),
 		"a later claim":           both(lane(3, 6), 1),
 		"a stream without a gate": append(both(five, 1), outbox.Mark{Stream: "outbox.other", Lane: five, Number: 1}),
 	} {
 		f.Log(what)
-		f.gap(f.sink.Confirm(ctx, o, marks))
+		WantGap(f.TB, f.sink.Confirm(ctx, o, marks))
 	}
-	f.fenced(1, f.sink.Confirm(ctx, o, both(lane(3, 5), 1))) // of another session
-	f.fenced(1, f.sink.Confirm(ctx, o, both(lane(3, 4), 1)))
+	WantFenced(f.TB, f.sink.Confirm(ctx, o, both(lane(3, 5), 1)), 1) // of another session
+	WantFenced(f.TB, f.sink.Confirm(ctx, o, both(lane(3, 4), 1)), 1)
 	for range 2 { // a lost report only costs memory; what is not published is not settled by it
-		f.must(f.sink.Settled(ctx, o, both(five, 9)))
+		f.Must(f.sink.Settled(ctx, o, both(five, 9)))
 	}
 }
 
@@ -251,8 +251,8 @@ func signs(f *fixture) {
 	alive := func(s stream.Servers, id, server string, before *outbox.Sign) *outbox.Sign {
 		f.Helper()
 		m := outbox.Member{ID: id, Server: server, Holder: "of " + id}
-		other, err := s.Alive(f.Context(), f.source, m, before)
-		f.must(err)
+		other, err := s.Alive(f.Context(), f.Source, m, before)
+		f.Must(err)
 		return other
 	}
 	another := f.open()

@@ -14,32 +14,32 @@ func lostGate(f *fixture, drop func(stream string), dropGate func(stream string,
 	o := f.adopted(1)
 	l := f.lane(o)
 	events := Events(3)
-	r := f.publish(l, events[:2]...)
-	f.must(f.sink.Confirm(f.Context(), o, mark(StreamLane(o), r.Number)))
+	r := f.Publish(l, events[:2]...)
+	f.Must(f.sink.Confirm(f.Context(), o, mark(StreamLane(o), r.Number)))
 	if drop != nil {
 		drop(order)
 	}
-	dropGate(order, f.source)
+	dropGate(order, f.Source)
 	if st := f.look(""); st.Gate || st.Intact() || drop == nil && (!st.Behind || st.Last != r.Last) {
 		f.Errorf("looked at: %+v", st)
 	}
 	for call, err := range f.calls(o) {
 		f.Log(call)
-		f.gap(err)
+		WantGap(f.TB, err)
 	}
 	d := l.Deliver(events[2:])
 	for range 2 {
 		_, err := d.Publish(f.Context())
-		f.gap(err)
+		WantGap(f.TB, err)
 	}
-	f.gap(f.sink.Adopt(f.Context(), order, f.owner(2), true))
+	WantGap(f.TB, f.sink.Adopt(f.Context(), order, f.Owner(2), true))
 	if drop != nil {
 		f.want()
-		f.again(f.lane(f.adopted(2)), 0, events...)
+		f.Again(f.lane(f.adopted(2)), 0, events...)
 	} else {
 		o = f.adopted(2)
-		f.must(f.sink.Recall(f.Context(), o, order, IDs(events[:2]), r.Last))
-		f.again(f.lane(o), 2, events...)
+		f.Must(f.sink.Recall(f.Context(), o, order, IDs(events[:2]), r.Last))
+		f.Again(f.lane(o), 2, events...)
 	}
 	f.want(events...)
 }
@@ -50,28 +50,28 @@ func olderGate(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
 	l := f.lane(o)
 	events := Events(3)
-	first := f.publish(l, events[0])
-	restore := f.SaveGate(order, f.source)
-	r := f.publish(l, events[1:]...)
-	f.must(f.sink.Confirm(ctx, o, mark(StreamLane(o), r.Number)))
+	first := f.Publish(l, events[0])
+	restore := f.SaveGate(order, f.Source)
+	r := f.Publish(l, events[1:]...)
+	f.Must(f.sink.Confirm(ctx, o, mark(StreamLane(o), r.Number)))
 	publisher := f.sink
 	f.sink = f.open() // from now on, what has only looked
 	if st := f.look(""); !st.Intact() || st.Missing != 0 {
 		f.Fatalf("looked at %+v, want it intact", st)
 	}
 	restore()
-	f.gap(publisher.Confirm(ctx, o, mark(StreamLane(o), r.Number)))
-	f.gap(f.refusedBy(l))
-	f.gap(f.refusedBy(publisher.Lane(order, o, outbox.Lane{Part: 3, Claim: 1, Nonce: Nonce()})))
-	f.gap(f.sink.Adopt(ctx, order, f.owner(2), true))
+	WantGap(f.TB, publisher.Confirm(ctx, o, mark(StreamLane(o), r.Number)))
+	WantGap(f.TB, f.refusedBy(l))
+	WantGap(f.TB, f.refusedBy(publisher.Lane(order, o, outbox.Lane{Part: 3, Claim: 1, Nonce: Nonce()})))
+	WantGap(f.TB, f.sink.Adopt(ctx, order, f.Owner(2), true))
 	if st := f.look(""); !st.Behind || st.Missing != 2 || st.Last != first.Last {
 		f.Errorf("looked at %+v, want it behind, with 2 missing", st)
 	}
 	o = f.adopted(3) // of one that knows, and compares
-	f.must(f.sink.Recall(ctx, o, order, IDs(events[1:]), r.Last))
-	f.again(f.lane(o), 3, events...)
+	f.Must(f.sink.Recall(ctx, o, order, IDs(events[1:]), r.Last))
+	f.Again(f.lane(o), 3, events...)
 	f.want(events...)
-	f.must(f.sink.Adopt(ctx, order, f.owner(4), true))
+	f.Must(f.sink.Adopt(ctx, order, f.Owner(4), true))
 }
 
 // lostStream deletes the stream and leaves the gate; remake may make the stream again. Nothing is in doubt then.
@@ -79,13 +79,13 @@ func lostStream(f *fixture, remake func()) {
 	ctx, o := f.Context(), f.adopted(1)
 	l := f.lane(o)
 	events := Events(4)
-	f.publish(l, events[:3]...)
-	f.must(f.sink.Check(ctx, o, []string{order}))
+	f.Publish(l, events[:3]...)
+	f.Must(f.sink.Check(ctx, o, []string{order}))
 	f.Drop(order)
 	remake()
-	f.gap(f.sink.Check(ctx, o, []string{order}))
-	f.gap(f.refusedBy(l))
-	f.gap(f.sink.Adopt(ctx, order, f.owner(2), true))
+	WantGap(f.TB, f.sink.Check(ctx, o, []string{order}))
+	WantGap(f.TB, f.refusedBy(l))
+	WantGap(f.TB, f.sink.Adopt(ctx, order, f.Owner(2), true))
 	if st := f.look(""); !st.Gate || !st.Forgot || st.Last != "" {
 		f.Errorf("looked at: %+v", st)
 	}
@@ -93,7 +93,7 @@ func lostStream(f *fixture, remake func()) {
 	if st := f.look(""); !st.Gate || st.Forgot {
 		f.Errorf("noticed again: %+v", st)
 	}
-	f.again(l, 0, events...)
+	f.Again(l, 0, events...)
 	f.want(events...)
 }
 
@@ -104,14 +104,14 @@ func wentBack(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
 	l := f.lane(o)
 	events := Events(6)
-	early := f.publish(l, events[:3]...)
+	early := f.Publish(l, events[:3]...)
 	restore := f.Save()
-	last := f.publish(l, events[3:5]...)
-	f.must(f.sink.Confirm(ctx, o, mark(StreamLane(o), last.Number)))
+	last := f.Publish(l, events[3:5]...)
+	f.Must(f.sink.Confirm(ctx, o, mark(StreamLane(o), last.Number)))
 	l.Settled(last.Number)
 	restore()
-	f.gap(f.sink.Confirm(ctx, o, mark(StreamLane(o), last.Number)))
-	f.gap(f.refusedBy(l))
+	WantGap(f.TB, f.sink.Confirm(ctx, o, mark(StreamLane(o), last.Number)))
+	WantGap(f.TB, f.refusedBy(l))
 	f.want(events[:3]...)
 	f.sink = f.open()
 	if st := f.look(last.Last); !st.Forgot || st.Intact() || st.Last != early.Last {
@@ -122,7 +122,7 @@ func wentBack(f *fixture) {
 	}
 	o = f.adopted(2)
 	tail, err := f.sink.Tail(ctx, order, "")
-	f.must(err)
+	f.Must(err)
 	var there []uuid.UUID
 	for _, e := range tail {
 		there = append(there, e.ID)
@@ -130,20 +130,20 @@ func wentBack(f *fixture) {
 	if !slices.Equal(there, IDs(events[:3])) {
 		f.Errorf("the tail is %v, want %v", there, IDs(events[:3]))
 	}
-	f.must(f.sink.Recall(ctx, o, order, there, early.Last))
+	f.Must(f.sink.Recall(ctx, o, order, there, early.Last))
 	restored := outbox.Lane{Part: outbox.RestoreLane, Nonce: o.Nonce}
 	f.Lose(1, true)
 	r, _ := f.retry(f.sink.Lane(order, o, restored).Deliver(events[3:5]))
-	f.must(f.sink.Confirm(ctx, o, mark(restored, r.Number)))
-	f.must(f.sink.Settled(ctx, o, mark(restored, r.Number)))
-	f.again(f.lane(o), 3, events[0], events[1], events[2], events[5])
+	f.Must(f.sink.Confirm(ctx, o, mark(restored, r.Number)))
+	f.Must(f.sink.Settled(ctx, o, mark(restored, r.Number)))
+	f.Again(f.lane(o), 3, events[0], events[1], events[2], events[5])
 	f.want(events...)
 }
 
 // tableBack has a table that lacks an entry which is settled. If it lacks an unsettled one, the relay was killed.
 func tableBack(f *fixture) {
 	l := f.lane(f.adopted(1))
-	noted := f.publish(l, Events(2)...).Last
+	noted := f.Publish(l, Events(2)...).Last
 	unknown := func(want bool) {
 		f.Helper()
 		if st := f.look(noted); st.Unknown != want {
@@ -151,10 +151,10 @@ func tableBack(f *fixture) {
 		}
 	}
 	unknown(false)
-	settled := f.publish(l, Events(2)...)
+	settled := f.Publish(l, Events(2)...)
 	unknown(false)
 	l.Settled(settled.Number)
-	f.publish(l, Events(2)...) // reports it
+	f.Publish(l, Events(2)...) // reports it
 	unknown(true)
 	noted = settled.Last
 	unknown(false)
@@ -165,15 +165,15 @@ func tableBack(f *fixture) {
 // recalledGone recalls an event that has gone since it was seen.
 func recalledGone(f *fixture) {
 	events := Events(1)
-	r := f.publish(f.lane(f.adopted(1)), events...)
+	r := f.Publish(f.lane(f.adopted(1)), events...)
 	f.Drop(order)
 	o := f.adopted(2)
-	f.must(f.sink.Recall(f.Context(), o, order, IDs(events), r.Last))
+	f.Must(f.sink.Recall(f.Context(), o, order, IDs(events), r.Last))
 	for range 2 {
 		_, err := f.lane(o).Deliver(events).Publish(f.Context())
-		f.gap(err)
+		WantGap(f.TB, err)
 	}
-	f.again(f.lane(f.adopted(3)), 0, events...)
+	f.Again(f.lane(f.adopted(3)), 0, events...)
 	f.want(events...)
 }
 
@@ -182,11 +182,11 @@ func restarted(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
 	l := f.lane(o)
 	events := Events(3)
-	f.publish(l, events[:2]...)
+	f.Publish(l, events[:2]...)
 	server, err := f.sink.Bind(ctx)
-	f.must(err)
+	f.Must(err)
 	other, err := f.open().Bind(ctx)
-	if f.must(err); server == "" || other != server {
+	if f.Must(err); server == "" || other != server {
 		f.Errorf("the server is %q, and %q for another process", server, other)
 	}
 	f.Restart()
@@ -198,7 +198,7 @@ func restarted(f *fixture) {
 	}
 	for call, err := range map[string]error{
 		"publish": err, "check": f.sink.Check(ctx, o, []string{order}),
-		"adopt": f.sink.Adopt(ctx, order, f.owner(2), false),
+		"adopt": f.sink.Adopt(ctx, order, f.Owner(2), false),
 	} {
 		if !errors.Is(err, outbox.ErrMoved) {
 			f.Errorf("%s: got %v, want that the server is another one", call, err)
@@ -209,7 +209,7 @@ func restarted(f *fixture) {
 		f.Errorf("the server is %q, %v, and was %q", again, err, server)
 	}
 	o = f.adopted(2)
-	f.again(f.lane(o), 2, events...)
+	f.Again(f.lane(o), 2, events...)
 	f.Restart()
 	f.sink.Release()
 	for range 100 {
@@ -217,6 +217,6 @@ func restarted(f *fixture) {
 			break
 		}
 	}
-	f.must(err)
+	f.Must(err)
 	f.want(events...)
 }

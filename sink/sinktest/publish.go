@@ -13,17 +13,17 @@ import (
 func inOrder(f *fixture) {
 	l := f.lane(f.adopted(1))
 	events := Events(1500)
-	first := f.publish(l, events[:2]...)
-	second := f.publish(l, events[2:]...)
+	first := f.Publish(l, events[:2]...)
+	second := f.Publish(l, events[2:]...)
 	if second.Number <= first.Number || outbox.CompareIDs(second.Last, first.Last) <= 0 {
 		f.Errorf("receipts %+v, %+v; want a higher number and a later entry", first, second)
 	}
-	if r := f.publish(l); r.Number != second.Number {
+	if r := f.Publish(l); r.Number != second.Number {
 		f.Errorf("receipt of nothing: %+v", r)
 	}
 	f.want(events...)
 	tail, err := f.sink.Tail(f.Context(), order, first.Last)
-	f.must(err)
+	f.Must(err)
 	var got []*outbox.Record
 	for _, e := range tail {
 		got = append(got, &outbox.Record{ID: e.ID})
@@ -57,7 +57,7 @@ func lost(f *fixture) {
 		f.Error("a lost reply is no error")
 	}
 	all = append(all, events...)
-	f.again(f.lane(f.adopted(2)), len(all), all...)
+	f.Again(f.lane(f.adopted(2)), len(all), all...)
 	f.want(all...)
 }
 
@@ -75,16 +75,16 @@ func late(f *fixture) {
 	_, _ = f.retry(d)
 	arrive()
 	f.want(events[:2]...)
-	f.publish(l, events[2])
+	f.Publish(l, events[2])
 	arrive()
 	f.want(events[:3]...)
 	l = f.lane(f.adopted(2))
 	arrive()
-	f.again(l, 3, events...)
+	f.Again(l, 3, events...)
 	arrive()
 	f.want(events...)
-	f.must(f.sink.Check(f.Context(), f.adopted(3), []string{order}))
-	f.DropGate(order, f.source)
+	f.Must(f.sink.Check(f.Context(), f.adopted(3), []string{order}))
+	f.DropGate(order, f.Source)
 	arrive()
 	f.want(events...)
 	f.Drop(order)
@@ -111,7 +111,7 @@ func half(f *fixture) {
 		if adopt {
 			l = f.lane(f.adopted(3))
 			lift()
-			f.again(l, 3, events...)
+			f.Again(l, 3, events...)
 		} else {
 			lift()
 			if r, err := d.Publish(f.Context()); err != nil || r.Number != 1 {
@@ -159,7 +159,7 @@ func poison(f *fixture) {
 	rest := []*outbox.Record{events[0], events[1], events[3], events[5], events[6], events[8]}
 	f.want(rest...)
 	next := Events(2)
-	f.publish(l, next...)
+	f.Publish(l, next...)
 	f.want(append(rest, next...)...)
 }
 
@@ -167,10 +167,10 @@ func poison(f *fixture) {
 func refused(f *fixture) {
 	const other = "outbox.user"
 	o := f.adopted(1)
-	f.must(f.sink.Adopt(f.Context(), other, o, false))
+	f.Must(f.sink.Adopt(f.Context(), other, o, false))
 	l, second := f.lane(o), f.sink.Lane(other, o, StreamLane(o))
 	events, others := Events(4), Events(6)
-	f.publish(l, events[:2]...)
+	f.Publish(l, events[:2]...)
 	lift := f.Refuse(order)
 	d := l.Deliver(events[2:])
 	for i := range 3 {
@@ -179,10 +179,10 @@ func refused(f *fixture) {
 		if all := errors.As(err, &poison) && poison.All; !all && !outbox.Alone(err) {
 			f.Fatalf("got %v, want the stream to refuse everything", err)
 		}
-		f.publish(second, others[2*i:2*i+2]...)
-		f.must(f.sink.Check(f.Context(), o, []string{other}))
+		f.Publish(second, others[2*i:2*i+2]...)
+		f.Must(f.sink.Check(f.Context(), o, []string{other}))
 		marks := []outbox.Mark{{Stream: other, Lane: StreamLane(o), Number: int64(i + 1)}}
-		f.must(f.sink.Confirm(f.Context(), o, marks))
+		f.Must(f.sink.Confirm(f.Context(), o, marks))
 	}
 	lift()
 	_, _ = f.retry(d)
@@ -196,21 +196,21 @@ func trimmed(f *fixture) {
 	o := f.adopted(1)
 	l := f.lane(o)
 	events := Events(300)
-	f.must(f.sink.Regroup(f.Context(), order, []string{"g"}))
-	r := f.publish(l, events...)
-	f.must(f.sink.Settled(f.Context(), o, mark(StreamLane(o), r.Number)))
+	f.Must(f.sink.Regroup(f.Context(), order, []string{"g"}))
+	r := f.Publish(l, events...)
+	f.Must(f.sink.Settled(f.Context(), o, mark(StreamLane(o), r.Number)))
 	for _, c := range []struct{ read, least, most int }{{0, 300, 300}, {100, 200, 299}, {200, 1, 100}} {
 		if c.read > 0 {
 			f.Read(order, "g", c.read)
 		}
-		f.must(f.sink.Trim(f.Context(), order))
+		f.Must(f.sink.Trim(f.Context(), order))
 		got := f.Stored(order)
 		if len(got) < c.least || len(got) > c.most || !slices.Equal(got, IDs(events[300-len(got):])) {
 			f.Errorf("%d more are read: %d left, want %d to %d, the youngest", c.read, len(got), c.least, c.most)
 		}
-		f.must(f.sink.Check(f.Context(), o, []string{order}))
+		f.Must(f.sink.Check(f.Context(), o, []string{order}))
 	}
-	f.publish(l, Events(1)...)
+	f.Publish(l, Events(1)...)
 	if st := f.look(""); !st.Intact() {
 		f.Errorf("trimmed: %+v", st)
 	}
@@ -221,12 +221,12 @@ func undurable(f *fixture) {
 	s, lift := f.Undurable()
 	f.sink = s
 	o := f.adopted(1)
-	f.publish(f.lane(o), Events(1)...)
+	f.Publish(f.lane(o), Events(1)...)
 	err := confirmWithin(f, s, o)
 	if err == nil || errors.Is(err, outbox.ErrGap) || errors.As(err, new(*outbox.FencedError)) {
 		f.Errorf("got %v, want that the durability was not reached", err)
 	}
-	f.fenced(1, confirmWithin(f, s, f.owner(1)))
+	WantFenced(f.TB, confirmWithin(f, s, f.Owner(1)), 1)
 	lift()
 	for range 100 {
 		if err = confirmWithin(f, s, o); err == nil {
@@ -239,7 +239,7 @@ func undurable(f *fixture) {
 // groups lists the groups of a stream, for its owner, while it has lost nothing.
 func groups(f *fixture) {
 	ctx, o := f.Context(), f.adopted(1)
-	f.publish(f.lane(o), Events(1)...)
+	f.Publish(f.lane(o), Events(1)...)
 	want := func(what string, o outbox.Owner, want ...string) {
 		f.Helper()
 		list, err := f.sink.Groups(ctx, o, []string{order})
@@ -250,20 +250,20 @@ func groups(f *fixture) {
 		}
 	}
 	for range 2 {
-		f.must(f.sink.Regroup(ctx, order, []string{"g", "h"}))
+		f.Must(f.sink.Regroup(ctx, order, []string{"g", "h"}))
 		want("made", o, "g", "h")
 	}
-	want("another owner", f.owner(2))
+	want("another owner", f.Owner(2))
 	f.Drop(order)
 	want("deleted", o)
-	f.must(f.sink.Regroup(ctx, order, []string{"g", "h"}))
+	f.Must(f.sink.Regroup(ctx, order, []string{"g", "h"}))
 	want("made again", o)
 	want("adopted", f.adopted(2), "g", "h")
 	const fresh = "outbox.fresh"
 	for range 2 {
-		f.must(f.sink.Follow(ctx, fresh, []string{"outbox.missing", order}))
+		f.Must(f.sink.Follow(ctx, fresh, []string{"outbox.missing", order}))
 	}
-	f.must(f.sink.Adopt(ctx, fresh, o, false))
+	f.Must(f.sink.Adopt(ctx, fresh, o, false))
 	list, err := f.sink.Groups(ctx, o, []string{fresh})
 	if slices.Sort(list[fresh]); err != nil || !slices.Equal(list[fresh], []string{"g", "h"}) {
 		f.Errorf("a stream that follows has %v, %v", list, err)

@@ -89,7 +89,7 @@ func Run(t *testing.T, open func(t *testing.T) Target) {
 		{"the gate goes back", olderGate, nil},
 		{"a stream is deleted", func(f *fixture) { lostStream(f, func() {}) }, nil},
 		{"a stream is deleted and a reader makes it", func(f *fixture) {
-			lostStream(f, func() { f.must(f.sink.Regroup(f.Context(), order, []string{"g"})) })
+			lostStream(f, func() { f.Must(f.sink.Regroup(f.Context(), order, []string{"g"})) })
 		}, nil},
 		{"a stream is deleted and another program makes it", func(f *fixture) {
 			lostStream(f, func() { f.Add(order) })
@@ -112,10 +112,62 @@ func Run(t *testing.T, open func(t *testing.T) Target) {
 			if c.needs != nil && !c.needs(o) {
 				t.Skip("the target has nothing like it")
 			}
-			f := &fixture{TB: t, Target: o, source: uuid.New()}
+			f := &fixture{Fixture: Fixture{t, uuid.New()}, Target: o}
 			f.sink = f.open()
 			c.test(f)
 		})
+	}
+}
+
+// Fixture is a test and its database.
+type Fixture struct {
+	testing.TB
+	Source uuid.UUID
+}
+
+// Must fails the test on an error.
+func (f Fixture) Must(err error) {
+	f.Helper()
+	if err != nil {
+		f.Fatal(err)
+	}
+}
+
+// Owner returns an owner that has not adopted.
+func (f Fixture) Owner(epoch int64) outbox.Owner {
+	return outbox.Owner{Source: f.Source, Epoch: epoch, Nonce: Nonce()}
+}
+
+// Publish publishes events in one attempt.
+func (f Fixture) Publish(l outbox.LanePublisher, events ...*outbox.Record) outbox.Receipt {
+	f.Helper()
+	r, err := l.Deliver(events).Publish(f.Context())
+	f.Must(err)
+	return r
+}
+
+// Again publishes events of which some are in doubt, and checks how many.
+func (f Fixture) Again(l outbox.LanePublisher, suppressed int, events ...*outbox.Record) {
+	f.Helper()
+	if r := f.Publish(l, events...); r.Suppressed != suppressed {
+		f.Errorf("%d events were suppressed, want %d", r.Suppressed, suppressed)
+	}
+}
+
+// WantFenced checks the error of an owner that an epoch has fenced.
+func WantFenced(tb testing.TB, err error, epoch int64) {
+	tb.Helper()
+	var fenced *outbox.FencedError
+	if !errors.As(err, &fenced) || fenced.Stream != order || fenced.Epoch != epoch {
+		tb.Errorf("got %v, want to be fenced by epoch %d of %s", err, epoch, order)
+	}
+}
+
+// WantGap checks the error of a call that only an adoption can answer.
+func WantGap(tb testing.TB, err error) {
+	tb.Helper()
+	if !errors.Is(err, outbox.ErrGap) {
+		tb.Errorf("got %v, want a gap", err)
 	}
 }
 
@@ -124,10 +176,9 @@ const order = "outbox.order"
 
 // fixture is a target and a sink on it.
 type fixture struct {
-	testing.TB
+	Fixture
 	Target
-	sink   stream.Sink
-	source uuid.UUID
+	sink stream.Sink
 }
 
 // open opens another sink, and binds it.
@@ -135,26 +186,15 @@ func (f *fixture) open() stream.Sink {
 	f.Helper()
 	s := f.Open()
 	_, err := s.Bind(f.Context())
-	f.must(err)
+	f.Must(err)
 	return s
-}
-
-func (f *fixture) must(err error) {
-	f.Helper()
-	if err != nil {
-		f.Fatal(err)
-	}
-}
-
-func (f *fixture) owner(epoch int64) outbox.Owner {
-	return outbox.Owner{Source: f.source, Epoch: epoch, Nonce: Nonce()}
 }
 
 // adopted is a new owner that has raised the gate.
 func (f *fixture) adopted(epoch int64) outbox.Owner {
 	f.Helper()
-	o := f.owner(epoch)
-	f.must(f.sink.Adopt(f.Context(), order, o, false))
+	o := f.Owner(epoch)
+	f.Must(f.sink.Adopt(f.Context(), order, o, false))
 	return o
 }
 
@@ -166,22 +206,6 @@ func (f *fixture) lane(o outbox.Owner) outbox.LanePublisher {
 func (f *fixture) part(o outbox.Owner, claim int64) (outbox.LanePublisher, outbox.Lane) {
 	l := outbox.Lane{Part: 3, Claim: claim, Nonce: Nonce()}
 	return f.sink.Lane(order, o, l), l
-}
-
-// publish publishes events in one attempt.
-func (f *fixture) publish(l outbox.LanePublisher, events ...*outbox.Record) outbox.Receipt {
-	f.Helper()
-	r, err := l.Deliver(events).Publish(f.Context())
-	f.must(err)
-	return r
-}
-
-// again publishes events of which some are in doubt, and checks how many.
-func (f *fixture) again(l outbox.LanePublisher, suppressed int, events ...*outbox.Record) {
-	f.Helper()
-	if r := f.publish(l, events...); r.Suppressed != suppressed {
-		f.Errorf("%d events were suppressed, want %d", r.Suppressed, suppressed)
-	}
 }
 
 // retry repeats a delivery until it is complete, and returns the last error before.
@@ -225,25 +249,9 @@ func (f *fixture) look(noted string) outbox.StreamState {
 	if noted != "" {
 		table[order] = noted
 	}
-	states, err := f.sink.Look(f.Context(), f.source, []string{order}, table)
-	f.must(err)
+	states, err := f.sink.Look(f.Context(), f.Source, []string{order}, table)
+	f.Must(err)
 	return states[0]
-}
-
-// fenced and gap check an error.
-func (f *fixture) fenced(epoch int64, err error) {
-	f.Helper()
-	var fenced *outbox.FencedError
-	if !errors.As(err, &fenced) || fenced.Stream != order || fenced.Epoch != epoch {
-		f.Errorf("got %v, want to be fenced by epoch %d of %s", err, epoch, order)
-	}
-}
-
-func (f *fixture) gap(err error) {
-	f.Helper()
-	if !errors.Is(err, outbox.ErrGap) {
-		f.Errorf("got %v, want a gap", err)
-	}
 }
 
 // calls are all calls of an owner that gates judge, by name. They have no effect if they are refused.
