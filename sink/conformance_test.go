@@ -50,15 +50,8 @@ func target(t *testing.T, start func(testing.TB, ...string) *testenv.RedisServer
 	gate := func(name string, source uuid.UUID) string { return "{" + name + "}:gate:" + source.String() }
 	return sinktest.Target{
 		Open: func() port.Sink { return open(sink.Options{MaxLen: 20}) },
-		Stored: func(name string) (ids []uuid.UUID) {
-			entries, err := f.server.Client.XRange(t.Context(), name, "-", "+").Result()
-			f.Must(err)
-			for _, e := range entries {
-				if id, err := uuid.Parse(fmt.Sprint(e.Values["id"])); err == nil {
-					ids = append(ids, id)
-				}
-			}
-			return ids
+		Stored: func(name string) []uuid.UUID {
+			return slices.DeleteFunc(f.stored(name), func(id uuid.UUID) bool { return id == uuid.Nil })
 		},
 		Lose: func(n int, arrive bool) {
 			if arrive {

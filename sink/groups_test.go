@@ -100,9 +100,7 @@ func TestGroups(t *testing.T) {
 		if v := f.metric("outbox_group_idle_seconds", "group", "never"); v < 7200 || v > 7230 {
 			t.Errorf("outbox_group_idle_seconds is %v, want about 7200", v)
 		}
-		if v := f.metric("outbox_group_idle_seconds", "group", "done"); v != 0 {
-			t.Errorf("outbox_group_idle_seconds of a group for which nothing waits is %v", v)
-		}
+		f.wantMetric("outbox_group_idle_seconds", 0, "group", "done")
 	})
 }
 

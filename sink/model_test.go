@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
@@ -100,7 +101,7 @@ type world struct {
 	otherEpoch           int64
 	joined               bool
 	// gone are the ids of settled events since the last flush: they too are in the stream once.
-	gone    []string
+	gone    []uuid.UUID
 	flushed bool
 }
 
@@ -255,7 +256,7 @@ func (w *world) settle(t *rapid.T) {
 	}
 	for _, b := range o.unsettled[:n] {
 		for _, r := range b.rows {
-			w.gone = append(w.gone, r.event.ID.String())
+			w.gone = append(w.gone, r.event.ID)
 			w.table = slices.DeleteFunc(w.table, func(x *row) bool { return x == r })
 		}
 	}
@@ -353,8 +354,8 @@ func (w *world) drain(t *rapid.T) {
 
 // check is the oracle: no event is in the stream twice, and every event known to be published is there.
 func (w *world) check(t *rapid.T) {
-	seen := map[string]bool{}
-	for _, id := range w.f.stored() {
+	seen := map[uuid.UUID]bool{}
+	for _, id := range w.f.stored(stream) {
 		if seen[id] {
 			t.Fatalf("event %s is in the stream twice", id)
 		}
@@ -366,7 +367,7 @@ func (w *world) check(t *rapid.T) {
 		}
 	}
 	for _, r := range w.table {
-		if r.published && !seen[r.event.ID.String()] {
+		if r.published && !seen[r.event.ID] {
 			t.Fatalf("published event %s is not in the stream", r.event.ID)
 		}
 	}

@@ -37,9 +37,7 @@ func TestWrongTypeIsPoisonUntilMended(t *testing.T) {
 	f.Must(err)
 	f.wantStored(events[2])
 	f.wantLast(r)
-	if n := f.metric("outbox_publish_errors_total", "class", "wrongtype"); n != 3 {
-		t.Errorf("%v errors, want 3", n)
-	}
+	f.wantMetric("outbox_publish_errors_total", 3, "class", "wrongtype")
 	next := makeEvent()
 	f.Publish(l, next)
 	f.wantStored(events[2], next)

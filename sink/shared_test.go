@@ -265,8 +265,8 @@ func TestALossIsToldToAllWhoShare(t *testing.T) {
 			if st := c.look(); !st.Intact() {
 				t.Errorf("c has lost nothing: %+v", st)
 			}
-			if got := a.stored(); !slices.Equal(got[len(got)-3:], []string{
-				events[2].ID.String(), events[0].ID.String(), events[1].ID.String(),
+			if got := a.stored(stream); !slices.Equal(got[len(got)-3:], []uuid.UUID{
+				events[2].ID, events[0].ID, events[1].ID,
 			}) {
 				t.Errorf("the stream has %v", got)
 			}

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -115,14 +117,14 @@ func big(n int) *outbox.Record {
 	return e
 }
 
-// stored returns the ids of the events in the stream, in order.
-func (f *fixture) stored() []string {
+// stored returns the ids of a stream's entries in order, and none for an entry that is no event.
+func (f *fixture) stored(name string) []uuid.UUID {
 	f.Helper()
-	entries, err := f.server.Client.XRange(f.Context(), stream, "-", "+").Result()
+	entries, err := f.server.Client.XRange(f.Context(), name, "-", "+").Result()
 	f.Must(err)
-	ids := make([]string, len(entries))
+	ids := make([]uuid.UUID, len(entries))
 	for i, e := range entries {
-		ids[i], _ = e.Values["id"].(string)
+		ids[i], _ = uuid.Parse(fmt.Sprint(e.Values["id"]))
 	}
 	return ids
 }
@@ -130,14 +132,8 @@ func (f *fixture) stored() []string {
 // wantStored is the oracle: exactly these events, in this order, once each.
 func (f *fixture) wantStored(events ...*outbox.Record) {
 	f.Helper()
-	got := f.stored()
-	if len(got) != len(events) {
-		f.Fatalf("stream has %d entries, want %d", len(got), len(events))
-	}
-	for i, e := range events {
-		if got[i] != e.ID.String() {
-			f.Fatalf("entry %d is event %s, want %s", i, got[i], e.ID)
-		}
+	if got := f.stored(stream); !slices.Equal(got, sinktest.IDs(events)) {
+		f.Fatalf("the stream has %d entries %v, want %d %v", len(got), got, len(events), sinktest.IDs(events))
 	}
 }
 
@@ -185,13 +181,15 @@ func (f *fixture) do(args ...any) {
 // metric sums a metric over the labels that fit.
 func (f *fixture) metric(name string, labels ...string) float64 {
 	f.Helper()
-	return gathered(f, f.reg, name, labels...)
+	v, _ := lookup(f, f.reg, name, labels...)
+	return v
 }
 
-func gathered(t testing.TB, reg *prometheus.Registry, name string, labels ...string) float64 {
-	t.Helper()
-	v, _ := lookup(t, reg, name, labels...)
-	return v
+func (f *fixture) wantMetric(name string, v float64, labels ...string) {
+	f.Helper()
+	if got := f.metric(name, labels...); got != v {
+		f.Errorf("%s%v is %v, want %v", name, labels, got, v)
+	}
 }
 
 func lookup(t testing.TB, reg *prometheus.Registry, name string, labels ...string) (float64, bool) {
@@ -239,17 +237,6 @@ func wantErr(tb testing.TB, err, want error) {
 	tb.Helper()
 	if !errors.Is(err, want) {
 		tb.Fatalf("got %v, want %v", err, want)
-	}
-}
-
-func wantForeign(t testing.TB, err error, source uuid.UUID) {
-	t.Helper()
-	var foreign *outbox.ForeignError
-	if !errors.As(err, &foreign) {
-		t.Fatalf("got %v, want a ForeignError", err)
-	}
-	if foreign.Source != source.String() || foreign.Stream != stream {
-		t.Fatalf("foreign source %s on %q, want %s", foreign.Source, foreign.Stream, source)
 	}
 }
 

@@ -132,33 +132,27 @@ func TestObserve(t *testing.T) {
 	f.read("g", 4)
 	streams := []string{stream, "outbox.missing"}
 	f.Must(f.sink.Observe(ctx, streams))
-	want := func(name string, v float64, labels ...string) {
-		t.Helper()
-		if got := f.metric(name, labels...); got != v {
-			t.Errorf("%s%v is %v, want %v", name, labels, got, v)
-		}
-	}
-	want("outbox_stream_length", 10, "stream", stream)
-	want("outbox_stream_length", 0, "stream", "outbox.missing")
-	want("outbox_group_pending", 4, "stream", stream, "group", "g")
-	want("outbox_group_lag", 6, "stream", stream, "group", "g")
-	want("outbox_trim_lost_total", 0, "stream", stream, "group", "g")
+	f.wantMetric("outbox_stream_length", 10, "stream", stream)
+	f.wantMetric("outbox_stream_length", 0, "stream", "outbox.missing")
+	f.wantMetric("outbox_group_pending", 4, "stream", stream, "group", "g")
+	f.wantMetric("outbox_group_lag", 6, "stream", stream, "group", "g")
+	f.wantMetric("outbox_trim_lost_total", 0, "stream", stream, "group", "g")
 	if age := f.metric("outbox_group_oldest_pending_seconds", "group", "g"); age < 89 || age > 120 {
 		t.Errorf("the oldest pending entry is %v s old, want about 90", age)
 	}
-	want("redis_memory_ratio", 0)
-	want("redis_eviction_unsafe", 0)
+	f.wantMetric("redis_memory_ratio", 0)
+	f.wantMetric("redis_eviction_unsafe", 0)
 
 	// Three entries that the group has not read go.
 	f.do("XTRIM", stream, "MAXLEN", "3")
 	for range 2 {
 		f.Must(f.sink.Observe(ctx, streams))
-		want("outbox_trim_lost_total", 3, "group", "g")
+		f.wantMetric("outbox_trim_lost_total", 3, "group", "g")
 	}
 	f.do("CONFIG", "SET", "maxmemory", "100mb")
 	f.do("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
 	f.Must(f.sink.Observe(ctx, streams))
-	want("redis_eviction_unsafe", 1)
+	f.wantMetric("redis_eviction_unsafe", 1)
 	if r := f.metric("redis_memory_ratio"); r <= 0 || r > 0.5 {
 		t.Errorf("memory ratio %v", r)
 	}
@@ -172,13 +166,13 @@ func TestObserve(t *testing.T) {
 			t.Errorf("%s is still there", name)
 		}
 	}
-	want("redis_memory_ratio", 0)
-	want("redis_eviction_unsafe", 0)
-	want("outbox_trim_lost_total", 3)
+	f.wantMetric("redis_memory_ratio", 0)
+	f.wantMetric("redis_eviction_unsafe", 0)
+	f.wantMetric("outbox_trim_lost_total", 3)
 	// This one exports them again, and counts no loss twice.
 	f.Must(f.sink.Observe(ctx, streams))
-	want("outbox_stream_length", 3, "stream", stream)
-	want("outbox_trim_lost_total", 3)
+	f.wantMetric("outbox_stream_length", 3, "stream", stream)
+	f.wantMetric("outbox_trim_lost_total", 3)
 	f.Must(f.server.Client.XGroupDestroy(ctx, stream, "g").Err())
 	f.Must(f.sink.Observe(ctx, streams[:1]))
 	for name, labels := range map[string][]string{
@@ -210,23 +204,17 @@ func TestObserveAfterARestartOfRedis(t *testing.T) {
 	})
 	f.read("g", 2)
 	f.do("XTRIM", stream, "MAXLEN", "6")
-	lost := func() float64 {
+	wantLost := func(n float64) {
 		t.Helper()
 		f.Must(f.sink.Observe(ctx, []string{stream}))
-		return f.metric("outbox_trim_lost_total", "group", "g")
+		f.wantMetric("outbox_trim_lost_total", n, "group", "g")
 	}
-	if n := lost(); n != 0 {
-		t.Fatalf("%v lost before the restart", n)
-	}
+	wantLost(0)
 	f.Must(f.server.Kill())
 	f.Must(f.server.Start(ctx))
-	if n := lost(); n != 0 {
-		t.Errorf("%v lost by a restart", n)
-	}
+	wantLost(0)
 	f.do("XTRIM", stream, "MAXLEN", "4")
-	if n := lost(); n != 2 {
-		t.Errorf("%v lost, want the 2 that were trimmed unread", n)
-	}
+	wantLost(2) // they were trimmed unread
 }
 
 // A group that has never read misses trimmed entries as well; entries that left the stream before the group existed do
@@ -243,9 +231,7 @@ func TestObserveCountsWhatAGroupThatNeverReadMisses(t *testing.T) {
 	}{{15, 0}, {12, 3}, {12, 3}, {5, 10}} {
 		f.do("XTRIM", stream, "MAXLEN", strconv.Itoa(c.length))
 		f.Must(f.sink.Observe(ctx, []string{stream}))
-		if got := f.metric("outbox_trim_lost_total", "group", "g"); got != c.want {
-			t.Errorf("%v entries lost at length %d, want %v", got, c.length, c.want)
-		}
+		f.wantMetric("outbox_trim_lost_total", c.want, "group", "g")
 	}
 	f.read("g", 1)
 	f.Must(f.sink.Observe(ctx, []string{stream}))
@@ -261,9 +247,7 @@ func TestObserveCannotTellTheLag(t *testing.T) {
 	f.read("g", 2)
 	f.do("XDEL", stream, "5-0")
 	f.Must(f.sink.Observe(t.Context(), []string{stream}))
-	if lag := f.metric("outbox_group_lag", "group", "g"); lag != -1 {
-		t.Errorf("lag %v, want -1 for unknown", lag)
-	}
+	f.wantMetric("outbox_group_lag", -1, "group", "g") // unknown
 }
 
 func TestObserveBoundsTheGroups(t *testing.T) {
@@ -273,9 +257,7 @@ func TestObserveBoundsTheGroups(t *testing.T) {
 		f.group(fmt.Sprintf("g%d", i), "0")
 	}
 	f.Must(f.sink.Observe(t.Context(), []string{stream}))
-	if n := f.metric("outbox_group_lag", "stream", stream); n != 50 {
-		t.Errorf("%v groups with a lag of one, want 50", n)
-	}
+	f.wantMetric("outbox_group_lag", 50, "stream", stream) // each has a lag of one
 }
 
 // A stream's key of another type only affects its events and must not look like an unreachable Redis.
@@ -285,7 +267,5 @@ func TestAKeyOfAnotherKindStopsNoHousekeeping(t *testing.T) {
 	f.do("SET", "outbox.wrong", "not a stream")
 	f.Must(f.sink.Trim(t.Context(), "outbox.wrong"))
 	f.Must(f.sink.Observe(t.Context(), []string{"outbox.wrong", stream}))
-	if n := f.metric("outbox_stream_length", "stream", stream); n != 50 {
-		t.Errorf("length %v behind a key of another kind, want 50", n)
-	}
+	f.wantMetric("outbox_stream_length", 50, "stream", stream)
 }

@@ -432,24 +432,6 @@ func TestPreparedStream(t *testing.T) {
 	}
 }
 
-// TestNoMessageID shows why events have no Nats-Msg-Id: a purge does not remove the ids, so a lost event could not be
-// restored within the duplicate window, and it would fail its whole batch.
-func TestNoMessageID(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	f.call("STREAM.CREATE.X", map[string]any{
-		"name": "X", "subjects": []string{"x"}, "allow_atomic": true, "allow_direct": true,
-	}, nil)
-	for n, want := range []string{"<nil>", "duplicate message id"} {
-		m := nats.NewMsg("x")
-		m.Header.Set("Nats-Msg-Id", "one")
-		if err := f.nc.Batch(t.Context(), []*nats.Msg{m}); !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("batch %d: %v, want %s", n, err, want)
-		}
-		f.call("STREAM.PURGE.X", nil, nil)
-	}
-}
-
 // TestKnownBugs has what servers have got wrong in expectations within batches, and what the gate depends on:
 // nats-server issues 8376 (subjects of the same length are mixed up) and 7361 (the sequence is compared with that of
 // the stream).
