@@ -167,7 +167,7 @@ var mutations = []mutation{
 		file:        "sql/queries/sweep_settle.sql",
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
 		replacement: "WHERE r.name = $1 AND (outbox_owned(r, $2, $3) OR true)",
-		pkg:         "./sql", test: "TestAMarkAsksForItsOwner",
+		pkg:         "./sql", test: "TestMarksAreTheOwners",
 	},
 	{
 		safeguard: "a part has one claim at a time", about: "it is not locked",
@@ -181,7 +181,7 @@ var mutations = []mutation{
 		file:        "sql/sweep.go",
 		old:         "newest != p.Mark",
 		replacement: "newest < p.Mark",
-		pkg:         "./sql", test: "TestAMarkAsksForItsOwner",
+		pkg:         "./sql", test: "TestAMarkMovedByAnother",
 	},
 	{
 		safeguard: "a gate lacks no settled batch of a claim", about: "it is not checked",
@@ -230,7 +230,7 @@ var mutations = []mutation{
 		file:        "sql/queries/reconcile_done.sql",
 		old:         "outbox_owned(r, $2, $3)",
 		replacement: "r.epoch = $2 AND r.nonce = $3",
-		pkg:         "./sql", test: "TestNoMarkOnAnotherTimeline",
+		pkg:         "./sql", test: "TestMarksAreTheOwners",
 	},
 	{
 		safeguard: "an adoption waits for a stream that is noted", about: "it does not",
