@@ -1,7 +1,6 @@
 package sink_test
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -41,9 +40,6 @@ func TestOneIsAlive(t *testing.T) {
 	alive("b", nil)
 	lasts(0, 5*time.Second)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if alive("c", nil) != nil {
-			return errors.New("the other one is alive")
-		}
-		return nil
+		return testenv.FailIf(alive("c", nil) != nil, "the other one is alive")
 	})
 }

@@ -147,10 +147,8 @@ func (f *fixture) busy() {
 func (f *fixture) waitFor(prefix string) {
 	f.Helper()
 	testenv.Eventually(f, 20*time.Second, func() error {
-		if err := f.server.Client.Ping(f.Context()).Err(); !redis.HasErrorPrefix(err, prefix) {
-			return fmt.Errorf("got %w, want %s", err, prefix)
-		}
-		return nil
+		err := f.server.Client.Ping(f.Context()).Err()
+		return testenv.FailIf(!redis.HasErrorPrefix(err, prefix), "got %w, want %s", err, prefix)
 	})
 }
 
@@ -251,10 +249,8 @@ func TestTimeoutAndCancel(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		wantClass(t, second(d.Publish(ctx)), "timeout")
-		if took := time.Since(start); took > time.Second {
-			return fmt.Errorf("a context of 50 ms took %v", took)
-		}
-		return nil
+		took := time.Since(start)
+		return testenv.FailIf(took > time.Second, "a context of 50 ms took %v", took)
 	})
 	canceled, cancelNow := context.WithCancel(t.Context())
 	cancelNow()

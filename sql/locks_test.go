@@ -14,7 +14,8 @@ import (
 	"posthaste/sql"
 )
 
-func notYet(ok bool, err error) error { return fmt.Errorf("%v: %w", ok, err) }
+// notYet is for calls that are repeated until they succeed.
+func notYet(ok bool, err error) error { return testenv.FailIf(err != nil || !ok, "%v: %w", ok, err) }
 
 func queryText(tb testing.TB, name string) string {
 	tb.Helper()
@@ -54,10 +55,7 @@ func TestLocksBetweenSessions(t *testing.T) {
 
 	a.Close()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if ok, err := b.TryLead(ctx); err != nil || !ok {
-			return notYet(ok, err)
-		}
-		return nil
+		return notYet(b.TryLead(ctx))
 	})
 	a.Close() // idempotent
 	d.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND "+
@@ -91,10 +89,7 @@ func TestASilentSessionLosesItsLease(t *testing.T) {
 	asked, still := start, time.Duration(0)
 	testenv.Eventually(t, 20*time.Second, func() error {
 		still, asked = max(still, time.Since(asked)), time.Now()
-		if ok, err := other.TryLead(t.Context()); err != nil || !ok {
-			return notYet(ok, err)
-		}
-		return nil
+		return notYet(other.TryLead(t.Context()))
 	})
 	taken := time.Now()
 	select {

@@ -81,11 +81,10 @@ func ids(tb testing.TB, d *testenv.Database, statement string, args ...any) []uu
 
 // same compares ids as sets.
 func same(a, b []uuid.UUID) bool {
-	a, b = slices.Clone(a), slices.Clone(b)
-	for _, l := range [][]uuid.UUID{a, b} {
-		slices.SortFunc(l, func(x, y uuid.UUID) int { return slices.Compare(x[:], y[:]) })
+	sorted := func(l []uuid.UUID) []uuid.UUID {
+		return slices.SortedFunc(slices.Values(l), func(x, y uuid.UUID) int { return slices.Compare(x[:], y[:]) })
 	}
-	return slices.Equal(a, b)
+	return slices.Equal(sorted(a), sorted(b))
 }
 
 // day1 is when the log of fillLog begins.

@@ -171,10 +171,8 @@ func TestWhatIsNotAnsweredIsUnknown(t *testing.T) {
 func eventually(tb testing.TB, d *testenv.Database, want string) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
-		if got := counts(tb, d); got != want {
-			return fmt.Errorf("%s, want %s", got, want)
-		}
-		return nil
+		got := counts(tb, d)
+		return testenv.FailIf(got != want, "%s, want %s", got, want)
 	})
 }
 

@@ -69,10 +69,8 @@ func (g *gathering) add(ctx context.Context, p pair) <-chan result {
 	done := placing(ctx, g.w, p)
 	g.n++
 	testenv.Eventually(g.t, 20*time.Second, func() error {
-		if n := sql.Waiting(g.w); n != g.n {
-			return fmt.Errorf("%d wait, not %d", n, g.n)
-		}
-		return nil
+		n := sql.Waiting(g.w)
+		return testenv.FailIf(n != g.n, "%d wait, not %d", n, g.n)
 	})
 	return done
 }

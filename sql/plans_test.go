@@ -39,7 +39,7 @@ func TestPlansUseTheIndex(t *testing.T) {
 		old           bool // one transaction began before everything, and commits at the end
 	}{
 		"a few are owed": {settled: 50_000, owed: 30}, "a backlog": {settled: 20_000, owed: 30_000},
-		"an old transaction": {settled: 50_000, owed: 30, old: true},
+		"an old transaction": {settled: 20_000, owed: 30, old: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -222,15 +222,15 @@ func TestPlansMadeForAnEmptyTable(t *testing.T) {
 	now := testenv.Value[string](t, d, "SELECT pg_current_snapshot()::text")
 	statements := map[string][]any{
 		"sweep_parts": nil, "sweep_begin": {3, nil, 0, 20_000}, "sweep_reached": {3, now},
-		"sweep_page": {3, 1 << 20, []int64{1, 50_000}, []int64{3, 50_000}, now, "3:3:"},
-		"sweep_park": {"test", o.Epoch, o.Nonce[:], 3, 49_999, "why", "x", 1, true},
+		"sweep_page": {3, 1 << 20, []int64{1, 10_000}, []int64{3, 10_000}, now, "3:3:"},
+		"sweep_park": {"test", o.Epoch, o.Nonce[:], 3, 9_999, "why", "x", 1, true},
 	}
 	for name := range statements {
 		_, err := conn.Exec(t.Context(), "PREPARE "+name+" AS "+queryText(t, name))
 		must(t, err)
 		executed(t, conn, name, statements[name]...)
 	}
-	log(t, d, 50_000, 0)
+	log(t, d, 10_000, 0)
 	for name, args := range statements {
 		plan := executed(t, conn, name, args...)
 		if n := buffers(t, plan); n > 200 {

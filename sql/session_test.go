@@ -2,7 +2,6 @@ package sql_test
 
 import (
 	"bytes"
-	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -123,10 +122,8 @@ func TestAReloadChangesNoSession(t *testing.T) {
 		d.Exec(t, "ALTER SYSTEM SET synchronous_commit = "+value)
 		d.Exec(t, "SELECT pg_reload_conf()")
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if v := show(plain); v != value {
-				return fmt.Errorf("synchronous_commit is %s, want %s", v, value)
-			}
-			return nil
+			v := show(plain)
+			return testenv.FailIf(v != value, "synchronous_commit is %s, want %s", v, value)
 		})
 	}
 	for _, before := range []string{"on", "local", "remote_apply"} {

@@ -3,7 +3,6 @@ package sql_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -72,10 +71,8 @@ func TestAMarkIsReplicatedBeforeItIsTold(t *testing.T) {
 	moved := make(chan error, 1)
 	go func() { moved <- m.Move(ctx, o, look.Settled, nil) }()
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog"); n != 0 {
-			return fmt.Errorf("%d rows are owed", n)
-		}
-		return nil
+		n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox_backlog")
+		return testenv.FailIf(n != 0, "%d rows are owed", n)
 	})
 	testenv.Eventually(t, 20*time.Second, func() error {
 		if !testenv.Value[bool](t, d, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND "+

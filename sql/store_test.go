@@ -448,10 +448,8 @@ func waiting(tb testing.TB, d *testenv.Database, n int) {
 	testenv.Eventually(tb, 20*time.Second, func() error {
 		const query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type " +
 			"= 'Lock'"
-		if now := testenv.Value[int](tb, d, query); now != n {
-			return fmt.Errorf("%d statements wait, want %d", now, n)
-		}
-		return nil
+		now := testenv.Value[int](tb, d, query)
+		return testenv.FailIf(now != n, "%d statements wait, want %d", now, n)
 	})
 }
 

@@ -114,10 +114,8 @@ func claimed(t *testing.T, d *testenv.Database, part int) *sql.Sweep {
 	t.Helper()
 	w, o := openSweep(t, d.URL), adopted(t, d)
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if _, _, ok, err := w.Claim(t.Context(), []int{part}, o); err != nil || !ok {
-			return notYet(ok, err)
-		}
-		return nil
+		_, _, ok, err := w.Claim(t.Context(), []int{part}, o)
+		return notYet(ok, err)
 	})
 	return w
 }

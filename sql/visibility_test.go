@@ -2,7 +2,6 @@ package sql_test
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -76,10 +75,7 @@ func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 		var waits bool
 		err := d.Pool.QueryRow(tb.Context(),
 			"SELECT coalesce(wait_event = 'SyncRep', false) FROM pg_stat_activity WHERE pid = $1", pid).Scan(&waits)
-		if err != nil || !waits {
-			return fmt.Errorf("the commit is not held: %w", err)
-		}
-		return nil
+		return testenv.FailIf(err != nil || !waits, "the commit is not held: %w", err)
 	})
 	return row
 }
@@ -104,12 +100,7 @@ func TestHorizonWaitsForOlderTransactions(t *testing.T) {
 	is(t, false)(s.VisibleBelow(t.Context(), xid))
 	must(t, older.Commit(t.Context()))
 	// Other tests' transactions on this server must end as well; filling a history of a million rows takes a while.
-	testenv.Eventually(t, 5*time.Minute, func() error {
-		if ok, err := s.VisibleBelow(t.Context(), xid); err != nil || !ok {
-			return fmt.Errorf("not visible: %w", err)
-		}
-		return nil
-	})
+	testenv.Eventually(t, 5*time.Minute, func() error { return notYet(s.VisibleBelow(t.Context(), xid)) })
 }
 
 // A commit is in the WAL but not visible yet: a reader of the WAL sees the row, the table does not show it, and every
@@ -139,12 +130,7 @@ func TestACommitHeldBackBySynchronousReplication(t *testing.T) {
 	is(t, false)(s.Park(ctx, o, row, "too_large", "why", 3))
 	must(t, s.SettleAll(ctx, o, pass))
 	release()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if ok, err := s.VisibleBelow(ctx, xid); err != nil || !ok {
-			return fmt.Errorf("not visible: %w", err)
-		}
-		return nil
-	})
+	testenv.Eventually(t, 20*time.Second, func() error { return notYet(s.VisibleBelow(ctx, xid)) })
 	wantOwed(t, s, d, 1)
 	look, err = m.Look(ctx, pass.Settled, math.MaxInt64)
 	must(t, err)
