@@ -135,8 +135,7 @@ func TestACopyOnTheSameServer(t *testing.T) {
 	at := func(name string) string { return strings.Replace(d.URL, "/"+d.Name, "/"+name, 1) }
 	other := connect(t, at("postgres"))
 	open := connect(t, at("postgres"))
-	_, err := open.Exec(ctx, "BEGIN; SELECT pg_current_xact_id()")
-	must(t, err)
+	run(t, open, "BEGIN; SELECT pg_current_xact_id()")
 	for range 20 {
 		insert(t, d, "a")
 	}
@@ -153,8 +152,7 @@ func TestACopyOnTheSameServer(t *testing.T) {
 		"ALTER DATABASE " + d.Name + " ALLOW_CONNECTIONS true",
 		"ALTER DATABASE beside ALLOW_CONNECTIONS true",
 	} {
-		_, err := other.Exec(ctx, stmt)
-		must(t, err)
+		run(t, other, stmt)
 	}
 	d.Pool.Reset()
 	beside.Pool = relayPool(t, beside.URL)

@@ -77,9 +77,8 @@ func TestAParkIsFenced(t *testing.T) {
 	now := owner(t, s)
 	// This park has read the owner and waits for another session that parks the same event.
 	hold := begin(t, d)
-	_, err := hold.Exec(ctx, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at,
+	run(t, hold, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, created_at,
 		error, class, attempts) VALUES ($1, 1, 'order', 'a', 'x', now(), 'x', 'x', 1)`, row.ID)
-	must(t, err)
 	adoptsBehind(t, s, d, hold, func() error { return fails(s.Park(ctx, now, row, "too_large", "why", 3)) })
 	wantRows(t, d, 1, "outbox_dead")
 }
@@ -93,8 +92,7 @@ func TestDeadEventsOfAnyTime(t *testing.T) {
 	for _, at := range times {
 		r := insert(t, d, "a")
 		d.Exec(t, "UPDATE outbox SET created_at = $1::text::timestamptz WHERE id = $2", at, r.ID)
-		_, err := s.Park(t.Context(), owner(t, s), r, "too_large", "why", 1)
-		must(t, err)
+		must(t, fails(s.Park(t.Context(), owner(t, s), r, "too_large", "why", 1)))
 		d.Exec(t, "UPDATE outbox_dead SET created_at = $1::text::timestamptz WHERE id = $2", at, r.ID)
 	}
 	dead, err := sql.ListDead(t.Context(), d.Pool, 10)

@@ -50,7 +50,6 @@ func TestOutboxPublish(t *testing.T) {
 			t.Errorf("outbox_publish(%s): %v, want %q", args, err, want)
 		}
 	}
-	_, err := c.Exec(ctx, "BEGIN; "+call+"'3'); ROLLBACK", pgx.QueryExecModeSimpleProtocol)
-	must(t, err)
+	run(t, c, "BEGIN; "+call+"'3'); ROLLBACK", pgx.QueryExecModeSimpleProtocol)
 	wantRows(t, d, 2, "outbox")
 }

@@ -41,9 +41,8 @@ func TestRetention(t *testing.T) {
 			start.Add(time.Duration(hours)*time.Hour))
 	}
 	long := begin(t, d)
-	_, err := long.Exec(ctx, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+	run(t, long, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), 'order', 'a-' || i, 'late', '{}' FROM generate_series(1, 40) i`)
-	must(t, err)
 	for hours := range 3 {
 		d.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, created_at)
 			SELECT gen_random_uuid(), 'order', 'a-' || i % 40, $1, '{}',

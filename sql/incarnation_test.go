@@ -37,8 +37,7 @@ func TestIncarnationsDiffer(t *testing.T) {
 		t.Errorf("%q, then %q", first, again)
 	}
 	one.Exec(t, "DROP PUBLICATION posthaste") // its name is the same in all schemas
-	_, err := sql.Migrate(t.Context(), one.URL, "other", testenv.Logger(t))
-	must(t, err)
+	must(t, fails(sql.Migrate(t.Context(), one.URL, "other", testenv.Logger(t))))
 	cfg, err := sql.PoolConfig(one.URL, "other", "test")
 	must(t, err)
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)

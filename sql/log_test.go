@@ -31,11 +31,10 @@ func written(tb testing.TB, db sql.DB, n int) {
 
 func writtenOf(tb testing.TB, db sql.DB, n int, aggregates string) {
 	tb.Helper()
-	_, err := db.Exec(tb.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+	run(tb, db, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), CASE WHEN g % 4 = 0 THEN 'invoice' ELSE 'order' END, $2 || g % 40, 'x' || g % 5,
 			jsonb_build_object('n', g)
 		FROM generate_series(1, $1::int) g`, n, aggregates)
-	must(tb, err)
 }
 
 // readAll reads a selection in pages, sometimes with a new reader, and returns the ids.
@@ -250,8 +249,7 @@ func tuples(tb testing.TB, d *testenv.Database, db sql.DB) (scans, rows int64) {
 		flush = "SELECT pg_sleep(1.5)" // sent at the end of a transaction, at most twice a second
 	}
 	for range 2 { // the collector of older versions writes what it had at the previous request
-		_, err := db.Exec(tb.Context(), flush)
-		must(tb, err)
+		run(tb, db, flush)
 	}
 	must(tb, d.Pool.QueryRow(tb.Context(), `SELECT seq_scan, coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables
 		WHERE relname = 'outbox'`).Scan(&scans, &rows))
@@ -322,9 +320,8 @@ func TestAwaitHistory(t *testing.T) {
 	must(t, reading.QueryRow(t.Context(), "SELECT count(*) FROM outbox_history").Scan(&n))
 	written(t, d.Pool, 10)
 	settling := begin(t, d)
-	_, err := settling.Exec(t.Context(), `INSERT INTO outbox_mark (part, epoch, settled, hi)
+	run(t, settling, `INSERT INTO outbox_mark (part, epoch, settled, hi)
 		SELECT -1, 1, pg_current_snapshot(), last_value FROM outbox_seq_seq`)
-	must(t, err)
 	go func() {
 		_ = pool.QueryRow(context.Background(), "SELECT 1 FROM pg_sleep(0.3)").Scan(&n)
 		_ = settling.Commit(context.Background())
@@ -337,8 +334,7 @@ func TestAwaitHistory(t *testing.T) {
 	}))
 	wantRows(t, d, 10, "outbox_history")
 	late := begin(t, d)
-	_, err = late.Exec(t.Context(), "INSERT INTO outbox_mark (part, epoch) VALUES (-1, 1)")
-	must(t, err)
+	run(t, late, "INSERT INTO outbox_mark (part, epoch) VALUES (-1, 1)")
 	seen := 0
 	must(t, sql.AwaitHistory(t.Context(), pool, func(n int) {
 		if seen++; n != 1 {

@@ -67,8 +67,7 @@ func TestLook(t *testing.T) {
 	second, prepared := begin(t, d), begin(t, d)
 	insertIn(t, second, 2)            // 4, 5
 	waits := insertIn(t, prepared, 1) // 6
-	_, err := prepared.Exec(t.Context(), "PREPARE TRANSACTION 'p'")
-	must(t, err)
+	run(t, prepared, "PREPARE TRANSACTION 'p'")
 	row := insert(t, d, "a") // 7
 	gone := begin(t, d)
 	insertIn(t, gone, 1) // 8
@@ -186,9 +185,8 @@ func TestAMarkWaitsForTheAdoption(t *testing.T) {
 			"note":   func() error { _, err := s.NoteStream(ctx, "outbox.order", "outbox.order", o.Epoch); return err },
 		}
 		adoption := begin(t, d)
-		_, err := adoption.Exec(ctx, `UPDATE relay_state
+		run(t, adoption, `UPDATE relay_state
 			SET epoch = epoch + 1, nonce = decode(repeat('11', 16), 'hex')`)
-		must(t, err)
 		type result struct {
 			name string
 			err  error
@@ -235,8 +233,7 @@ func TestAnAdoptionWaitsForAMark(t *testing.T) {
 		$$ BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NEW; END $$;
 		CREATE TRIGGER hold BEFORE INSERT ON outbox_mark FOR EACH ROW EXECUTE FUNCTION hold()`)
 	hold := begin(t, d)
-	_, err := hold.Exec(ctx, "SELECT pg_advisory_xact_lock(42)")
-	must(t, err)
+	run(t, hold, "SELECT pg_advisory_xact_lock(42)")
 	adoptsBehind(t, s, d, hold, func() error { return m.Move(ctx, o, look.Settled, nil) })
 	wantOwed(t, s, d, 0)
 }
@@ -415,10 +412,9 @@ func TestGuard(t *testing.T) {
 		"UPDATE outbox SET payload = '2'" + mine, "DELETE FROM outbox" + mine, "TRUNCATE outbox",
 	} {
 		tx := begin(t, d)
-		_, err := tx.Exec(ctx, "SAVEPOINT s")
-		must(t, err)
+		run(t, tx, "SAVEPOINT s")
 		insertIn(t, tx, 1)
-		_, err = tx.Exec(ctx, change)
+		_, err := tx.Exec(ctx, change)
 		if err == nil || !strings.Contains(err.Error(), "must not change or delete it") {
 			t.Errorf("%s by the transaction that has inserted the event: %v", change, err)
 		}

@@ -39,14 +39,11 @@ func place(tb testing.TB, d *testenv.Database, o *sql.Order, e *outbox.Event) bo
 // holdKey inserts o in another transaction and leaves it open.
 func holdKey(tb testing.TB, d *testenv.Database, o *sql.Order) pgx.Tx {
 	tb.Helper()
-	tx, err := d.Pool.Begin(tb.Context())
-	must(tb, err)
-	tb.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-	_, err = tx.Exec(tb.Context(), `INSERT INTO orders
+	tx := begin(tb, d)
+	run(tb, tx, `INSERT INTO orders
 		(id, user_id, idem_key, idem_fp, amount, currency, status, created_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, now())`,
 		o.ID, o.UserID, o.Key[:], o.Fingerprint, o.Amount, o.Currency, o.Status)
-	must(tb, err)
 	return tx
 }
 

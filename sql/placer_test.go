@@ -259,10 +259,8 @@ func TestALockedTableLeavesNothingUnknown(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
 	w := sql.NewPlacer(orderPool(t, d.URL, 3))
-	tx, err := d.Pool.Begin(t.Context())
-	must(t, err)
-	_, err = tx.Exec(t.Context(), "LOCK TABLE orders IN SHARE MODE")
-	must(t, err)
+	tx := begin(t, d)
+	run(t, tx, "LOCK TABLE orders IN SHARE MODE")
 	var wg sync.WaitGroup
 	for range 10 {
 		for _, p := range pairs(4) {

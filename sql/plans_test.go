@@ -46,11 +46,10 @@ func TestPlansUseTheIndex(t *testing.T) {
 			d := testenv.NewServer(t).Database(t) // without other transactions
 			old := begin(t, d)
 			if c.old {
-				_, err := old.Exec(t.Context(), `
+				run(t, old, `
 					INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 					SELECT gen_random_uuid(), 'order', 'bulk-' || i % 100, 'order.changed', '{}'
 					FROM generate_series(1, 200) i`)
-				must(t, err)
 			}
 			log(t, d, c.settled, c.owed)
 			must(t, old.Commit(t.Context()))
@@ -226,8 +225,7 @@ func TestPlansMadeForAnEmptyTable(t *testing.T) {
 		"sweep_park": {"test", o.Epoch, o.Nonce[:], 3, 9_999, "why", "x", 1, true},
 	}
 	for name := range statements {
-		_, err := conn.Exec(t.Context(), "PREPARE "+name+" AS "+queryText(t, name))
-		must(t, err)
+		run(t, conn, "PREPARE "+name+" AS "+queryText(t, name))
 		executed(t, conn, name, statements[name]...)
 	}
 	log(t, d, 10_000, 0)
@@ -247,8 +245,7 @@ func TestASweepBehindAnOldTransaction(t *testing.T) {
 	old, err := d.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	must(t, err)
 	t.Cleanup(func() { _ = old.Rollback(context.Background()) })
-	_, err = old.Exec(t.Context(), "SELECT pg_current_xact_id(), count(*) FROM outbox")
-	must(t, err)
+	run(t, old, "SELECT pg_current_xact_id(), count(*) FROM outbox")
 	pool := relayPool(t, d.URL)
 	round := func() { insertAll(t, d, 20); sweep(t, d.URL, o) }
 	read := func() (n int) {
@@ -332,11 +329,9 @@ func explain(t *testing.T, pool *pgxpool.Pool, name string, args ...any) string 
 	tx, err := pool.Begin(t.Context())
 	must(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	_, err = tx.Exec(t.Context(), "PREPARE "+name+" AS "+queryText(t, name))
-	must(t, err)
+	run(t, tx, "PREPARE "+name+" AS "+queryText(t, name))
 	plan := again(t, tx, func() string { return executed(t, tx, name, args...) })
-	_, err = tx.Exec(t.Context(), "DEALLOCATE "+name)
-	must(t, err)
+	run(t, tx, "DEALLOCATE "+name)
 	return plan
 }
 

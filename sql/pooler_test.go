@@ -96,8 +96,7 @@ func TestSettingsThroughATransactionPooler(t *testing.T) {
 	for i := range rows {
 		rows[i] = []any{fmt.Sprint("g", i), "order", "a", "order.changed", strings.Repeat(" ", i) + "{}"}
 	}
-	_, err = pool.Exec(ctx, "CREATE TABLE copied (id text, a text, b text, c text, payload text)")
-	must(t, err)
+	run(t, pool, "CREATE TABLE copied (id text, a text, b text, c text, payload text)")
 	columns := []string{"id", "a", "b", "c", "payload"}
 	n, err := pool.CopyFrom(ctx, pgx.Identifier{"copied"}, columns, pgx.CopyFromRows(rows))
 	if err != nil || n != 1000 {

@@ -149,6 +149,12 @@ func wantErr(tb testing.TB, err, want error) {
 	}
 }
 
+// run runs a statement in a transaction or session.
+func run(tb testing.TB, db sql.DB, stmt string, args ...any) {
+	tb.Helper()
+	must(tb, fails(db.Exec(tb.Context(), stmt, args...)))
+}
+
 // fails returns the error of a call with a result.
 func fails[T any](_ T, err error) error { return err }
 
@@ -412,8 +418,7 @@ func TestAuditMark(t *testing.T) {
 	settle(t, s)
 	first, second := insert(t, d, "x"), insert(t, d, "x")
 	tx := begin(t, d)
-	_, err := tx.Exec(t.Context(), "DELETE FROM outbox WHERE seq = $1", second.Seq)
-	must(t, err)
+	run(t, tx, "DELETE FROM outbox WHERE seq = $1", second.Seq)
 	end, err := s.InsertLSN(t.Context())
 	must(t, err)
 	expect := func(want *outbox.Row) {

@@ -388,9 +388,7 @@ func TestAPageHasOnlyItsPass(t *testing.T) {
 	s, d := newStore(t)
 	o := succeed(t, s)
 	open := func() (seq int64, tx pgx.Tx) {
-		tx, err := d.Pool.Begin(t.Context())
-		must(t, err)
-		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		tx = begin(t, d)
 		must(t, tx.QueryRow(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 			VALUES (gen_random_uuid(), 'order', $1, 'x', '{}') RETURNING seq`, inPart).Scan(&seq))
 		return seq, tx
@@ -441,8 +439,7 @@ func TestAMarkWaitsForAnAdoption(t *testing.T) {
 	_, err := sql.SessionOf(w).Exec(t.Context(), "SET lock_timeout = '60s'") // the mark waits until the adoption ends
 	must(t, err)
 	adoption := begin(t, d)
-	_, err = adoption.Exec(t.Context(), "UPDATE relay_state SET epoch = epoch + 1")
-	must(t, err)
+	run(t, adoption, "UPDATE relay_state SET epoch = epoch + 1")
 	done := make(chan error, 1)
 	go func() { done <- w.Settle(context.Background(), p, o, nil) }()
 	testenv.Eventually(t, 20*time.Second, func() error {

@@ -61,8 +61,7 @@ func insertHeld(tb testing.TB, d *testenv.Database) *outbox.Row {
 	tx, err := c.Begin(tb.Context())
 	must(tb, err)
 	row := insertBy(tb, tx, "held")
-	_, err = tx.Exec(tb.Context(), "SET LOCAL synchronous_commit = on")
-	must(tb, err)
+	run(tb, tx, "SET LOCAL synchronous_commit = on")
 	done := make(chan error, 1)
 	go func() { done <- tx.Commit(context.Background()) }()
 	tb.Cleanup(func() {
@@ -85,8 +84,7 @@ func TestHorizonWaitsForOlderTransactions(t *testing.T) {
 	t.Parallel()
 	s, d := newStore(t)
 	older := begin(t, d)
-	_, err := older.Exec(t.Context(), "SELECT pg_current_xact_id()")
-	must(t, err)
+	run(t, older, "SELECT pg_current_xact_id()")
 	before, err := s.InsertLSN(t.Context())
 	must(t, err)
 	lsn, xid, err := s.Horizon(t.Context())
@@ -95,8 +93,7 @@ func TestHorizonWaitsForOlderTransactions(t *testing.T) {
 		t.Errorf("horizon %v, %d", lsn, xid)
 	}
 	younger := begin(t, d)
-	_, err = younger.Exec(t.Context(), "SELECT pg_current_xact_id()")
-	must(t, err)
+	run(t, younger, "SELECT pg_current_xact_id()")
 	is(t, false)(s.VisibleBelow(t.Context(), xid))
 	must(t, older.Commit(t.Context()))
 	// Other tests' transactions on this server must end as well; filling a history of a million rows takes a while.
