@@ -167,12 +167,9 @@ func TestASlotMovesUnderTheSink(t *testing.T) {
 		number++
 		marks := []outbox.Mark{{Stream: f.streams[0], Lane: streamLane(o), Number: number}}
 		testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Confirm(t.Context(), o, marks) })
-		if err := f.sink.Check(t.Context(), o, f.streams); err != nil {
-			t.Errorf("%s: %v", phase, err)
-		}
-		if err := f.sink.Settled(t.Context(), o, marks); err != nil {
-			t.Errorf("%s: %v", phase, err)
-		}
+		t.Log(phase)
+		f.Must(f.sink.Check(t.Context(), o, f.streams))
+		f.Must(f.sink.Settled(t.Context(), o, marks))
 		l.Settled(number)
 	}
 	all("before")
@@ -242,10 +239,7 @@ func TestASharedStreamsGateMovesAfterTheStream(t *testing.T) {
 	alone, _ := newSink(t, f.client, sink.Options{Source: "/posthaste/a"})
 	stream, events := f.streams[0], makeEvents(1)
 	o := f.owned(1)
-	d := f.sink.Lane(stream, o, streamLane(o)).Deliver(events)
-	if _, err := d.Publish(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	f.Publish(f.sink.Lane(stream, o, streamLane(o)), events...)
 	slot := c.Slot(t, stream)
 	from := c.BeginMove(t, slot, 2)
 	epoch := int64(1)
@@ -271,11 +265,8 @@ func TestASharedStreamsGateMovesAfterTheStream(t *testing.T) {
 	c.EndMove(t, slot, 2)
 	o = f.Owner(epoch + 1)
 	testenv.Eventually(t, 20*time.Second, func() error { return f.sink.Adopt(t.Context(), stream, o, false) })
-	d = f.sink.Lane(stream, o, streamLane(o)).Deliver(events)
-	testenv.Eventually(t, 20*time.Second, func() error {
-		_, err := d.Publish(t.Context())
-		return err
-	})
+	d := f.sink.Lane(stream, o, streamLane(o)).Deliver(events)
+	testenv.Eventually(t, 20*time.Second, func() error { return second(d.Publish(t.Context())) })
 	if n := f.client.XLen(t.Context(), stream).Val(); n != 1 {
 		t.Errorf("the event is %d times in the stream", n)
 	}

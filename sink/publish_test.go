@@ -107,9 +107,7 @@ func TestNoEventSpeaksOnAChannelOfRedis(t *testing.T) {
 			f := on(t, testenv.Redis(t), sink.Options{PubSub: true, ChannelPrefix: c.prefix})
 			sub := f.server.Client.PSubscribe(t.Context(), "*")
 			defer sub.Close()
-			if _, err := sub.Receive(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			f.Must(second(sub.Receive(t.Context())))
 			events := makeEvents(len(c.types))
 			for i, e := range events {
 				e.Type = c.types[i]
@@ -163,9 +161,7 @@ func TestBatchesAreBounded(t *testing.T) {
 func TestWorksInACluster(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t, "cluster-enabled yes")
-	if err := server.Client.ClusterAddSlotsRange(t.Context(), 0, 16383).Err(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, server.Client.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
 	testenv.Eventually(t, 20*time.Second, func() error {
 		return server.Client.Set(t.Context(), "up", "", 0).Err()
 	})
@@ -184,38 +180,29 @@ func TestWorksInACluster(t *testing.T) {
 
 // everyCall uses every method once.
 func everyCall(t *testing.T, c redis.UniversalClient, o sink.Options, name string) {
-	t.Helper()
 	ctx := t.Context()
 	s, _ := newSink(t, c, o)
-	check := func(step string, err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatalf("%s: %v", step, err)
-		}
-	}
 	owner := outbox.Owner{Source: [16]byte{1}, Epoch: 1, Nonce: nonce()}
-	check("ready", s.Ready(ctx))
-	check("adopt", s.Adopt(ctx, name, owner, false))
+	testenv.Must(t, s.Ready(ctx))
+	testenv.Must(t, s.Adopt(ctx, name, owner, false))
 	l := outbox.Lane{Part: 3, Claim: 9, Nonce: nonce()}
 	events := makeEvents(2)
-	_, err := s.Lane(name, owner, l).Deliver(events).Publish(ctx)
-	check("publish", err)
+	testenv.Must(t, second(s.Lane(name, owner, l).Deliver(events).Publish(ctx)))
 	marks := []outbox.Mark{{Stream: name, Lane: l, Number: 1}}
-	check("check", s.Check(ctx, owner, []string{name}))
-	_, err = s.Bind(ctx)
-	check("bind", err)
+	testenv.Must(t, s.Check(ctx, owner, []string{name}))
+	testenv.Must(t, second(s.Bind(ctx)))
 	states, err := s.Look(ctx, owner.Source, []string{name}, nil)
-	check("look", err)
+	testenv.Must(t, err)
 	if st := states[0]; !st.Gate || st.Last == "" || st.Missing != 0 || time.Since(st.Now).Abs() > time.Minute {
 		t.Errorf("looked at: %+v", st)
 	}
 	s.Release()
-	check("confirm", s.Confirm(ctx, owner, marks))
-	check("settled", s.Settled(ctx, owner, marks))
-	check("forget", s.ForgetDoubt(ctx, owner, name))
-	check("trim", s.Trim(ctx, name))
-	check("observe", s.Observe(ctx, []string{name}))
-	check("take over", s.TakeOver(ctx, name, outbox.Owner{Source: [16]byte{2}, Epoch: 1, Nonce: nonce()}))
+	testenv.Must(t, s.Confirm(ctx, owner, marks))
+	testenv.Must(t, s.Settled(ctx, owner, marks))
+	testenv.Must(t, s.ForgetDoubt(ctx, owner, name))
+	testenv.Must(t, s.Trim(ctx, name))
+	testenv.Must(t, s.Observe(ctx, []string{name}))
+	testenv.Must(t, s.TakeOver(ctx, name, outbox.Owner{Source: [16]byte{2}, Epoch: 1, Nonce: nonce()}))
 	if n := c.XLen(ctx, name).Val(); n != 2 {
 		t.Fatalf("%d entries, want 2", n)
 	}
