@@ -67,7 +67,7 @@ func hammer(b *Bank, user uuid.UUID, n int) (ok int64, bad error) {
 					var again Result
 					if again, err = b.Apply(context.Background(), op); err == nil &&
 						(!again.Replayed || again.Seq != r.Seq || again.Outcome != r.Outcome) {
-						err = fail("replay %+v of %+v", again, r)
+						err = fmt.Errorf("replay %+v of %+v", again, r)
 					}
 				}
 				if err != nil {
@@ -116,12 +116,12 @@ func TestExactlyTheBalanceCanBeSpent(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	wantEqual(t, "successes", total.Load(), int64(balance))
+	testenv.Equal(t, "successes", total.Load(), int64(balance))
 	w2 := *w
 	w2.sync = w.newSync() // concurrently with the running sync
 	w2.inStep(user, 0)
-	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE user_id = $1", user),
-		deducts+1)
+	n := testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE user_id = $1", user)
+	testenv.Equal(t, "entries", n, deducts+1)
 }
 
 func TestAmountsAreStrict(t *testing.T) {
@@ -143,9 +143,9 @@ func TestAmountsAreStrict(t *testing.T) {
 			}
 		}
 	}
-	wantEqual(t, "balance", w.account(user)["b"], before["b"])
-	wantEqual(t, "entries", w.redis.Client.XLen(t.Context(), keys[2]).Val(), 1)
-	wantEqual(t, "outcomes", w.redis.Client.Exists(t.Context(), keys[1]).Val(), 0)
+	testenv.Equal(t, "balance", w.account(user)["b"], before["b"])
+	testenv.Equal(t, "entries", w.redis.Client.XLen(t.Context(), keys[2]).Val(), 1)
+	testenv.Equal(t, "outcomes", w.redis.Client.Exists(t.Context(), keys[1]).Val(), 0)
 }
 
 // A key of the wrong type makes the call fail before it has written anything.
@@ -171,7 +171,7 @@ func TestNoPartialWrites(t *testing.T) {
 			}
 			before := snapshot(t, w)
 			w.refused(op, ErrUnavailable)
-			wantEqual(t, "redis", snapshot(t, w), before)
+			testenv.Equal(t, "redis", snapshot(t, w), before)
 		})
 	}
 }
@@ -227,16 +227,12 @@ func TestAnOldKeyIsLookedUp(t *testing.T) {
 	w.redis.Client.Del(t.Context(), outcomeKey(user, op.ID))
 	for _, at := range []time.Time{{}, time.Now().Add(-OutcomeTTL), time.Now().Add(time.Hour)} {
 		op.MintedAt = at
-		if r := w.must(op, OK); !r.Replayed || r.Balance != 95 {
-			t.Errorf("minted at %v: got %+v, want a replay", at, r)
-		}
+		w.replayed(op, OK, 95)
 	}
 	expires := w.newBank(func(o *Options) { o.KeyMaxAge = time.Hour })
 	stale := newOp(user, Deduct, 5)
 	stale.MintedAt = time.Now().Add(-2 * time.Hour)
-	if _, err := expires.Apply(t.Context(), stale); !errors.Is(err, ErrExpired) {
-		t.Errorf("got %v, want ErrExpired", err)
-	}
+	w.refusedBy(expires, stale, ErrExpired)
 	w.inStep(user, 95)
 }
 
@@ -245,12 +241,10 @@ func TestLimits(t *testing.T) {
 	w := newWorld(t)
 	nobody := uuid.New()
 	w.refused(newOp(nobody, Deduct, 1), ErrUnknownUser)
-	if _, err := w.bank.Balance(t.Context(), nobody); !errors.Is(err, ErrUnknownUser) {
-		t.Errorf("balance of nobody: %v", err)
-	}
-	if _, err := w.bank.DurableBalance(t.Context(), nobody); !errors.Is(err, ErrUnknownUser) {
-		t.Errorf("durable balance of nobody: %v", err)
-	}
+	_, err := w.bank.Balance(t.Context(), nobody)
+	testenv.ErrorIs(t, "balance of nobody", err, ErrUnknownUser)
+	_, err = w.bank.DurableBalance(t.Context(), nobody)
+	testenv.ErrorIs(t, "durable balance of nobody", err, ErrUnknownUser)
 	// An addition creates the account even while all processes cache that it does not exist.
 	w.must(newOp(nobody, Add, 7), OK)
 	w.inStep(nobody, 7)
@@ -263,10 +257,7 @@ func TestLimits(t *testing.T) {
 	w.redis.Client.HSet(t.Context(), accountKey(nobody), "f", "test")
 	w.refused(newOp(nobody, Add, 1), ErrFrozen)
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
-	other := w.newBank()
-	if _, err := other.Apply(t.Context(), newOp(nobody, Add, 1)); !errors.Is(err, ErrUnavailable) {
-		t.Errorf("with eviction: got %v, want ErrUnavailable", err)
-	}
+	w.refusedBy(w.newBank(), newOp(nobody, Add, 1), ErrUnavailable)
 }
 
 // All callers in a process share one read of the ledger.
@@ -297,8 +288,8 @@ func TestAThousandMissesMakeOneRead(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	wantEqual(t, "failed", failed.Load(), 0)
-	wantEqual(t, "reads of the ledger", counter(banks[0].metrics.loads)+counter(banks[1].metrics.loads), 1)
+	testenv.Equal(t, "failed", failed.Load(), 0)
+	testenv.Equal(t, "reads of the ledger", reading(banks[0].metrics.loads)+reading(banks[1].metrics.loads), 1)
 	// Each process reads the bucket's epoch. If a load takes long, there are a few more reads.
 	if n := pool.Stat().AcquireCount(); n > 100 {
 		t.Errorf("%d queries for the state of one bucket", n)
@@ -321,7 +312,7 @@ func TestFunctionsComeBack(t *testing.T) {
 	w.refused(newOp(user, Deduct, 1), ErrUnavailable)
 	must(t, w.redis.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error { return w.redis.Client.Ping(t.Context()).Err() })
-	wantEqual(t, "libraries", len(w.redis.Client.FunctionList(t.Context(), functionQuery).Val()), 1)
+	testenv.Equal(t, "libraries", len(w.redis.Client.FunctionList(t.Context(), functionQuery).Val()), 1)
 	w.must(newOp(user, Deduct, 1), OK)
 	w.inStep(user, 98)
 }
@@ -334,9 +325,7 @@ func TestALostReply(t *testing.T) {
 	b, proxy := w.proxied(user)
 	proxy.Set(testenv.Trouble{LoseReplies: true})
 	op := newOp(user, Deduct, 10)
-	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
-		t.Fatalf("got %v, want ErrUnknown", err)
-	}
+	w.refusedBy(b, op, ErrUnknown)
 	proxy.Set(testenv.Trouble{})
 	r, err := b.Apply(t.Context(), op)
 	if err != nil || !r.Replayed || r.Balance != 89 {
@@ -363,8 +352,7 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 	bkt := Bucket(user)
 	args := []any{
 		"FCALL", "cr_deduct_v2", 4, accountKey(user), outcomeKey(user, op.ID), streamKey(bkt), epochKey(bkt), 10,
-		op.fp(),
-		user.String(), op.ID.String(), 1, 0, 1000, maxStream, durMemory, "0", "",
+		op.fp(), user.String(), op.ID.String(), 1, 0, 1000, maxStream, durMemory, "0", "",
 	}
 	if r, err := w.redis.Client.Do(t.Context(), args...).StringSlice(); err != nil || r[0] != "REPLAY" || r[3] != "90" {
 		t.Errorf("the next version on an old record: %v, %v", r, err)
@@ -376,13 +364,10 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 	}
 	// This version continues, finds the outcome recorded by the other version, and reloads its own library without
 	// changing the other's.
-	if r := w.must(other, OK); !r.Replayed || r.Balance != 85 {
-		t.Errorf("got %+v, want a replay", r)
-	}
+	w.replayed(other, OK, 85)
 	w.redis.Client.FunctionDelete(t.Context(), "posthaste_credits_v1")
 	w.must(newOp(user, Deduct, 5), OK)
-	wantEqual(t, "libraries",
-		len(w.redis.Client.FunctionList(t.Context(),
-			redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits_v*"}).Val()), 2)
+	both := redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits_v*"}
+	testenv.Equal(t, "libraries", len(w.redis.Client.FunctionList(t.Context(), both).Val()), 2)
 	w.inStep(user, 80)
 }

@@ -21,9 +21,8 @@ import (
 func (w *world) inUse(user uuid.UUID) *Bank {
 	w.tb.Helper()
 	b := w.newBank()
-	if _, err := b.Balance(w.tb.Context(), user); err != nil {
-		w.tb.Fatal(err)
-	}
+	_, err := b.Balance(w.tb.Context(), user)
+	must(w.tb, err)
 	return b
 }
 
@@ -71,7 +70,7 @@ func TestConcurrentCallsShareRoundTrips(t *testing.T) {
 	must(t, w.redis.Signal(syscall.SIGCONT))
 	before := reads()
 	wg.Wait()
-	wantEqual(t, "successes", ok.Load(), callers)
+	testenv.Equal(t, "successes", ok.Load(), callers)
 	if n := reads() - before; n > callers/4 {
 		t.Errorf("%d reads of the server for %d operations", n, callers)
 	}
@@ -155,7 +154,7 @@ func TestGivingUpInTheQueue(t *testing.T) {
 		w.must(op, OK)
 	}
 	w.inStep(user, 98)
-	wantEqual(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE op_id = $1",
+	testenv.Equal(t, "entries", testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE op_id = $1",
 		never.ID),
 		0)
 }
@@ -164,10 +163,8 @@ func TestGivingUpInTheQueue(t *testing.T) {
 func TestTwoUsersWithOneID(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	a, b := w.funded(10), uuid.New()
-	for Bucket(b) != Bucket(a) {
-		b = uuid.New()
-	}
+	a := w.funded(10)
+	b := beside(a)
 	w.must(newOp(b, Add, 20), OK)
 	op := newOp(a, Deduct, 1)
 	w.must(op, OK)
@@ -190,9 +187,9 @@ func TestMemoryIsFull(t *testing.T) {
 	before := w.account(user)["b"]
 	w.refused(newOp(user, Deduct, 1), ErrUnavailable)
 	w.refused(newOp(user, Add, 1), ErrUnavailable)
-	wantEqual(t, "balance", w.account(user)["b"], before)
+	testenv.Equal(t, "balance", w.account(user)["b"], before)
 	w.settle()
-	wantEqual(t, "entries in the stream", w.redis.Client.XLen(t.Context(), streamKey(Bucket(user))).Val(), 0)
+	testenv.Equal(t, "entries in the stream", w.unsynced(user), 0)
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory", "0")
 	w.must(newOp(user, Deduct, 1), OK)
 	w.inStep(user, 79)
@@ -217,9 +214,7 @@ func TestARefusalAfterDoubtIsNoAnswer(t *testing.T) {
 	})
 	proxy.Set(testenv.Trouble{LoseReplies: true})
 	armed.Store(true)
-	if _, err := b.Apply(t.Context(), newOp(user, Deduct, 10)); !errors.Is(err, ErrUnknown) {
-		t.Errorf("got %v, want ErrUnknown", err)
-	}
+	w.refusedBy(b, newOp(user, Deduct, 10), ErrUnknown)
 	if armed.Load() {
 		t.Error("the call was not repeated")
 	}

@@ -3,6 +3,7 @@ package credits
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -47,6 +48,17 @@ func userOn(t *testing.T, c *testenv.RedisCluster, master int) uuid.UUID {
 	}
 }
 
+// hasty returns a client that repeats little, and waits for an answer for so long.
+func hasty(t *testing.T, c *testenv.RedisCluster, read time.Duration) *redis.ClusterClient {
+	t.Helper()
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: c.Client.Options().Addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2,
+		ReadTimeout: read, PoolTimeout: patience,
+	})
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
 // All features on a cluster of three masters, of Redis and of Valkey: functions on every master, loads, the sync,
 // reconciliation, and exact balances. Then one master loses its data, and only its buckets are rebuilt.
 func TestOnACluster(t *testing.T) {
@@ -65,7 +77,7 @@ func TestOnACluster(t *testing.T) {
 				w.must(newOp(users[i], Add, 50), OK)
 			}
 			for i := range c.Nodes {
-				wantEqual(t, "libraries", len(c.On(t, i).FunctionList(t.Context(), functionQuery).Val()), 1)
+				testenv.Equal(t, "libraries", len(c.On(t, i).FunctionList(t.Context(), functionQuery).Val()), 1)
 			}
 			c.On(t, 1).FunctionFlush(t.Context())
 			other := func(o *Options) { o.Redis, o.Connections = newClient() }
@@ -96,7 +108,7 @@ func TestOnACluster(t *testing.T) {
 				}
 			}
 			wg.Wait()
-			wantEqual(t, "spent", spent.Load(), int64(50*len(users)))
+			testenv.Equal(t, "spent", spent.Load(), int64(50*len(users)))
 			for _, u := range users {
 				w.inStep(u, 0)
 			}
@@ -111,16 +123,13 @@ func TestOnACluster(t *testing.T) {
 			c.On(t, 2).FlushAll(t.Context())
 			w.settle()
 			for _, u := range users {
-				testenv.Eventually(t, 20*time.Second, func() error {
-					_, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1000))
-					return err
-				})
+				w.insist(w.bank, newOp(u, Deduct, 1000))
 				w.inStep(u, 7)
 			}
-			if n := counter(w.sync.metrics.bumps); n == 0 || n > 4 {
+			if n := reading(w.sync.metrics.bumps); n == 0 || n > 4 {
 				t.Errorf("%d buckets rebuilt, 4 accounts lost their data", n)
 			}
-			wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 0)
+			testenv.Equal(t, "lost operations", reading(w.sync.metrics.lost), 0)
 		})
 	}
 }
@@ -141,17 +150,12 @@ func aBucketMoves(t *testing.T, c *testenv.RedisCluster, durable Durability) {
 	w, _ := onCluster(t, c, func(o *Options) { o.Durability = durable })
 	user := uuid.New()
 	w.durable(newOp(user, Add, 1_000_000), OK) // more than the writers spend however long the move takes
-	stop := make(chan struct{})
+	var stopped atomic.Bool
 	var done atomic.Int64
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+			for !stopped.Load() {
 				op := newOp(user, Deduct, 1)
 				for {
 					r, err := w.bank.Apply(context.Background(), op)
@@ -194,7 +198,7 @@ func aBucketMoves(t *testing.T, c *testenv.RedisCluster, durable Durability) {
 	})
 	c.EndMove(t, slot, to)
 	more()
-	close(stop)
+	stopped.Store(true)
 	wg.Wait()
 	w.inStep(user, 1_000_000-done.Load())
 }
@@ -219,18 +223,9 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no", "appendonly yes")
-			newClient := func(read time.Duration) *redis.ClusterClient {
-				o := c.Client.Options()
-				n := redis.NewClusterClient(&redis.ClusterOptions{
-					Addrs: o.Addrs, MaxRedirects: 3, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2,
-					ReadTimeout: read, PoolTimeout: patience,
-				})
-				t.Cleanup(func() { _ = n.Close() })
-				return n
-			}
 			w := &world{tb: t, db: testenv.Postgres(t)}
-			w.bank = New(Options{Redis: newClient(30 * time.Second), Pool: w.db.Pool, Logger: testenv.Logger(t)})
-			w.sync = NewSync(SyncOptions{Redis: newClient(time.Second), Pool: w.db.Pool, Logger: testenv.Logger(t)})
+			w.bank = New(Options{Redis: hasty(t, c, 30*time.Second), Pool: w.db.Pool, Logger: testenv.Logger(t)})
+			w.sync = NewSync(SyncOptions{Redis: hasty(t, c, time.Second), Pool: w.db.Pool, Logger: testenv.Logger(t)})
 			users := make([]uuid.UUID, len(c.Nodes))
 			for i := range users {
 				users[i] = userOn(t, c, i)
@@ -250,18 +245,15 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 			}
 			down := c.Master(t, c.Slot(t, ownerKey)) // the node with the owner key
 			must(t, edit.down(c.Nodes[down]))
-			for i, u := range users {
-				if i == down {
-					continue
+			others := slices.DeleteFunc([]int{0, 1, 2}, func(i int) bool { return i == down })
+			for _, i := range others {
+				w.bank.fit.Store(nil) // forces a new check, which otherwise happens every few seconds
+				for range 3 {
+					w.insist(w.bank, newOp(users[i], Deduct, 1))
 				}
-				for seq := range int64(3) { // each may wait for a check of the node that is down
-					testenv.Eventually(t, 20*time.Second, func() error {
-						w.bank.fit.Store(nil) // forces a new check, which otherwise happens every few seconds
-						_, err := w.bank.Apply(t.Context(), newOp(u, Deduct, 1))
-						return err
-					})
-					in(i, 2+seq)
-				}
+			}
+			for _, i := range others {
+				in(i, 4)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
@@ -269,15 +261,12 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 				t.Error("an operation on a master that is down is done")
 			}
 			must(t, edit.up(t, c.Nodes[down]))
-			testenv.Eventually(t, time.Minute, func() error {
-				_, err := w.bank.Apply(t.Context(), newOp(users[down], Deduct, 100))
-				return err
-			})
+			w.insist(w.bank, newOp(users[down], Deduct, 100))
 			testenv.Eventually(t, time.Minute, func() error {
 				a := w.ledger(users[down])
 				return testenv.FailIf(a.LastSeq < 2, "the ledger has %d operations of the node that is back", a.LastSeq)
 			})
-			wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 0)
+			testenv.Equal(t, "lost operations", reading(w.sync.metrics.lost), 0)
 		})
 	}
 }
@@ -286,7 +275,7 @@ func TestAMasterOfTheClusterIsDown(t *testing.T) {
 func TestLossesAreCountedBesideAMasterThatIsDown(t *testing.T) {
 	t.Parallel()
 	c := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
-	b := New(Options{Redis: c.Client, Pool: testenv.Postgres(t).Pool, Logger: testenv.Logger(t)})
+	b := New(Options{Redis: hasty(t, c, time.Second), Pool: testenv.Postgres(t).Pool, Logger: testenv.Logger(t)})
 	first, later := int16(0), int16(0)
 	down := c.Master(t, c.Slot(t, epochKey(first)))
 	for c.Master(t, c.Slot(t, epochKey(later))) == down {
@@ -301,7 +290,7 @@ func TestLossesAreCountedBesideAMasterThatIsDown(t *testing.T) {
 	if err := b.claim(t.Context()); err == nil {
 		t.Error("a node that is down has answered")
 	}
-	wantEqual(t, "lost operations", counter(b.metrics.lost), 7)
-	wantEqual(t, "still to be counted", b.buckets[first].claim, 7)
-	wantEqual(t, "counted", b.buckets[later].claim, 0)
+	testenv.Equal(t, "lost operations", reading(b.metrics.lost), 7)
+	testenv.Equal(t, "still to be counted", b.buckets[first].claim, 7)
+	testenv.Equal(t, "counted", b.buckets[later].claim, 0)
 }

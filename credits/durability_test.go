@@ -1,10 +1,8 @@
 package credits
 
 import (
-	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -17,33 +15,20 @@ func TestDurabilityReplicas(t *testing.T) {
 	w := newPair(t)
 	b := w.newBank(func(o *Options) { o.Durability = Durability{Replicas: 1} })
 	user := w.funded(100)
-	var r Result
-	testenv.Eventually(t, 20*time.Second, func() error { // the first synchronization is slow
-		var err error
-		r, err = b.Apply(t.Context(), newOp(user, Add, 1))
-		return err
-	})
-	wantEqual(t, "durability", r.Durability, durReplicated)
+	r := w.insist(b, newOp(user, Add, 1)) // the first synchronization is slow
+	testenv.Equal(t, "durability", r.Durability, durReplicated)
 	// The link hangs: the operation is carried out, but is not on the replica.
 	w.link.Set(testenv.Trouble{LoseReplies: true})
 	op := newOp(user, Deduct, 10)
-	if _, err := b.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
-		t.Fatalf("without the replica: %v, want ErrUnknown", err)
-	}
+	w.refusedBy(b, op, ErrUnknown)
 	// A repeated operation also waits, even in another process. It must not return just because it has nothing to
 	// write.
 	other := w.newBank(func(o *Options) { o.Durability = Durability{Replicas: 1} })
-	if _, err := other.Apply(t.Context(), op); !errors.Is(err, ErrUnknown) {
-		t.Fatalf("repeated without the replica: %v, want ErrUnknown", err)
-	}
+	w.refusedBy(other, op, ErrUnknown)
 	w.link.Set(testenv.Trouble{})
 	w.link.Down()
 	w.link.Up()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		var err error
-		r, err = b.Apply(t.Context(), op)
-		return err
-	})
+	r = w.insist(b, op)
 	if !r.Replayed || r.Outcome != OK {
 		t.Errorf("got %+v, want a replay", r)
 	}
@@ -59,27 +44,23 @@ func TestDurabilityAOF(t *testing.T) {
 	w.durable(newOp(user, Add, 100), OK)
 	for range 5 {
 		r := w.durable(newOp(user, Deduct, 1), OK)
-		wantEqual(t, "durability", r.Durability, durFsynced)
+		testenv.Equal(t, "durability", r.Durability, durFsynced)
 		must(t, w.redis.Kill())
 		must(t, w.redis.Start(t.Context()))
 		got := w.durable(newOp(user, Deduct, 1000), Insufficient) // a loss would make the floor refuse this
-		wantEqual(t, "balance", got.Balance, r.Balance)
+		testenv.Equal(t, "balance", got.Balance, r.Balance)
 	}
 	w.inStep(user, 95)
-	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 0)
+	testenv.Equal(t, "rebuilt buckets", reading(w.sync.metrics.bumps), 0)
 
 	old := newWorld(t) // Redis 7.0 has no WAITAOF
 	if strings.HasPrefix(old.redis.Client.InfoMap(t.Context(), "server").Item("Server", "redis_version"), "7.0.") {
 		b := old.newBank(func(o *Options) { o.Durability = Durability{AOF: true} })
-		if _, err := b.Apply(t.Context(), newOp(user, Add, 1)); !errors.Is(err, ErrUnavailable) {
-			t.Errorf("without WAITAOF: %v, want ErrUnavailable", err)
-		}
+		old.refusedBy(b, newOp(user, Add, 1), ErrUnavailable)
 	}
 	w.redis.Client.ConfigSet(t.Context(), "appendonly", "no")
 	b := w.newBank(func(o *Options) { o.Durability = Durability{AOF: true} })
-	if _, err := b.Apply(t.Context(), newOp(user, Add, 1)); !errors.Is(err, ErrUnavailable) {
-		t.Errorf("without a file: %v, want ErrUnavailable", err)
-	}
+	w.refusedBy(b, newOp(user, Add, 1), ErrUnavailable) // without a file
 }
 
 // Without durability, operations that Redis loses in a crash are given up and counted. There are no other effects.
@@ -88,15 +69,10 @@ func TestDurabilityNone(t *testing.T) {
 	w := newWorld(t, "appendonly no")
 	user := w.funded(100)
 	w.settle()
-	wantEqual(t, "durability", w.must(newOp(user, Deduct, 30), OK).Durability, durMemory)
+	testenv.Equal(t, "durability", w.must(newOp(user, Deduct, 30), OK).Durability, durMemory)
 	must(t, w.redis.Kill())
 	must(t, w.redis.Start(t.Context()))
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if _, err := w.bank.Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrRecovering) {
-			return err
-		}
-		return nil
-	})
+	w.closedFor(w.bank, user)
 	w.inStep(user, 100)
-	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 1)
+	testenv.Equal(t, "lost operations", reading(w.sync.metrics.lost), 1)
 }

@@ -30,15 +30,13 @@ type pair struct {
 
 func newPair(t *testing.T) *pair {
 	t.Helper()
-	p := &pair{world: &world{tb: t, db: testenv.Postgres(t), redis: testenv.Redis(t)}}
+	p := &pair{world: &world{tb: t, db: testenv.Postgres(t), redis: testenv.Redis(t, "repl-diskless-sync-delay 0")}}
 	p.link = testenv.NewLink(t, p.redis.Addr())
 	host, port, _ := strings.Cut(p.link.Addr(), ":")
 	p.replica = testenv.Redis(t, fmt.Sprintf("replicaof %s %s", host, port), "repl-ping-replica-period 1",
 		"repl-timeout 60")
-	testenv.Eventually(t, time.Minute, func() error { // the primary waits five seconds before it sends anything
-		return testenv.FailIf(
-			p.replica.Client.InfoMap(t.Context(), "replication").Item("Replication", "master_link_status") != "up",
-			"no replica")
+	testenv.Becomes(t, "the link of the replica", "up", func() string {
+		return p.replica.Client.InfoMap(t.Context(), "replication").Item("Replication", "master_link_status")
 	})
 	a := p.redis.Addr()
 	p.addr.Store(&a)
@@ -108,27 +106,18 @@ func TestAStaleReplicaTakesOver(t *testing.T) {
 			if fresh {
 				p.bank = p.process(Durability{})
 			}
-			testenv.Eventually(t, 20*time.Second, func() error { // the first attempts use the old connections
-				_, err := p.bank.Apply(t.Context(), newOp(user, Deduct, 1))
-				if err == nil {
-					t.Fatal("an operation on the stale balance")
-				}
-				if !errors.Is(err, ErrRecovering) {
-					return err
-				}
-				return nil
-			})
+			p.closedFor(p.bank, user)
 			p.settle()
 			lost := int64(3)
 			if fresh {
 				lost = 0 // no running process has seen them
 			}
-			wantEqual(t, "lost operations", counter(p.sync.metrics.lost), lost)
-			wantEqual(t, "rebuilt buckets", counter(p.sync.metrics.bumps), 1)
+			testenv.Equal(t, "lost operations", reading(p.sync.metrics.lost), lost)
+			testenv.Equal(t, "rebuilt buckets", reading(p.sync.metrics.bumps), 1)
 			p.inStep(user, 79)
 			p.must(newOp(user, Deduct, 79), OK)
 			p.inStep(user, 0)
-			wantEqual(t, "frozen", p.ledger(user).Frozen, "")
+			testenv.Equal(t, "frozen", p.ledger(user).Frozen, "")
 		})
 	}
 }
@@ -140,26 +129,18 @@ func TestAReplicaThatWasWaitedForTakesOver(t *testing.T) {
 	p.bank = p.process(Durability{Replicas: 1})
 	user := uuid.New()
 	p.durable(newOp(user, Add, 100), OK)
-	acked := int64(0)
 	for range 10 {
 		p.durable(newOp(user, Deduct, 1), OK)
-		acked++
 	}
 	p.link.Down()
 	op := newOp(user, Deduct, 50)
 	p.refused(op, ErrUnknown) // done, but not on the replica
 	p.failOver()
-	var r Result
-	testenv.Eventually(t, 20*time.Second, func() error {
-		var err error
-		// Without a second replica, later operations cannot reach the durability. The balance shows which operations
-		// survived.
-		r, err = p.process(Durability{}).Apply(t.Context(), newOp(user, Add, 1))
-		return err
-	})
-	wantEqual(t, "balance after the failover", r.Balance, 100-acked+1)
+	// Without a second replica, later operations cannot reach the durability. The balance shows which ones survived.
+	r := p.insist(p.process(Durability{}), newOp(user, Add, 1))
+	testenv.Equal(t, "balance after the failover", r.Balance, 91)
 	p.bank = p.process(Durability{})
-	p.inStep(user, 100-acked+1)
+	p.inStep(user, 91)
 }
 
 // A replica takes over that lacks operations. Only the ledger and a process that has ended have seen them. A process
@@ -180,7 +161,7 @@ func TestOldKnowledgeOnAStaleReplica(t *testing.T) {
 	p.inStep(user, 89)
 	p.must(newOp(user, Deduct, 89), OK)
 	p.inStep(user, 0)
-	wantEqual(t, "frozen", p.ledger(user).Frozen, "")
+	testenv.Equal(t, "frozen", p.ledger(user).Frozen, "")
 }
 
 // The same while entries from the old server's streams are being written to the ledger. The process waits for that.
@@ -203,7 +184,9 @@ func TestWhatIsOnItsWayIntoTheLedgerIsInIt(t *testing.T) {
 	<-at
 	p.failOver()
 	for range 3 {
-		p.refusedBy(other, newOp(user, Deduct, 1))
+		if r, err := other.Apply(t.Context(), newOp(user, Deduct, 1)); err == nil {
+			t.Errorf("an operation on the stale balance: %+v", r)
+		}
 	}
 	close(goOn)
 	<-done
@@ -212,7 +195,7 @@ func TestWhatIsOnItsWayIntoTheLedgerIsInIt(t *testing.T) {
 	p.settle()
 	p.bank = other
 	p.inStep(user, 89)
-	wantEqual(t, "frozen", p.ledger(user).Frozen, "")
+	testenv.Equal(t, "frozen", p.ledger(user).Frozen, "")
 }
 
 // A replica takes over whose data are older than a rebuild of the bucket. It is in the old epoch, and so is a process
@@ -222,17 +205,14 @@ func TestAnOlderEpochOnAStaleReplica(t *testing.T) {
 	p, user, other := newSplit(t)
 	p.redis.Client.HSet(t.Context(), epochKey(Bucket(user)), "n", "0") // counts as a loss
 	p.settle()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		_, err := p.bank.Apply(t.Context(), newOp(user, Deduct, 10))
-		return err
-	})
+	p.insist(p.bank, newOp(user, Deduct, 10))
 	p.settle()
 	p.failOver()
 	p.closedFor(other, user)
 	p.settle()
 	p.bank = other
 	p.inStep(user, 89)
-	wantEqual(t, "frozen", p.ledger(user).Frozen, "")
+	testenv.Equal(t, "frozen", p.ledger(user).Frozen, "")
 }
 
 // newSplit returns a pair whose link is down. A user has 99. The replica has that state, and so has the other process,
@@ -243,41 +223,12 @@ func newSplit(t *testing.T) (p *pair, user uuid.UUID, other *Bank) {
 	user = p.funded(100)
 	p.settle()
 	other = p.process(Durability{})
-	p.durableIn(other, newOp(user, Deduct, 1))
+	_, err := other.Apply(t.Context(), newOp(user, Deduct, 1))
+	must(t, err)
 	p.settle()
 	p.caughtUp()
 	p.link.Down()
 	return p, user, other
-}
-
-// durableIn carries out an operation in another process.
-func (p *pair) durableIn(b *Bank, op Op) {
-	p.tb.Helper()
-	if _, err := b.Apply(p.tb.Context(), op); err != nil {
-		p.tb.Fatal(err)
-	}
-}
-
-// refusedBy checks that another process refuses an operation.
-func (p *pair) refusedBy(b *Bank, op Op) {
-	p.tb.Helper()
-	if r, err := b.Apply(p.tb.Context(), op); err == nil {
-		p.tb.Errorf("an operation on the stale balance: %+v", r)
-	}
-}
-
-// closedFor waits until a process finds the user's bucket closed. The process must not have done anything before.
-func (p *pair) closedFor(b *Bank, user uuid.UUID) {
-	p.tb.Helper()
-	testenv.Eventually(p.tb, 20*time.Second, func() error { // the first attempts use the old connections
-		r, err := b.Apply(p.tb.Context(), newOp(user, Deduct, 1))
-		if err == nil {
-			p.tb.Errorf("an operation on the stale balance: %+v", r)
-		} else if !errors.Is(err, ErrRecovering) {
-			return err
-		}
-		return nil
-	})
 }
 
 // Sentinels have no balances. A process that starts finds the primary through them.
@@ -298,18 +249,9 @@ func TestThroughSentinel(t *testing.T) {
 	w.bank = w.newBank(onSentinel)
 	w.sync = NewSync(SyncOptions{Redis: w.bank.o.Redis, Pool: w.db.Pool, Logger: testenv.Logger(t)})
 	user := uuid.New()
-	op := newOp(user, Add, 100)
-	testenv.Eventually(t, 20*time.Second, func() error {
-		_, err := w.bank.Apply(t.Context(), op)
-		return err
-	})
+	w.insist(w.bank, newOp(user, Add, 100))
 	w.settle()
-	b := w.newBank(onSentinel)
-	op = newOp(user, Deduct, 1)
-	testenv.Eventually(t, 20*time.Second, func() error {
-		_, err := b.Apply(t.Context(), op)
-		return err
-	})
+	w.insist(w.newBank(onSentinel), newOp(user, Deduct, 1))
 }
 
 // When a process connects to a server, a bucket whose keys have the wrong type does not affect other buckets.
@@ -322,8 +264,8 @@ func TestABadBucketIsNobodyElsesTrouble(t *testing.T) {
 	}
 	w.settle()
 	w.redis.Client.HSet(t.Context(), epochKey(Bucket(bad)), "n", "abc")
-	p := &pair{world: w}
-	p.durableIn(w.newBank(), newOp(user, Deduct, 1))
+	_, err := w.newBank().Apply(t.Context(), newOp(user, Deduct, 1))
+	must(t, err)
 }
 
 // The same without Postgres. No operation is sent to a new server, because the process cannot find out whether it lacks

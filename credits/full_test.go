@@ -37,8 +37,7 @@ func (w *world) bareRate(c *redis.Client, ops []Op, conns, depth int) float64 {
 		op, bkt := &ops[i], Bucket(ops[i].User)
 		prepared[i] = []any{
 			"FCALL", fnDeduct, 4, accountKey(op.User), outcomeKey(op.User, op.ID), streamKey(bkt), epochKey(bkt), 1,
-			op.fp(),
-			op.User.String(), op.ID.String(), 1, 0, OutcomeTTL.Milliseconds(), maxStream, durMemory, "0", "",
+			op.fp(), op.User.String(), op.ID.String(), 1, 0, OutcomeTTL.Milliseconds(), maxStream, durMemory, "0", "",
 		}
 	}
 	var next atomic.Int64
@@ -206,7 +205,7 @@ func TestFullSyncKeepsUp(t *testing.T) {
 				list[j] = newV7Op(users[(i*500+j)%len(users)])
 			}
 			w.bareRate(c, list, 1, 250)
-			worst = max(worst, float64(gauge(w.sync.metrics.lag)))
+			worst = max(worst, float64(reading(w.sync.metrics.lag)))
 		}
 		wrote := time.Since(start)
 		for {

@@ -82,8 +82,7 @@ func TestLinearizable(t *testing.T) {
 				}
 				mu.Lock()
 				history = append(history, porcupine.Operation{
-					ClientId: id + 1, Input: in, Output: out, Call: start,
-					Return: end,
+					ClientId: id + 1, Input: in, Output: out, Call: start, Return: end,
 				})
 				mu.Unlock()
 			}

@@ -3,7 +3,6 @@ package credits
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -104,11 +103,8 @@ func (w *world) proxied(user uuid.UUID, edit ...func(*redis.Options, *testenv.Li
 		c = redis.NewClient(own)
 	}
 	w.tb.Cleanup(func() { _ = c.Close() })
-	b, op := w.newBank(func(o *Options) { o.Redis, o.Connections = c, connections }), newOp(user, Deduct, 1)
-	testenv.Eventually(w.tb, 20*time.Second, func() error {
-		_, err := b.Apply(w.tb.Context(), op)
-		return err
-	})
+	b := w.newBank(func(o *Options) { o.Redis, o.Connections = c, connections })
+	w.insist(b, newOp(user, Deduct, 1))
 	return b, proxy
 }
 
@@ -142,11 +138,9 @@ func (w *world) settle() {
 	})
 }
 
-var fresh = time.Now
-
 func newOp(user uuid.UUID, kind Kind, amount int64) Op {
 	id := OpID(uuid.New())
-	op := Op{User: user, ID: id, Kind: kind, Amount: amount, MintedAt: fresh()}
+	op := Op{User: user, ID: id, Kind: kind, Amount: amount, MintedAt: time.Now()}
 	copy(op.Fingerprint[1:], id[:])
 	return op
 }
@@ -161,14 +155,29 @@ func (w *world) must(op Op, want Outcome) Result {
 	return r
 }
 
-// durable is must for a bank that waits for disks or replicas. The wait times out after half a second, which can happen
-// on a busy machine. Then it repeats the operation, as a client would.
-func (w *world) durable(op Op, want Outcome) (r Result) {
+// replayed is must for an operation that was carried out, or refused, before.
+func (w *world) replayed(op Op, want Outcome, balance int64) {
+	w.tb.Helper()
+	if r := w.must(op, want); !r.Replayed || r.Balance != balance {
+		w.tb.Errorf("%s %d: got %+v, want a replay with balance %d", op.Kind, op.Amount, r, balance)
+	}
+}
+
+// insist repeats an operation in a process until it has an outcome, as a client would.
+func (w *world) insist(b *Bank, op Op) (r Result) {
 	w.tb.Helper()
 	testenv.Eventually(w.tb, 30*time.Second, func() (err error) {
-		r, err = w.bank.Apply(w.tb.Context(), op)
+		r, err = b.Apply(w.tb.Context(), op)
 		return err
 	})
+	return r
+}
+
+// durable is must for a bank that waits for disks or replicas. The wait times out after half a second, which can happen
+// on a busy machine.
+func (w *world) durable(op Op, want Outcome) Result {
+	w.tb.Helper()
+	r := w.insist(w.bank, op)
 	if r.Outcome != want {
 		w.tb.Fatalf("%s %d: got %s, want %s", op.Kind, op.Amount, r.Outcome, want)
 	}
@@ -178,9 +187,58 @@ func (w *world) durable(op Op, want Outcome) (r Result) {
 // refused applies an operation and requires the error.
 func (w *world) refused(op Op, want error) {
 	w.tb.Helper()
-	if r, err := w.bank.Apply(w.tb.Context(), op); !errors.Is(err, want) {
-		w.tb.Fatalf("%s %d: got %+v, %v, want %v", op.Kind, op.Amount, r, err, want)
+	w.refusedBy(w.bank, op, want)
+}
+
+// refusedBy is refused in another process.
+func (w *world) refusedBy(b *Bank, op Op, want error) {
+	w.tb.Helper()
+	if r, err := b.Apply(w.tb.Context(), op); !errors.Is(err, want) {
+		w.tb.Errorf("%s %d: got %+v, %v, want %v", op.Kind, op.Amount, r, err, want)
 	}
+}
+
+// closedFor waits until a process finds the user's bucket closed. The process must not have done anything before.
+func (w *world) closedFor(b *Bank, user uuid.UUID) {
+	w.tb.Helper()
+	testenv.Eventually(w.tb, 20*time.Second, func() error { // the first attempts use the old connections
+		r, err := b.Apply(w.tb.Context(), newOp(user, Deduct, 1))
+		if err == nil {
+			w.tb.Errorf("an operation on the stale balance: %+v", r)
+		} else if !errors.Is(err, ErrRecovering) {
+			return err
+		}
+		return nil
+	})
+}
+
+// beside returns another user in the same bucket.
+func beside(user uuid.UUID) uuid.UUID {
+	for {
+		if other := uuid.New(); Bucket(other) == Bucket(user) {
+			return other
+		}
+	}
+}
+
+// crash runs a sync that crashes at a point.
+func (w *world) crash(point string) {
+	w.tb.Helper()
+	crashed, errCrash := w.newSync(), errors.New("crashed")
+	crashed.failpoint = func(name string) error {
+		if name == point {
+			return errCrash
+		}
+		return nil
+	}
+	_, err := crashed.round(w.tb.Context())
+	testenv.ErrorIs(w.tb, "the crash", err, errCrash)
+}
+
+// unsynced returns how many entries are in the stream of a user's bucket.
+func (w *world) unsynced(user uuid.UUID) int64 {
+	w.tb.Helper()
+	return w.redis.Client.XLen(w.tb.Context(), streamKey(Bucket(user))).Val()
 }
 
 func (w *world) funded(amount int64) uuid.UUID {
@@ -243,31 +301,20 @@ func (w *world) flush() {
 
 func outcomeKey(user, op uuid.UUID) string { return outcomeKeyIn(Bucket(user), user, op) }
 
-func wantEqual[T comparable](tb testing.TB, what string, got, want T) {
-	tb.Helper()
-	if got != want {
-		tb.Errorf("%s: got %v, want %v", what, got, want)
-	}
-}
-
-func fail(format string, a ...any) error { return fmt.Errorf(format, a...) }
-
 var functionQuery = redis.FunctionListQuery{LibraryNamePattern: "posthaste_credits_v1"}
 
-func counter(c prometheus.Metric) int64 {
+// reading is the value of a counter or a gauge.
+func reading(c prometheus.Metric) int64 {
 	var m dto.Metric
 	if err := c.Write(&m); err != nil {
 		panic(err)
 	}
-	return int64(m.GetCounter().GetValue())
-}
-
-func gauge(g prometheus.Metric) int64 {
-	var m dto.Metric
-	if err := g.Write(&m); err != nil {
-		panic(err)
-	}
-	return int64(m.GetGauge().GetValue())
+	return int64(m.GetCounter().GetValue() + m.GetGauge().GetValue())
 }
 
 var must = testenv.Must
+
+func TestEveryQueryPrepares(t *testing.T) {
+	t.Parallel()
+	testenv.Postgres(t).PrepareAll(t, "queries")
+}

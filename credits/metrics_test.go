@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"posthaste/internal/testenv"
 )
 
 // All series exist with value zero at the start, so that their first increase is visible.
@@ -30,7 +32,7 @@ func TestMetricsBeginAtZero(t *testing.T) {
 		"credits_frozen_total":     len(reasons), "credits_epoch_bumps_total": 1, "credits_lost_operations_total": 1,
 		"credits_reconcile_drift": 1, "outbox_events_written_total": 2,
 	} {
-		wantEqual(t, name, series[name], want)
+		testenv.Equal(t, name, series[name], want)
 	}
 	if !slices.Contains(reasons, reasonFork) {
 		t.Error("forks are not counted")
@@ -44,11 +46,9 @@ func TestDrift(t *testing.T) {
 	a, b := w.funded(100), w.funded(50)
 	w.settle()
 	w.sync.compare(t.Context())
-	wantEqual(t, "drift", gauge(w.sync.metrics.drift), 0)
+	testenv.Equal(t, "drift", reading(w.sync.metrics.drift), 0)
 	w.db.Exec(t, "UPDATE credit_accounts SET balance = 93 WHERE user_id = $1", a)
 	w.db.Exec(t, "DELETE FROM credit_accounts WHERE user_id = $1", b)
 	w.sync.compare(t.Context())
-	if got := gauge(w.sync.metrics.drift); got != 57 {
-		t.Errorf("drift %v, want 57", got)
-	}
+	testenv.Equal(t, "drift", reading(w.sync.metrics.drift), 57)
 }

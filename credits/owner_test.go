@@ -39,9 +39,7 @@ func TestTheBalancesOfAnotherDatabase(t *testing.T) {
 		t.Fatalf("source %q, %v", source, err)
 	}
 	must(t, TakeOver(t.Context(), w.redis.Client, source))
-	if _, err := w.newBank().Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrUnavailable) {
-		t.Errorf("a deduction for the first after the second has taken over: %v", err)
-	}
+	w.refusedBy(w.newBank(), newOp(user, Deduct, 1), ErrUnavailable)
 }
 
 // A process may have no right to read its database's source, or no Postgres. The credits of the right database stay
@@ -56,12 +54,10 @@ func TestTheOwnerThatCannotLook(t *testing.T) {
 	}
 	w.db.Exec(t, "ALTER TABLE relay_state RENAME TO hidden")
 	// The sync writes to the ledger, so it requires the source.
-	if _, err := w.newSync().round(t.Context()); !errors.Is(err, errOwnerUnknown) {
-		t.Errorf("the sync of nobody knows whom: %v", err)
-	}
-	if _, err := w.newBank().Apply(t.Context(), newOp(user, Deduct, 1)); err != nil {
-		t.Error(err)
-	}
+	_, err := w.newSync().round(t.Context())
+	testenv.ErrorIs(t, "the sync of nobody knows whom", err, errOwnerUnknown)
+	_, err = w.newBank().Apply(t.Context(), newOp(user, Deduct, 1))
+	must(t, err)
 }
 
 // A copy on another server has no source until its relay has set one. Until then it uses no balances that have an
@@ -75,9 +71,7 @@ func TestTheBalancesOfTheOriginal(t *testing.T) {
 	w.db.Exec(t, "UPDATE relay_state SET system_identifier = 1")
 	bank := w.newBank()
 	for range 2 {
-		if _, err := bank.Apply(t.Context(), newOp(user, Deduct, 1)); !errors.Is(err, ErrUnavailable) {
-			t.Errorf("got %v, want ErrUnavailable", err)
-		}
+		w.refusedBy(bank, newOp(user, Deduct, 1), ErrUnavailable)
 		if err := sql.Identify(t.Context(), w.db.Pool); err != nil { // as the copy's relay does
 			t.Fatal(err)
 		}
@@ -99,9 +93,7 @@ func TestComparisonsShareARead(t *testing.T) {
 		wg.Go(func() {
 			cn := w.redis.Client.Conn()
 			defer cn.Close()
-			if err := w.bank.compare(t.Context(), cn); err != nil {
-				t.Error(err)
-			}
+			testenv.ErrorIs(t, "the comparison", w.bank.compare(t.Context(), cn), nil)
 		})
 	}
 	wg.Wait()

@@ -29,17 +29,14 @@ func TestFlushAll(t *testing.T) {
 	}
 	w.flush()
 	w.refused(newOp(user, Deduct, 1), ErrRecovering)
-	if _, err := w.bank.Balance(t.Context(), user); !errors.Is(err, ErrRecovering) {
-		t.Errorf("balance: got %v, want ErrRecovering", err)
-	}
+	_, err := w.bank.Balance(t.Context(), user)
+	testenv.ErrorIs(t, "balance", err, ErrRecovering)
 	w.refused(synced, ErrRecovering)
 	w.inStep(user, 90)
-	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 3)
-	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+	testenv.Equal(t, "lost operations", reading(w.sync.metrics.lost), 3)
+	testenv.Equal(t, "rebuilt buckets", reading(w.sync.metrics.bumps), 1)
 	// An operation in the ledger is not carried out again, although Redis does not have it and the key is young.
-	if r := w.must(synced, OK); !r.Replayed || r.Balance != 90 {
-		t.Errorf("got %+v, want a replay", r)
-	}
+	w.replayed(synced, OK, 90)
 	w.must(newOp(user, Deduct, 90), OK)
 	w.inStep(user, 0)
 }
@@ -78,15 +75,13 @@ func TestEvictedOutcomes(t *testing.T) {
 		t.Fatalf("%d outcomes are left", n)
 	}
 	w.settle()
-	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+	testenv.Equal(t, "rebuilt buckets", reading(w.sync.metrics.bumps), 1)
 	for range 2 {
-		if r := w.must(waiting, OK); !r.Replayed || r.Balance != 70 {
-			t.Errorf("got %+v, want a replay", r)
-		}
+		w.replayed(waiting, OK, 70)
 		w.must(synced, OK)
 	}
 	w.inStep(user, 70)
-	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+	testenv.Equal(t, "rebuilt buckets", reading(w.sync.metrics.bumps), 1)
 }
 
 // Redis loses everything before any of it was in the ledger.
@@ -97,7 +92,7 @@ func TestFlushAllAtOnce(t *testing.T) {
 	w.flush()
 	w.refused(newOp(user, Deduct, 1), ErrRecovering)
 	w.settle()
-	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 1)
+	testenv.Equal(t, "lost operations", reading(w.sync.metrics.lost), 1)
 	w.refused(newOp(user, Deduct, 1), ErrUnknownUser)
 	w.must(newOp(user, Add, 50), OK)
 	w.inStep(user, 50)
@@ -121,15 +116,12 @@ func TestTheSyncNoticesALoss(t *testing.T) {
 			w.must(newOp(user, Deduct, 20), OK)
 			lose(t.Context(), w.redis.Client, Bucket(user))
 			w.settle()
-			wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+			testenv.Equal(t, "rebuilt buckets", reading(w.sync.metrics.bumps), 1)
 			balance := int64(90)
 			if name == "epoch" || name == "count" {
 				balance = 70 // the stream existed and was written to the ledger first
 			}
-			testenv.Eventually(t, 20*time.Second, func() error {
-				_, err := w.bank.Apply(t.Context(), newOp(user, Deduct, 1000))
-				return err
-			})
+			w.insist(w.bank, newOp(user, Deduct, 1000))
 			w.inStep(user, balance)
 		})
 	}
@@ -144,21 +136,20 @@ func TestALossThatOnlyIdleProcessesKnow(t *testing.T) {
 	w.settle()
 	other := w.newBank()
 	for _, b := range []*Bank{w.bank, w.bank, other, w.bank} {
-		if _, err := b.Apply(t.Context(), newOp(user, Deduct, 20)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := b.Apply(t.Context(), newOp(user, Deduct, 20))
+		must(t, err)
 	}
 	w.flush()
 	w.settle()
-	wantEqual(t, "rebuilt buckets", counter(w.sync.metrics.bumps), 1)
+	testenv.Equal(t, "rebuilt buckets", reading(w.sync.metrics.bumps), 1)
 	w.inStep(user, 100)
 	w.must(newOp(user, Deduct, 5), OK)
 	for range 2 {
 		other.refresh(t.Context())
 		w.bank.refresh(t.Context())
 	}
-	wantEqual(t, "lost operations", counter(w.sync.metrics.lost)+counter(w.bank.metrics.lost)+
-		counter(other.metrics.lost),
+	testenv.Equal(t, "lost operations", reading(w.sync.metrics.lost)+reading(w.bank.metrics.lost)+
+		reading(other.metrics.lost),
 		4)
 	w.inStep(user, 95)
 }
@@ -185,16 +176,11 @@ func TestAnOldSnapshotIsRestored(t *testing.T) {
 	must(t, w.redis.Kill())
 	must(t, os.WriteFile(filepath.Join(w.redis.Dir, "dump.rdb"), old, 0o600))
 	var ok, refused atomic.Int64
-	stop := make(chan struct{})
+	var stopped atomic.Bool
 	var load sync.WaitGroup
 	for range 4 {
 		load.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+			for !stopped.Load() {
 				r, err := w.bank.Apply(context.Background(), newOp(user, Deduct, 10))
 				switch {
 				case err == nil && r.Outcome == OK:
@@ -209,18 +195,18 @@ func TestAnOldSnapshotIsRestored(t *testing.T) {
 	testenv.Eventually(t, 20*time.Second, func() error {
 		return testenv.FailIf(refused.Load() == 0, "nothing was refused yet")
 	})
-	wantEqual(t, "operations on the old balance", ok.Load(), 0)
+	testenv.Equal(t, "operations on the old balance", ok.Load(), 0)
 	w.run()
 	testenv.Eventually(t, 20*time.Second, func() error {
 		return testenv.FailIf(ok.Load() == 0, "the bucket is still closed")
 	})
-	close(stop)
+	stopped.Store(true)
 	load.Wait()
 	other := *w
 	other.sync = w.newSync()
 	other.inStep(user, 750-10*min(ok.Load(), 75))
-	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 7)
-	wantEqual(t, "frozen", w.ledger(user).Frozen, "")
+	testenv.Equal(t, "lost operations", reading(w.sync.metrics.lost), 7)
+	testenv.Equal(t, "frozen", w.ledger(user).Frozen, "")
 }
 
 // A rebuild fails halfway: the bucket stays closed until another rebuild has finished.
@@ -230,16 +216,7 @@ func TestACrashOfTheRebuild(t *testing.T) {
 	user := w.funded(100)
 	w.settle()
 	w.flush()
-	crashed := w.newSync()
-	crashed.failpoint = func(name string) error {
-		if name == "after_bump" {
-			return errCrash
-		}
-		return nil
-	}
-	if _, err := crashed.round(t.Context()); !errors.Is(err, errCrash) {
-		t.Fatalf("got %v, want the crash", err)
-	}
+	w.crash("after_bump")
 	w.refused(newOp(user, Deduct, 1), ErrRecovering)
 	w.inStep(user, 100)
 }
@@ -275,18 +252,12 @@ func TestAnOutcomeOfAnOlderEpoch(t *testing.T) {
 	w.must(lost, OK)
 	w.redis.Client.Del(t.Context(), streamKey(Bucket(user)))
 	w.settle()
-	wantEqual(t, "lost operations", counter(w.sync.metrics.lost), 1)
+	testenv.Equal(t, "lost operations", reading(w.sync.metrics.lost), 1)
 	for op, want := range map[*Op]bool{&kept: true, &lost: false} {
-		if r := w.must(*op, OK); r.Replayed != want {
-			t.Errorf("%+v: replayed %v, want %v", *op, r.Replayed, want)
-		}
+		testenv.Equal(t, "replayed", w.must(*op, OK).Replayed, want)
 	}
-	if r := w.must(lost, OK); !r.Replayed || r.Balance != 70 {
-		t.Errorf("again: %+v", r)
-	}
-	if r := w.must(refused, Insufficient); !r.Replayed || r.Balance != 90 {
-		t.Errorf("the refusal: %+v", r)
-	}
+	w.replayed(lost, OK, 70)
+	w.replayed(refused, Insufficient, 90)
 	w.inStep(user, 70)
 }
 

@@ -2,11 +2,12 @@ package credits
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 
 	"github.com/google/uuid"
+
+	"posthaste/internal/testenv"
 )
 
 func (w *world) reconcile() *Report {
@@ -14,6 +15,14 @@ func (w *world) reconcile() *Report {
 	r, err := Reconcile(w.tb.Context(), w.redis.Client, w.db.Pool, nil)
 	must(w.tb, err)
 	return r
+}
+
+// unfreeze requires the error, or none, and returns what the operator is told.
+func (w *world) unfreeze(user uuid.UUID, s Settlement, want error) *Account {
+	w.tb.Helper()
+	a, err := w.bank.Unfreeze(w.tb.Context(), user, s)
+	testenv.ErrorIs(w.tb, "to unfreeze", err, want)
+	return a
 }
 
 func TestReconcile(t *testing.T) {
@@ -60,10 +69,10 @@ func TestReconcile(t *testing.T) {
 		causeSum, causeGap, causeFrozen, causeBehind, causeBalance, causeStream,
 		causeUnknown,
 	} {
-		wantEqual(t, "cause", got[users[cause]], cause)
+		testenv.Equal(t, "cause", got[users[cause]], cause)
 	}
-	wantEqual(t, "differences", len(r.Differences), 7)
-	wantEqual(t, "the new account", got[fresh], "")
+	testenv.Equal(t, "differences", len(r.Differences), 7)
+	testenv.Equal(t, "the new account", got[fresh], "")
 	// The sum was changed by one, so the counter-account differs too.
 	if len(r.Buckets) != 1 || r.Buckets[0].Bucket != Bucket(users[causeSum]) ||
 		r.Buckets[0].Accounts-r.Buckets[0].Issued != 1 {
@@ -127,33 +136,25 @@ func TestUnfreeze(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			user := w.funded(100)
-			if _, err := w.bank.Unfreeze(t.Context(), uuid.New(), SettleLedger); !errors.Is(err, ErrUnknownUser) {
-				t.Errorf("nobody: %v", err)
-			}
+			w.unfreeze(uuid.New(), SettleLedger, ErrUnknownUser)
 			w.settle()
-			if _, err := w.bank.Unfreeze(t.Context(), user, SettleLedger); !errors.Is(err, ErrNotFrozen) {
-				t.Errorf("in use: %v", err)
-			}
+			w.unfreeze(user, SettleLedger, ErrNotFrozen)
 			for _, amount := range []int64{10, 20, 30} {
 				w.must(newOp(user, Deduct, amount), OK)
 			}
 			w.tamper(user, func(e []map[string]any) []map[string]any { return []map[string]any{e[0], e[2]} }) // a gap
 			w.settle()
 			w.refused(newOp(user, Deduct, 1), ErrFrozen)
-			a, err := w.bank.Unfreeze(t.Context(), user, SettleNone)
-			if !errors.Is(err, ErrUnsettled) || a.Frozen != reasonGap || a.Ledger != 90 || *a.Redis != 40 ||
-				a.Quarantined != 1 || a.Quarantine[0].Amount != "30" || a.Difference == "" {
-				t.Errorf("not settled: %+v, %v", a, err)
+			a := w.unfreeze(user, SettleNone, ErrUnsettled)
+			if a.Frozen != reasonGap || a.Ledger != 90 || *a.Redis != 40 || a.Quarantined != 1 ||
+				a.Quarantine[0].Amount != "30" || a.Difference == "" {
+				t.Errorf("not settled: %+v", a)
 			}
 			w.db.Exec(t, "UPDATE credit_accounts SET balance = 91 WHERE user_id = $1", user)
-			if _, err := w.bank.Unfreeze(t.Context(), user, c.settle); !errors.Is(err, ErrDamaged) {
-				t.Errorf("with a ledger changed by hand: %v", err)
-			}
+			w.unfreeze(user, c.settle, ErrDamaged) // the ledger was changed by hand
 			w.db.Exec(t, "UPDATE credit_accounts SET balance = 90 WHERE user_id = $1", user)
 			w.refused(newOp(user, Deduct, 1), ErrFrozen)
-			if _, err := w.bank.Unfreeze(t.Context(), user, c.settle); err != nil {
-				t.Fatal(err)
-			}
+			w.unfreeze(user, c.settle, nil)
 			w.must(newOp(user, Deduct, 1), OK)
 			w.inStep(user, c.balance-1)
 			if r := w.reconcile(); !r.Clean() {
@@ -175,18 +176,12 @@ func TestUnfreezeAfterARebuild(t *testing.T) {
 	w.settle()
 	w.db.Exec(t, "UPDATE credit_accounts SET balance = 100 WHERE user_id = $1", user)
 	w.redis.Client.Del(t.Context(), accountKey(user))
-	unfreeze := func(s Settlement, want error) {
-		t.Helper()
-		if a, err := w.bank.Unfreeze(t.Context(), user, s); !errors.Is(err, want) {
-			t.Errorf("%q: got %+v, %v, want %v", s, a, err, want)
-		}
-	}
-	unfreeze(SettleNone, ErrUnsettled)
-	unfreeze(SettleRedis, ErrNotInRedis)
+	w.unfreeze(user, SettleNone, ErrUnsettled)
+	w.unfreeze(user, SettleRedis, ErrNotInRedis)
 	w.refused(newOp(user, Deduct, 1), ErrFrozen) // loads the account
-	wantEqual(t, "balance in redis", w.account(user)["b"], "100")
-	unfreeze(SettleNone, ErrUnsettled)
-	unfreeze(SettleLedger, nil)
+	testenv.Equal(t, "balance in redis", w.account(user)["b"], "100")
+	w.unfreeze(user, SettleNone, ErrUnsettled)
+	w.unfreeze(user, SettleLedger, nil)
 	w.inStep(user, 100)
 }
 

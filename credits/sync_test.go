@@ -16,8 +16,6 @@ import (
 	"posthaste/internal/testenv"
 )
 
-var errCrash = errors.New("crashed")
-
 // If a sync crashes before the commit, or between commit and acknowledgement, nothing is lost and nothing is applied
 // twice.
 func TestACrashOfTheSync(t *testing.T) {
@@ -28,21 +26,12 @@ func TestACrashOfTheSync(t *testing.T) {
 			w := newWorld(t)
 			user := w.funded(100)
 			w.must(newOp(user, Deduct, 30), OK)
-			crashed := w.newSync()
-			crashed.failpoint = func(name string) error {
-				if name == point {
-					return errCrash
-				}
-				return nil
-			}
-			if _, err := crashed.round(t.Context()); !errors.Is(err, errCrash) {
-				t.Fatalf("got %v, want the crash", err)
-			}
-			wantEqual(t, "entries in the stream", w.redis.Client.XLen(t.Context(), streamKey(Bucket(user))).Val(), 2)
+			w.crash(point)
+			testenv.Equal(t, "entries in the stream", w.unsynced(user), 2)
 			w.must(newOp(user, Deduct, 300), Insufficient)
 			w.inStep(user, 70)
-			wantEqual(t, "entries in the stream", w.redis.Client.XLen(t.Context(), streamKey(Bucket(user))).Val(), 0)
-			wantEqual(t, "frozen", w.ledger(user).Frozen, "")
+			testenv.Equal(t, "entries in the stream", w.unsynced(user), 0)
+			testenv.Equal(t, "frozen", w.ledger(user).Frozen, "")
 		})
 	}
 }
@@ -64,9 +53,8 @@ func TestManySyncs(t *testing.T) {
 	for _, u := range users {
 		writers.Go(func() {
 			for range 10 {
-				if _, err := w.bank.Apply(context.Background(), newOp(u, Deduct, 3)); err != nil {
-					t.Error(err)
-				}
+				_, err := w.bank.Apply(context.Background(), newOp(u, Deduct, 3))
+				testenv.ErrorIs(t, "a deduction", err, nil)
 			}
 		})
 	}
@@ -165,16 +153,13 @@ func TestContradictionsFreezeOneUser(t *testing.T) {
 			for _, amount := range []int64{10, 20, 30} {
 				w.must(newOp(user, Deduct, amount), OK)
 			}
-			other := uuid.New()
-			for Bucket(other) != Bucket(user) {
-				other = uuid.New()
-			}
+			other := beside(user)
 			w.must(newOp(other, Add, 5), OK)
 			w.tamper(user, func(e entries) entries { return append(c.edit(e[:3]), e[3]) })
 			w.inStep(other, 5)
 			a := w.ledger(user)
-			wantEqual(t, "reason", a.Frozen, c.reason)
-			wantEqual(t, "last operation", a.LastSeq, c.last)
+			testenv.Equal(t, "reason", a.Frozen, c.reason)
+			testenv.Equal(t, "last operation", a.LastSeq, c.last)
 			if c.reason == "" {
 				w.inStep(user, 40)
 				return
@@ -186,7 +171,7 @@ func TestContradictionsFreezeOneUser(t *testing.T) {
 			if put == 0 {
 				t.Error("nothing was put aside")
 			}
-			wantEqual(t, "frozen accounts counted", counter(w.sync.metrics.frozen.WithLabelValues(c.reason)), 1)
+			testenv.Equal(t, "frozen accounts counted", reading(w.sync.metrics.frozen.WithLabelValues(c.reason)), 1)
 		})
 	}
 }
@@ -211,7 +196,7 @@ func TestAnEntryOfNobody(t *testing.T) {
 	}
 	w.must(newOp(user, Deduct, 2), OK)
 	w.inStep(user, 3)
-	wantEqual(t, "put aside",
+	testenv.Equal(t, "put aside",
 		testenv.Value[int64](t, w.db, "SELECT count(*) FROM credit_quarantine WHERE user_id IS NULL OR user_id <> $1",
 			user),
 		4)
@@ -235,7 +220,7 @@ func TestAnEntryWithAnIdOfItsOwn(t *testing.T) {
 			w.must(newOp(other, Add, 7), OK)
 			w.inStep(other, 7)
 			w.inStep(user, 5)
-			wantEqual(t, "entries in the stream", w.redis.Client.XLen(t.Context(), streamKey(Bucket(user))).Val(), 0)
+			testenv.Equal(t, "entries in the stream", w.unsynced(user), 0)
 		})
 	}
 }
@@ -259,7 +244,7 @@ func TestARowOfTheLedgerIsSetBack(t *testing.T) {
 			w.must(newOp(user, Add, 1), OK)
 			w.must(newOp(other, Deduct, 1), OK)
 			w.inStep(other, 49)
-			wantEqual(t, "reason", w.ledger(user).Frozen, reasonFork)
+			testenv.Equal(t, "reason", w.ledger(user).Frozen, reasonFork)
 			w.refused(newOp(user, Add, 1), ErrFrozen)
 		})
 	}
@@ -302,9 +287,8 @@ func TestTheLagRisesWithoutPostgres(t *testing.T) {
 	must(t, err)
 	t.Cleanup(pool.Close)
 	w.sync.o.Pool = pool
-	if _, err := w.sync.round(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	_, err = w.sync.round(t.Context())
+	must(t, err)
 	pool.Close() // closes only the pool of the sync
 	w.must(newOp(user, Deduct, 10), OK)
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -312,7 +296,7 @@ func TestTheLagRisesWithoutPostgres(t *testing.T) {
 		if _, err := w.sync.round(t.Context()); err == nil {
 			return errors.New("a round without Postgres is not a failure")
 		}
-		lag := gauge(w.sync.metrics.lag)
+		lag := reading(w.sync.metrics.lag)
 		return testenv.FailIf(lag < 1, "the operation waits for %d s; want more than a second", lag)
 	})
 }
@@ -332,9 +316,9 @@ func TestLoadNeverOverwritesTheStream(t *testing.T) {
 		must(t, err)
 		return strings.Join(r, " ")
 	}
-	wantEqual(t, "with its entry in the stream", load(1, 0), "BEHIND")
+	testenv.Equal(t, "with its entry in the stream", load(1, 0), "BEHIND")
 	w.settle()
-	wantEqual(t, "from a ledger read before", load(1, 0), "BEHIND")
-	wantEqual(t, "from a ledger that is ahead", load(9, 0), "EPOCH")
-	wantEqual(t, "the account", w.redis.Client.Exists(t.Context(), accountKey(user)).Val(), 0)
+	testenv.Equal(t, "from a ledger read before", load(1, 0), "BEHIND")
+	testenv.Equal(t, "from a ledger that is ahead", load(9, 0), "EPOCH")
+	testenv.Equal(t, "the account", w.redis.Client.Exists(t.Context(), accountKey(user)).Val(), 0)
 }

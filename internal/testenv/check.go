@@ -1,0 +1,43 @@
+package testenv
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Equal reports a value that is not the wanted one. The test goes on.
+func Equal[T comparable](tb testing.TB, what string, got, want T) {
+	tb.Helper()
+	if got != want {
+		tb.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// ErrorIs reports an error that is not the wanted one. The test goes on.
+func ErrorIs(tb testing.TB, what string, err, want error) {
+	tb.Helper()
+	if !errors.Is(err, want) {
+		tb.Errorf("%s: got %v, want %v", what, err, want)
+	}
+}
+
+// Contains reports a text in which a part is missing. The test goes on.
+func Contains(tb testing.TB, what, text string, parts ...string) {
+	tb.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			tb.Errorf("%s: %q is not in %s", what, part, text)
+		}
+	}
+}
+
+// Becomes waits up to 20 s, as Eventually does, until a value is the wanted one.
+func Becomes[T comparable](tb testing.TB, what string, want T, get func() T) {
+	tb.Helper()
+	Eventually(tb, 20*time.Second, func() error {
+		got := get()
+		return FailIf(got != want, "%s: got %v, want %v", what, got, want)
+	})
+}
