@@ -22,8 +22,7 @@ func bare(tb testing.TB, client *redis.Client, stream, group string, n int) time
 	began := time.Now()
 	for got := 0; got < n; {
 		res, err := client.XReadGroup(ctx, &redis.XReadGroupArgs{
-			Group: group, Consumer: "c", Streams: []string{stream, ">"},
-			Count: 500,
+			Group: group, Consumer: "c", Streams: []string{stream, ">"}, Count: 500,
 		}).Result()
 		must(tb, err)
 		ids := make([]string, 0, 500)

@@ -76,8 +76,7 @@ func child() int {
 	}
 	c, err := consumer.New(consumer.Options{
 		Client: client, Group: cfg.Group, Prefix: cfg.Prefix, ClaimIdle: cfg.ClaimIdle, Workers: cfg.Workers,
-		Ordered: cfg.Ordered, Handler: h,
-		Backoff: func(int) time.Duration { return 10 * time.Millisecond },
+		Ordered: cfg.Ordered, Handler: h, Backoff: func(int) time.Duration { return 10 * time.Millisecond },
 	})
 	if err == nil {
 		err = c.Run(ctx)
@@ -182,9 +181,7 @@ func (p *process) stop(tb testing.TB) {
 	tb.Helper()
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	<-p.gone
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		tb.Errorf("exit code %d after SIGTERM", code)
-	}
+	testenv.Equal(tb, "exit code after SIGTERM", p.cmd.ProcessState.ExitCode(), 0)
 }
 
 // printed is how many different events the process has printed.

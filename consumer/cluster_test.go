@@ -32,24 +32,19 @@ func TestCluster(t *testing.T) {
 		var f failing
 		f.ids.Store(want[0], consumer.Permanent(errBoom))
 		c := start(t, consumer.Options{
-			Client: client, Group: group, Prefix: "outbox.", Ordered: ordered,
-			Handler: f.run,
+			Client: client, Group: group, Prefix: "outbox.", Ordered: ordered, Handler: f.run,
 		})
 		settled(t, client, 20*time.Second, group, "outbox.order", "outbox.user", "outbox.order.3")
 		must(t, c.stop())
 		got := f.times()
 		for _, id := range want[1:] {
-			if got[id] != 1 {
-				t.Errorf("event %s ran %d times", id, got[id])
-			}
+			testenv.Equal(t, "runs of event "+id, got[id], 1)
 		}
 		list := dead(t, client)
 		i := slices.IndexFunc(list, func(d consumer.DeadEntry) bool { return d.Group == group && d.EventID == want[0] })
 		if i < 0 || list[i].DeadStream != "dead.{outbox.order}" || list[i].Stream != "outbox.order" {
 			t.Fatalf("dead: %+v", list)
 		}
-		if err := consumer.Retry(t.Context(), client, list[i]); err != nil {
-			t.Errorf("Retry: %v", err)
-		}
+		must(t, consumer.Retry(t.Context(), client, list[i]))
 	}
 }

@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
 	"posthaste/consumer"
 	"posthaste/internal/testenv"
 )
@@ -20,7 +23,7 @@ func TestEveryEventOnceAndAcknowledged(t *testing.T) {
 	r := testenv.Redis(t)
 	ids := fill(t, r.Client, "outbox.order", 3000, 100)
 	var rec record
-	c := start(t, consumer.Options{Client: r.Client, Streams: []string{"outbox.order"}, Handler: rec.handle})
+	c := start(t, consumer.Options{Client: r.Client, Handler: rec.handle})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	ids = append(ids, fill(t, r.Client, "outbox.order", 500, 7)...)
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
@@ -48,21 +51,17 @@ func TestEventCarriesWhatTheEntrySays(t *testing.T) {
 		}
 	}
 	start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"},
+		Client:     r.Client,
 		Middleware: []consumer.Middleware{mw("outer"), mw("inner")},
 		Handler: consumer.JSON(func(ctx context.Context, ev consumer.Event, body struct{ N int }) error {
-			if body.N != 7 {
-				t.Errorf("decoded %d, want 7", body.N)
-			}
+			testenv.Equal(t, "decoded", body.N, 7)
 			trace <- consumer.TraceParent(ctx)
 			got <- ev
 			return nil
 		}),
 	})
 	tp := "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-	if s := <-trace; s != tp {
-		t.Errorf("trace context %q, want %q", s, tp)
-	}
+	testenv.Equal(t, "trace context", <-trace, tp)
 	ev := <-got
 	if ev.ID != "id-1" || ev.Type != "order.created" || ev.Source != "/posthaste/default" || ev.Subject != "s" ||
 		ev.Stream != "outbox.order" || ev.EntryID != entry || ev.Attempt != 1 || ev.Replayed || ev.TraceParent != tp ||
@@ -70,9 +69,7 @@ func TestEventCarriesWhatTheEntrySays(t *testing.T) {
 		time.Since(ev.Time) > time.Minute {
 		t.Errorf("got %+v", ev)
 	}
-	if strings.Join(order, " ") != "outer inner" {
-		t.Errorf("middleware ran as %v", order)
-	}
+	testenv.Equal(t, "middleware", strings.Join(order, " "), "outer inner")
 }
 
 func TestPrefixFindsNewStreamsAndSkipsOthers(t *testing.T) {
@@ -85,10 +82,7 @@ func TestPrefixFindsNewStreamsAndSkipsOthers(t *testing.T) {
 	start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", Handler: rec.handle})
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	add(t, r.Client, "outbox.user", event{"b", "s", 1})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n := len(rec.list())
-		return testenv.FailIf(n != 2, "%d events", n)
-	})
+	eventuallyRan(t, &rec, 20*time.Second, 2)
 	allOnce(t, []string{"a", "b"}, rec.times())
 }
 
@@ -103,10 +97,7 @@ func TestWrongTypeStopsNobodyElse(t *testing.T) {
 	settled(t, r.Client, 20*time.Second, "g", "good")
 	must(t, r.Client.Del(t.Context(), "bad").Err())
 	add(t, r.Client, "bad", event{"b", "s", 1})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n := len(rec.list())
-		return testenv.FailIf(n != 2, "%d events", n)
-	})
+	eventuallyRan(t, &rec, 20*time.Second, 2)
 }
 
 // syncBuffer is a writer whose lines a test can look at meanwhile.
@@ -161,9 +152,7 @@ func TestLineWriter(t *testing.T) {
 		"id": "id-1", "type": "order.created", "subject": "s-1",
 		"stream": "outbox.order", "entry_id": entry,
 	} {
-		if got[k] != want {
-			t.Errorf("%s = %v, want %s", k, got[k], want)
-		}
+		testenv.Equal[any](t, k, got[k], want)
 	}
 	if data, _ := got["data"].(map[string]any); len(got) != 8 || data["n"] != 5.0 || data["note"] != "<a>" {
 		t.Errorf("got %v", got)
@@ -171,10 +160,38 @@ func TestLineWriter(t *testing.T) {
 	if headers, _ := got["headers"].(map[string]any); headers["tenant"] != "<a>" || headers["n"] != 5.0 {
 		t.Errorf("headers %v", got["headers"])
 	}
-	if !strings.Contains(lines[1], last) {
-		t.Errorf("second line %s, want entry %s", lines[1], last)
+	testenv.Contains(t, "the second line", lines[1], last)
+	testenv.Equal(t, "dead entries, the malformed ones", r.Client.XLen(t.Context(), "dead.outbox.order").Val(), 2)
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	t.Parallel()
+	_, err := consumer.New(consumer.Options{Streams: []string{"a"}, Prefix: "b", Workers: -1})
+	for _, want := range []string{
+		"no Redis client", "no group", "no handler", "either streams or a prefix",
+		"negative",
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v does not say %q", err, want)
+		}
 	}
-	if n := r.Client.XLen(t.Context(), "dead.outbox.order").Val(); n != 2 {
-		t.Errorf("%d dead entries, want the 2 malformed ones", n)
+}
+
+func TestMetricsAtStart(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	client := redis.NewClient(&redis.Options{})
+	defer client.Close()
+	for _, group := range []string{"a", "b"} { // two in one process share the collectors
+		_, err := consumer.New(consumer.Options{
+			Client: client, Group: group, Streams: []string{"s"}, Handler: (&record{}).handle, Registerer: reg,
+		})
+		must(t, err)
+	}
+	for _, name := range []string{
+		"outbox_consumer_dead_total", "outbox_consumer_claimed_total",
+		"outbox_consumer_inflight_events", "outbox_consumer_redis_errors_total", "outbox_consumer_handle_seconds",
+	} {
+		testenv.Equal(t, name, sample(t, reg, name), 0)
 	}
 }

@@ -72,9 +72,7 @@ func TestKillUnderLoadPrintsEverything(t *testing.T) {
 				repeated += got[id] - 1
 			}
 			t.Logf("%d events, %d printed again after a kill", len(ids), repeated)
-			if len(got) != len(ids) {
-				t.Errorf("%d different ids printed, want %d", len(got), len(ids))
-			}
+			testenv.Equal(t, "different ids printed", len(got), len(ids))
 		})
 	}
 }
@@ -115,24 +113,19 @@ func TestEffectExactlyOnce(t *testing.T) {
 	for _, p := range procs {
 		p.stop(t)
 	}
-	if c := testenv.Value[int](t, d, "SELECT count(*) FROM effect"); c != n {
-		t.Errorf("%d effects for %d events", c, n)
-	}
-	if c := testenv.Value[int](t, d, "SELECT count(DISTINCT id) FROM effect WHERE id = ANY($1::uuid[])", ids); c != n {
-		t.Errorf("%d different events have their effect, want %d", c, n)
-	}
-	if c := r.Client.XLen(t.Context(), "dead.outbox.order").Val(); c != 0 {
-		t.Errorf("%d dead events, want none", c)
-	}
+	testenv.Equal(t, "effects", testenv.Value[int](t, d, "SELECT count(*) FROM effect"), n)
+	different := "SELECT count(DISTINCT id) FROM effect WHERE id = ANY($1::uuid[])"
+	testenv.Equal(t, "different events with their effect", testenv.Value[int](t, d, different, ids), n)
+	testenv.Equal(t, "dead events", r.Client.XLen(t.Context(), "dead.outbox.order").Val(), 0)
 }
 
-// firsts returns, by subject, the numbers in a journal, first occurrences only: repetitions are allowed, going back is
-// not.
-func firsts(t *testing.T, lines []string) map[string][]int {
+// journaled returns, by subject, the numbers that the processes have noted, first occurrences only: repetitions are
+// allowed, going back is not.
+func journaled(t *testing.T, r *testenv.RedisServer) map[string][]int {
 	t.Helper()
 	out := map[string][]int{}
 	seen := map[string]bool{}
-	for _, l := range lines {
+	for _, l := range r.Client.LRange(t.Context(), "journal", 0, -1).Val() {
 		if seen[l] {
 			continue
 		}
@@ -158,25 +151,29 @@ func ascending(t *testing.T, bySubject map[string][]int, want int) {
 			}
 		}
 	}
-	if total != want {
-		t.Errorf("%d different events ran, want %d", total, want)
-	}
+	testenv.Equal(t, "different events that ran", total, want)
 }
 
 // lease is the key of the lease in these tests.
 const lease = "{outbox.order}:lease:g"
+
+// owner is the holder of the lease.
+func owner(t *testing.T, r *testenv.RedisServer) string {
+	t.Helper()
+	return r.Client.Get(t.Context(), lease).Val()
+}
+
+// ran is how many events the processes have noted.
+func ran(t *testing.T, r *testenv.RedisServer) int64 {
+	t.Helper()
+	return r.Client.LLen(t.Context(), "journal").Val()
+}
 
 // orderedConfig is a process in ordered mode that keeps a journal.
 func orderedConfig(r *testenv.RedisServer, idle time.Duration) childConfig {
 	return childConfig{
 		Redis: r.Addr(), Prefix: "outbox.", Group: "g", ClaimIdle: idle, Workers: 8, Ordered: true, Journal: "journal",
 	}
-}
-
-// journaled is what the processes have noted, by subject.
-func journaled(t *testing.T, r *testenv.RedisServer) map[string][]int {
-	t.Helper()
-	return firsts(t, r.Client.LRange(t.Context(), "journal", 0, -1).Val())
 }
 
 // In ordered mode the order per subject holds over kills and over all processes.
@@ -186,7 +183,6 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 	cfg := orderedConfig(r, time.Second)
 	n := scale(20_000, 4000)
 	fill(t, r.Client, "outbox.order", n, 20)
-	owner := func() string { return r.Client.Get(t.Context(), lease).Val() }
 	byPID := map[string]*process{}
 	for range 3 {
 		p := spawn(t, cfg)
@@ -194,12 +190,12 @@ func TestOrderedModeKeepsOrderOverProcesses(t *testing.T) {
 	}
 	for i := range 2 {
 		testenv.Eventually(t, 60*time.Second, func() error {
-			got := r.Client.LLen(t.Context(), "journal").Val()
+			got := ran(t, r)
 			return testenv.FailIf(got < int64(n*(i+1)/4), "%d events", got)
 		})
 		var holder *process
 		testenv.Eventually(t, 20*time.Second, func() error {
-			name := owner()
+			name := owner(t, r)
 			if part := strings.Split(name, ":"); len(part) == 3 && byPID[part[1]] != nil {
 				holder = byPID[part[1]]
 				return nil
@@ -220,12 +216,11 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	cfg := orderedConfig(r, time.Second)
 	n := scale(20_000, 8000)
 	fill(t, r.Client, "outbox.order", n, 20)
-	owner := func() string { return r.Client.Get(t.Context(), lease).Val() }
 	holder := spawn(t, cfg)
 	testenv.Eventually(t, 60*time.Second, func() error {
-		return testenv.FailIf(r.Client.LLen(t.Context(), "journal").Val() == 0, "nothing has run")
+		return testenv.FailIf(ran(t, r) == 0, "nothing has run")
 	})
-	first := owner()
+	first := owner(t, r)
 	// It is stopped while all it does waits for Redis: between the look at the lease and the question that follows it
 	// there is no fence.
 	client := r.Client
@@ -246,7 +241,7 @@ func TestOrderedModeKeepsOrderOverAPause(t *testing.T) {
 	must(t, client.Do(t.Context(), "CLIENT", "UNPAUSE").Err())
 	spawn(t, cfg)
 	testenv.Eventually(t, 60*time.Second, func() error {
-		now := owner()
+		now := owner(t, r)
 		return testenv.FailIf(now == first || now == "", "the lease is held by %q", now)
 	})
 	must(t, holder.cmd.Process.Signal(syscall.SIGCONT))
@@ -260,23 +255,20 @@ func TestOrderedModeKeepsOrderOverShortPauses(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)
 	cfg := orderedConfig(r, 300*time.Millisecond)
-	n := scale(60_000, 8000)
+	n := scale(60_000, 4000)
 	fill(t, r.Client, "outbox.order", n, 20)
 	p := spawn(t, cfg)
-	ran := func() int64 { return r.Client.LLen(t.Context(), "journal").Val() }
-	for i := 0; ran() < int64(n); i++ {
-		before := ran()
+	for i := 0; ran(t, r) < int64(n); i++ {
+		before := ran(t, r)
 		testenv.Eventually(t, 20*time.Second, func() error {
-			got := ran()
+			got := ran(t, r)
 			return testenv.FailIf(got < min(before+100, int64(n)), "%d events, %d before", got, before)
 		})
 		must(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		least := cfg.ClaimIdle/3 - time.Duration(i%10)*cfg.ClaimIdle/20
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if left := r.Client.PTTL(t.Context(), lease).Val(); left >= max(least, 0) {
-				return fmt.Errorf("the lease lasts for another %v", left)
-			}
-			return nil
+			left := r.Client.PTTL(t.Context(), lease).Val()
+			return testenv.FailIf(left >= max(least, 0), "the lease lasts for another %v", left)
 		})
 		must(t, p.cmd.Process.Signal(syscall.SIGCONT))
 	}
@@ -324,7 +316,5 @@ func TestEventThatKillsTheProcess(t *testing.T) {
 	for _, ns := range journaled(t, r) {
 		total += len(ns)
 	}
-	if total != n-1 {
-		t.Errorf("%d other events ran, want %d", total, n-1)
-	}
+	testenv.Equal(t, "other events that ran", total, n-1)
 }

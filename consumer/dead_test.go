@@ -74,32 +74,22 @@ func TestDeadListRetryDrop(t *testing.T) {
 	if d := byID["worse"]; d.Attempts != 1 || d.Error != "no \uFFFD use" {
 		t.Errorf("worse: %+v, want one attempt", d)
 	}
-	if got := f.tries.Load(); got != 5 {
-		t.Errorf("%d failed attempts, want 4 and 1", got)
-	}
-	testenv.Eventually(t, 20*time.Second, func() error { // counted when the reply of Redis is there
-		got := sample(t, reg, "outbox_consumer_dead_total")
-		return testenv.FailIf(got != 2, "outbox_consumer_dead_total = %v, want 2", got)
-	})
+	testenv.Equal(t, "failed attempts", f.tries.Load(), 4+1)
+	// It is counted when the reply of Redis is there.
+	testenv.Becomes(t, "dead events", 2, func() float64 { return sample(t, reg, "outbox_consumer_dead_total") })
 
 	// A retry only reaches the group of the dead event.
 	f.ids.Delete("bad")
 	must(t, consumer.Retry(t.Context(), r.Client, byID["bad"]))
-	if err := consumer.Retry(t.Context(), r.Client, byID["bad"]); !errors.Is(err, consumer.ErrDeadGone) {
-		t.Errorf("second retry: %v, want ErrDeadGone", err)
-	}
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(f.times()["bad"] != 1, "ran %v", f.times())
-	})
+	testenv.ErrorIs(t, "second retry", consumer.Retry(t.Context(), r.Client, byID["bad"]), consumer.ErrDeadGone)
+	testenv.Becomes(t, "runs of bad", 1, func() int { return f.times()["bad"] })
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 
 	// The same once the original entry is trimmed: added again, and skipped by the other group.
 	f.ids.Delete("worse")
 	must(t, r.Client.XTrimMaxLen(t.Context(), "outbox.order", 0).Err())
 	must(t, consumer.Retry(t.Context(), r.Client, byID["worse"]))
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(f.times()["worse"] != 1, "ran %v", f.times())
-	})
+	testenv.Becomes(t, "runs of worse", 1, func() int { return f.times()["worse"] })
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
 	settled(t, r.Client, 20*time.Second, "other", "outbox.order")
 	allOnce(t, []string{"bad", "worse", "good"}, other.times())
@@ -107,27 +97,18 @@ func TestDeadListRetryDrop(t *testing.T) {
 		t.Error("the event that was added again is not marked as replayed")
 	}
 
-	if list := dead(t, r.Client); len(list) != 0 {
-		t.Errorf("dead after the retries: %+v", list)
-	}
+	testenv.Equal(t, "dead after the retries", len(dead(t, r.Client)), 0)
 	f.ids.Store("third", errBoom)
 	add(t, r.Client, "outbox.order", event{"third", "s3", 1})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n := len(dead(t, r.Client))
-		return testenv.FailIf(n != 1, "%d dead", n)
-	})
+	testenv.Becomes(t, "dead events", 1, func() int { return len(dead(t, r.Client)) })
 	third := dead(t, r.Client)[0]
 	must(t, consumer.Drop(t.Context(), r.Client, third))
-	if err := consumer.Drop(t.Context(), r.Client, third); !errors.Is(err, consumer.ErrDeadGone) {
-		t.Errorf("second drop: %v, want ErrDeadGone", err)
-	}
+	testenv.ErrorIs(t, "second drop", consumer.Drop(t.Context(), r.Client, third), consumer.ErrDeadGone)
 	third.Group = "never existed"
 	must(t, r.Client.XAdd(t.Context(),
 		&redis.XAddArgs{Stream: third.DeadStream, ID: "*", Values: []any{"id", "x"}}).Err())
 	third.DeadID = dead(t, r.Client)[0].DeadID
-	if err := consumer.Retry(t.Context(), r.Client, third); !errors.Is(err, consumer.ErrGroupGone) {
-		t.Errorf("retry for a group that does not exist: %v, want ErrGroupGone", err)
-	}
+	testenv.ErrorIs(t, "retry for no group", consumer.Retry(t.Context(), r.Client, third), consumer.ErrGroupGone)
 }
 
 // An error that is not the event's fault uses up no attempts, however long it lasts.
@@ -137,12 +118,10 @@ func TestUnavailableIsNoAttempt(t *testing.T) {
 	add(t, r.Client, "outbox.order", event{"a", "s", 1})
 	var tries atomic.Int64
 	start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, MaxAttempts: 2,
+		Client: r.Client, MaxAttempts: 2,
 		Backoff: func(int) time.Duration { return time.Millisecond },
 		Handler: func(_ context.Context, ev consumer.Event) error {
-			if ev.Attempt != 1 {
-				t.Errorf("attempt %d", ev.Attempt)
-			}
+			testenv.Equal(t, "attempt", ev.Attempt, 1)
 			return testenv.FailIf(tries.Add(1) < 20, "mail: %w", consumer.Unavailable(errBoom))
 		},
 	})

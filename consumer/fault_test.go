@@ -3,8 +3,6 @@ package consumer_test
 import (
 	"context"
 	"fmt"
-	"log/slog"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -34,13 +32,9 @@ func TestRedisGoneAndBack(t *testing.T) {
 	var rec record
 	logs := &syncBuffer{}
 	c := start(t, consumer.Options{
-		Client: r.Client, Prefix: "outbox.", ClaimIdle: time.Second, Handler: rec.handle,
-		Logger: slog.New(slog.NewTextHandler(logs, nil)),
+		Client: r.Client, Prefix: "outbox.", ClaimIdle: time.Second, Handler: rec.handle, Logger: logTo(logs),
 	})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(!strings.Contains(strings.Join(logs.lines(), "\n"), "redis call fails"),
-			"the outage is not noticed")
-	})
+	logs.wait(t, "redis call fails")
 	must(t, r.Start(t.Context()))
 	testenv.Eventually(t, 20*time.Second, func() error {
 		return testenv.FailIf(len(rec.times()) == 0, "nothing ran")
@@ -66,7 +60,7 @@ func TestAPartitionIsSurvived(t *testing.T) {
 	var rec record
 	one, all := make(chan struct{}, 1), make(chan struct{})
 	start(t, consumer.Options{
-		Client: client, Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 3 * tick,
+		Client: client, Window: window, ClaimIdle: 3 * tick,
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			select {
 			case <-one:
@@ -111,11 +105,7 @@ func TestARedisThatNeverAnsweredIsSaid(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
-	c, err := consumer.New(consumer.Options{
-		Client: client, Group: "g", Prefix: "outbox.", Handler: (&record{}).handle,
-		Logger: logTo(&syncBuffer{}),
-	})
-	must(t, err)
+	c := create(t, consumer.Options{Client: client, Prefix: "outbox.", Handler: (&record{}).handle})
 	consumer.StallAfter(c, time.Second)
 	run(t, c)
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -134,11 +124,7 @@ func TestAStandstillIsSaid(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	logs := &syncBuffer{}
 	var rec record
-	c, err := consumer.New(consumer.Options{
-		Client: client, Group: "g", Streams: []string{"outbox.order"},
-		Handler: rec.handle, Logger: logTo(logs), Registerer: reg,
-	})
-	must(t, err)
+	c := create(t, consumer.Options{Client: client, Handler: rec.handle, Logger: logTo(logs), Registerer: reg})
 	consumer.StallAfter(c, 2*time.Second)
 	run(t, c)
 	ids := fill(t, r.Client, "outbox.order", 100, 10)
@@ -215,9 +201,7 @@ func TestSlowHandlerKeepsItsEvent(t *testing.T) {
 	run(5 * time.Second)
 	run(5 * time.Second)
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-	if n := runs.Load(); n != 2 {
-		t.Errorf("%d runs of 2 events", n)
-	}
+	testenv.Equal(t, "runs of 2 events", runs.Load(), 2)
 }
 
 // Consumers that are gone are removed from the group, but never one with entries pending.
@@ -230,14 +214,12 @@ func TestDeadConsumersAreRemoved(t *testing.T) {
 	for i, name := range []string{"holds", "empty"} {
 		must(t, r.Client.XReadGroup(ctx,
 			&redis.XReadGroupArgs{
-				Group: "g", Consumer: name, Streams: []string{"outbox.order", ">"}, Count: 2,
-				NoAck: i == 1,
+				Group: "g", Consumer: name, Streams: []string{"outbox.order", ">"}, Count: 2, NoAck: i == 1,
 			}).Err())
 	}
 	var rec record
 	c := start(t, consumer.Options{
-		Client: r.Client, Prefix: "outbox.", ClaimIdle: 100 * time.Millisecond,
-		Handler: rec.handle,
+		Client: r.Client, Prefix: "outbox.", ClaimIdle: 100 * time.Millisecond, Handler: rec.handle,
 	})
 	testenv.Eventually(t, 15*time.Second, func() error {
 		list := r.Client.XInfoConsumers(ctx, "outbox.order", "g").Val()

@@ -29,8 +29,7 @@ func TestInspectLag(t *testing.T) {
 	read := func(n int64) {
 		t.Helper()
 		must(t, r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
-			Group: "g", Consumer: "c", Streams: []string{"s", ">"},
-			Count: n, NoAck: true,
+			Group: "g", Consumer: "c", Streams: []string{"s", ">"}, Count: n, NoAck: true,
 		}).Err())
 	}
 	fill(t, r.Client, "s", 100, 1)
@@ -42,17 +41,13 @@ func TestInspectLag(t *testing.T) {
 	settled(t, r.Client, 20*time.Second, "g", "s")
 	_ = c.stop()
 	inspect(consumer.State{Length: 60})
-	if n := sample(t, reg, "outbox_trim_lost_total"); n != 0 {
-		t.Errorf("%v entries counted as lost that were trimmed before the group came into being", n)
-	}
+	testenv.Equal(t, "lost before the group came into being", sample(t, reg, "outbox_trim_lost_total"), 0)
 	fill(t, r.Client, "s", 100, 1)
 	inspect(consumer.State{Length: 160, Lag: 100})
 	read(40)
 	inspect(consumer.State{Length: 160, Lag: 60})
 	r.Client.XTrimMaxLen(ctx, "s", 25) // 35 of the 60 unread are gone
-	if v := r.Client.XInfoGroups(ctx, "s").Val()[0].Lag; v != 60 {
-		t.Errorf("Redis reports lag %d; this test is about it being wrong", v)
-	}
+	testenv.Equal(t, "the lag of Redis, which is wrong", r.Client.XInfoGroups(ctx, "s").Val()[0].Lag, 60)
 	inspect(consumer.State{Length: 25, Lag: 25, Lost: 35})
 	inspect(consumer.State{Length: 25, Lag: 25, Lost: 35})
 	read(15)
@@ -77,8 +72,7 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	// A group that has read 4 of 10, and acknowledged none; its consumer is gone.
 	must(t, r.Client.XGroupCreate(ctx, "outbox.order", "g", "0").Err())
 	must(t, r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
-		Group: "g", Consumer: "gone",
-		Streams: []string{"outbox.order", ">"}, Count: 4,
+		Group: "g", Consumer: "gone", Streams: []string{"outbox.order", ">"}, Count: 4,
 	}).Err())
 	must(t, r.Client.XTrimMaxLen(ctx, "outbox.order", 3).Err())
 	regs := []*prometheus.Registry{prometheus.NewRegistry(), prometheus.NewRegistry()}
@@ -99,13 +93,8 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 		return sample(t, regs[0], "outbox_trim_lost_total") + sample(t, regs[1], "outbox_trim_lost_total")
 	}
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		got := lost()
-		return testenv.FailIf(got != 7, "%v entries counted as lost, want 3 unread and 4 pending", got)
-	})
-	if got := len(rec.times()); got != 3 {
-		t.Errorf("%d events ran, want the 3 that are left", got)
-	}
+	testenv.Becomes(t, "entries lost, 3 unread and 4 pending", 7, lost)
+	testenv.Equal(t, "events that ran of those that are left", len(rec.times()), 3)
 	// Trimming what is acknowledged is no loss, and the lag stays right.
 	fill(t, r.Client, "outbox.order", 5, 5)
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
@@ -113,9 +102,7 @@ func TestTrimmedEntriesAreCounted(t *testing.T) {
 	fill(t, r.Client, "outbox.order", 5, 5)
 	eventuallyRan(t, &rec, 20*time.Second, 13)
 	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-	if got := lost(); got != 7 {
-		t.Errorf("%v lost in the end, want 7 as before", got)
-	}
+	testenv.Equal(t, "entries lost in the end", lost(), 7)
 }
 
 // Redis does not keep how much a group has read over a restart; that is no loss.
@@ -150,7 +137,5 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 	must(t, r.Kill())
 	must(t, r.Start(ctx))
 	inspected(before)
-	if n := sample(t, reg, "outbox_trim_lost_total"); n != 0 {
-		t.Errorf("%v entries counted as lost, and none was", n)
-	}
+	testenv.Equal(t, "entries lost", sample(t, reg, "outbox_trim_lost_total"), 0)
 }

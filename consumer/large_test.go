@@ -46,8 +46,8 @@ func TestLargeEventsArriveInSmallAnswers(t *testing.T) {
 	}{
 		"an output limit":                       {20, []string{"client-output-buffer-limit normal 4mb 4mb 0"}, 0, 0},
 		"a limit that one event just fits into": {20, []string{"client-output-buffer-limit normal 2mb 2mb 0"}, 0, 0},
-		"40 Mbit/s":                             {12, nil, 5000, 3 * time.Second},
-		"a link on which one event takes longer than the timeout": {6, nil, 1000, time.Second},
+		"40 Mbit/s":                             {6, nil, 5000, 1500 * time.Millisecond},
+		"a link on which one event takes longer than the timeout": {3, nil, 1000, time.Second},
 	} {
 		for _, ordered := range []bool{false, true} {
 			for _, taken := range []bool{false, true} {
@@ -61,8 +61,7 @@ func TestLargeEventsArriveInSmallAnswers(t *testing.T) {
 					}
 					var rec record
 					run := start(t, consumer.Options{
-						Client: m.client(t, r.Addr()), Streams: []string{"outbox.order"}, Ordered: ordered,
-						Handler: rec.handle,
+						Client: m.client(t, r.Addr()), Ordered: ordered, Handler: rec.handle,
 					})
 					eventuallyRan(t, &rec, 90*time.Second, len(ids))
 					settled(t, r.Client, 20*time.Second, "g", "outbox.order")
@@ -96,10 +95,7 @@ func TestAnEventThatCannotBeDeliveredIsNamed(t *testing.T) {
 	addLarge(t, r.Client, "outbox.order", 1, 3<<19)
 	logs := &syncBuffer{}
 	var rec record
-	c, err := consumer.New(consumer.Options{
-		Client: r.Client, Group: "g", Streams: []string{"outbox.order"}, Handler: rec.handle, Logger: logTo(logs),
-	})
-	must(t, err)
+	c := create(t, consumer.Options{Client: r.Client, Handler: rec.handle, Logger: logTo(logs)})
 	consumer.StallAfter(c, time.Second)
 	run(t, c)
 	logs.wait(t, "client-output-buffer-limit")
@@ -109,10 +105,7 @@ func TestAnEventThatCannotBeDeliveredIsNamed(t *testing.T) {
 	})
 	must(t, r.Client.ConfigSet(t.Context(), "client-output-buffer-limit", "normal 0 0 0").Err())
 	eventuallyRan(t, &rec, 20*time.Second, 1)
-	testenv.Eventually(t, 20*time.Second, func() error {
-		why := c.Stalled()
-		return testenv.FailIf(why != "", "%s", why)
-	})
+	testenv.Becomes(t, "stalled", "", c.Stalled)
 }
 
 // meter measures the largest answer on any of its connections. With a rate, in KB/s, each of them is slow.
@@ -150,6 +143,13 @@ func (c *measured) Read(b []byte) (int, error) {
 	}
 }
 
+func (m *meter) atMost(tb testing.TB, most int64) {
+	tb.Helper()
+	if n := m.largest.Load(); n > most {
+		tb.Errorf("an answer has %d MiB, want at most %d", n>>20, most>>20)
+	}
+}
+
 func (m *meter) client(tb testing.TB, addr string) *redis.Client {
 	tb.Helper()
 	client := redis.NewClient(&redis.Options{
@@ -167,7 +167,7 @@ func (m *meter) client(tb testing.TB, addr string) *redis.Client {
 // answer is bounded by bytes, and so is the memory for the events that wait.
 func TestAnswersAreBoundedByBytes(t *testing.T) {
 	t.Parallel()
-	const large, size = 160, 1 << 20
+	const small, large, size = 3000, 120, 1 << 20
 	const most, mostHeld = 24 << 20, 90 // the bounds are 4 MiB and 64 MiB, and a few entries more
 	for name, c := range map[string]struct {
 		streams        int
@@ -183,12 +183,12 @@ func TestAnswersAreBoundedByBytes(t *testing.T) {
 			var streams, ids, first []string
 			for i := range c.streams {
 				streams = append(streams, fmt.Sprintf("outbox.t%d", i))
-				ids = append(ids, fill(t, r.Client, streams[i], 6000/c.streams, 500)...)
+				ids = append(ids, fill(t, r.Client, streams[i], small/c.streams, 500)...)
 				first = append(first, r.Client.XInfoStream(t.Context(), streams[i]).Val().LastGeneratedID)
 				ids = append(ids, addLarge(t, r.Client, streams[i], large/c.streams, size)...)
 			}
 			if c.taken {
-				readAsGone(t, r.Client, streams[0], 6000+large)
+				readAsGone(t, r.Client, streams[0], small+large)
 			}
 			var rec record
 			var held atomic.Int64
@@ -210,9 +210,7 @@ func TestAnswersAreBoundedByBytes(t *testing.T) {
 			})
 			eventuallyRan(t, &rec, 60*time.Second, len(ids))
 			settled(t, r.Client, 20*time.Second, "g", streams...)
-			if n := m.largest.Load(); n > most {
-				t.Errorf("an answer has %d MiB, want at most %d", n>>20, most>>20)
-			}
+			m.atMost(t, most)
 			if n := held.Load(); n > mostHeld {
 				t.Errorf("%d large events are held, want at most %d", n, mostHeld)
 			}
@@ -224,7 +222,7 @@ func TestAnswersAreBoundedByBytes(t *testing.T) {
 // are bounded by bytes, and in smaller ones after a failure.
 func TestParkedPayloadsAreBoundedByBytes(t *testing.T) {
 	t.Parallel()
-	const n, size, most = 100, 1 << 20, 8 << 20
+	const n, size, most = 80, 1 << 20, 8 << 20
 	for name, config := range map[string]string{
 		"no limit": "hz 10", "an output limit": "client-output-buffer-limit normal 3mb 3mb 0",
 	} {
@@ -242,7 +240,7 @@ func TestParkedPayloadsAreBoundedByBytes(t *testing.T) {
 			var rec record
 			other := make(chan struct{})
 			start(t, consumer.Options{
-				Client: m.client(t, r.Addr()), Streams: []string{"outbox.order"},
+				Client: m.client(t, r.Addr()),
 				Handler: func(ctx context.Context, ev consumer.Event) error {
 					switch ev.ID {
 					case "other":
@@ -263,9 +261,7 @@ func TestParkedPayloadsAreBoundedByBytes(t *testing.T) {
 					last = i
 				}
 			}
-			if n := m.largest.Load(); n > most {
-				t.Errorf("an answer has %d MiB, want at most %d", n>>20, most>>20)
-			}
+			m.atMost(t, most)
 		})
 	}
 }
@@ -281,7 +277,5 @@ func TestDeadEventsAreReadInSmallAnswers(t *testing.T) {
 	if err != nil || len(list) != n || len(list[n-1].Data) != size+2 || list[n-1].EventID == "" {
 		t.Errorf("%d dead events, %v", len(list), err)
 	}
-	if n := m.largest.Load(); n > most {
-		t.Errorf("an answer has %d MiB, want at most %d", n>>20, most>>20)
-	}
+	m.atMost(t, most)
 }

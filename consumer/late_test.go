@@ -54,7 +54,6 @@ func (g *gated) handle(ctx context.Context, ev consumer.Event) error {
 // it would hand out is not passed over by newer events of the same subjects.
 func TestALateReadKeepsTheOrder(t *testing.T) {
 	t.Parallel()
-	const window, total = 64, 400
 	r := testenv.Redis(t)
 	h := testenv.NewLink(t, r.Addr())
 	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second})
@@ -62,39 +61,41 @@ func TestALateReadKeepsTheOrder(t *testing.T) {
 	rec := gated{open: make(chan struct{})}
 	logs := &syncBuffer{}
 	c := start(t, consumer.Options{
-		Client: client, Streams: []string{"outbox.order"}, Window: window,
-		ClaimIdle: 2 * time.Second, Handler: rec.handle, Logger: logTo(logs),
+		Client: client, Window: lateWindow, ClaimIdle: 2 * time.Second, Handler: rec.handle, Logger: logTo(logs),
 	})
 	waitPending(t, r.Client, 0)
 	holdRead(t, h, "xreadgroup")
 	logs.wait(t, "redis answers again") // on a new connection
-	ids := fill(t, r.Client, "outbox.order", total, 8)
-	waitPending(t, r.Client, window/2+1) // the next read has no room
-	h.Release()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n := h.Late()
-		return testenv.FailIf(n > 0, "%d connections are left over", n)
-	})
-	close(rec.open)
-	eventuallyRan(t, &rec.record, 20*time.Second, len(ids))
-	inOrder(t, &rec.record)
+	rec.whileLate(t, r, h)
 	must(t, c.stop())
+}
+
+// lateWindow is the window of a consumer one of whose reads is late.
+const lateWindow = 64
+
+// whileLate adds events while a read is held, of which the consumer reads as many as it has room for, and then lets the
+// read go on. All of them run in order.
+func (g *gated) whileLate(tb testing.TB, r *testenv.RedisServer, h *testenv.Link) {
+	tb.Helper()
+	ids := fill(tb, r.Client, "outbox.order", 400, 8)
+	waitPending(tb, r.Client, lateWindow/2+1) // the next read has no room
+	h.Release()
+	testenv.Becomes(tb, "connections that are left over", 0, h.Late)
+	close(g.open)
+	eventuallyRan(tb, &g.record, 20*time.Second, len(ids))
+	inOrder(tb, &g.record)
 }
 
 // The same in ordered mode, where another consumer continues: the lease was valid when the read was sent.
 func TestALateReadDoesNotPassTheLease(t *testing.T) {
 	t.Parallel()
-	const window, total = 64, 400
 	r := testenv.Redis(t)
 	h := testenv.NewLink(t, r.Addr())
 	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Second})
 	defer client.Close()
 	rec := gated{open: make(chan struct{})}
 	var none record
-	opt := consumer.Options{
-		Streams: []string{"outbox.order"}, Window: window, ClaimIdle: 2 * time.Second,
-		Ordered: true,
-	}
+	opt := consumer.Options{Window: lateWindow, ClaimIdle: 2 * time.Second, Ordered: true}
 	cut, logs := opt, &syncBuffer{}
 	cut.Client, cut.Handler, cut.Logger, cut.Consumer = client, none.handle, logTo(logs), "cut"
 	start(t, cut)
@@ -106,19 +107,8 @@ func TestALateReadDoesNotPassTheLease(t *testing.T) {
 	h.Hold(true)               // the lease is not renewed any more
 	start(t, other)
 	logs.wait(t, "lease taken")
-	ids := fill(t, r.Client, "outbox.order", total, 8)
-	waitPending(t, r.Client, window/2+1)
-	h.Release()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n := h.Late()
-		return testenv.FailIf(n > 0, "%d connections are left over", n)
-	})
-	close(rec.open)
-	eventuallyRan(t, &rec.record, 20*time.Second, len(ids))
-	inOrder(t, &rec.record)
-	if n := len(none.list()); n > 0 {
-		t.Errorf("%d events ran with the consumer that was cut off", n)
-	}
+	rec.whileLate(t, r, h)
+	testenv.Equal(t, "events that ran with the consumer that was cut off", len(none.list()), 0)
 }
 
 // losing is a connection that loses one reply in which text is, and breaks.
@@ -156,10 +146,7 @@ func TestALostReplyKeepsTheOrder(t *testing.T) {
 			defer client.Close()
 			ids := fill(t, r.Client, "outbox.order", 2000, 1)
 			var rec record
-			c := start(t, consumer.Options{
-				Client: client, Streams: []string{"outbox.order"}, Handler: rec.handle,
-				Ordered: ordered,
-			})
+			c := start(t, consumer.Options{Client: client, Handler: rec.handle, Ordered: ordered})
 			eventuallyRan(t, &rec, 20*time.Second, len(ids))
 			inOrder(t, &rec)
 			if !lost.Load() {
@@ -179,10 +166,7 @@ func TestConsumersShareAPool(t *testing.T) {
 	ids := fill(t, r.Client, "outbox.order", 50, 5)
 	recs := make([]record, 3)
 	for i := range recs {
-		start(t, consumer.Options{
-			Client: client, Group: fmt.Sprintf("g%d", i), Streams: []string{"outbox.order"},
-			Handler: recs[i].handle,
-		})
+		start(t, consumer.Options{Client: client, Group: fmt.Sprintf("g%d", i), Handler: recs[i].handle})
 	}
 	for i := range recs {
 		eventuallyRan(t, &recs[i], 30*time.Second, len(ids))
@@ -201,7 +185,5 @@ func inOrder(tb testing.TB, rec *record) {
 			last[ev.Subject] = n
 		}
 	}
-	if behind > 0 {
-		tb.Errorf("%d events ran behind newer ones of their subject", behind)
-	}
+	testenv.Equal(tb, "events that ran behind newer ones of their subject", behind, 0)
 }

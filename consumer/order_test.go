@@ -30,7 +30,7 @@ func TestOrderPerSubjectWithEightWorkers(t *testing.T) {
 	beside := make(chan struct{}) // closed once two subjects run at the same time, which the first event waits for
 	var once sync.Once
 	start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, Workers: 8,
+		Client: r.Client, Workers: 8,
 		Backoff: func(int) time.Duration { return time.Millisecond },
 		Handler: func(_ context.Context, ev consumer.Event) error {
 			num := number(t, ev)
@@ -61,9 +61,7 @@ func TestOrderPerSubjectWithEightWorkers(t *testing.T) {
 	defer mu.Unlock()
 	ascending(t, done, n)
 	for s, ns := range done {
-		if len(ns) != n/40 {
-			t.Errorf("subject %s: %d events, want %d", s, len(ns), n/40)
-		}
+		testenv.Equal(t, "events of subject "+s, len(ns), n/40)
 	}
 }
 
@@ -81,7 +79,7 @@ func TestPoisonSubjectIsolatesItself(t *testing.T) {
 	release := make(chan struct{})
 	var tries atomic.Int64
 	start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, Window: 64, MaxAttempts: 3,
+		Client: r.Client, Window: 64, MaxAttempts: 3,
 		Backoff: func(int) time.Duration {
 			select {
 			case <-release:
@@ -98,18 +96,11 @@ func TestPoisonSubjectIsolatesItself(t *testing.T) {
 			return rec.handle(ctx, ev)
 		},
 	})
-	testenv.Eventually(t, 20*time.Second, func() error {
-		got := len(rec.list())
-		return testenv.FailIf(got != good, "%d of %d good events", got, good)
-	})
-	if got := tries.Load(); got != 1 {
-		t.Errorf("%d attempts of the poison subject while its first event waits, want 1", got)
-	}
+	eventuallyRan(t, &rec, 20*time.Second, good)
+	testenv.Equal(t, "attempts of the poison subject while its first event waits", tries.Load(), 1)
 	// Everything that is not poison is acknowledged; every poison event still pending, none of them passed over.
-	testenv.Eventually(t, 20*time.Second, func() error {
-		p := r.Client.XPending(t.Context(), "outbox.order", "g").Val()
-		return testenv.FailIf(p.Count != bad, "%d pending, want %d", p.Count, bad)
-	})
+	pending := func() int64 { return r.Client.XPending(t.Context(), "outbox.order", "g").Val().Count }
+	testenv.Becomes(t, "pending", bad, pending)
 	close(release)
 }
 
@@ -124,8 +115,7 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 	}
 	// A consumer that is gone has 0 and 1; an event of the subject blocks the consumer under test.
 	res, err := r.Client.XReadGroup(ctx, &redis.XReadGroupArgs{
-		Group: "g", Consumer: "gone", Streams: []string{"s", ">"},
-		Count: 2,
+		Group: "g", Consumer: "gone", Streams: []string{"s", ">"}, Count: 2,
 	}).Result()
 	if err != nil || len(res[0].Messages) != 2 {
 		t.Fatalf("%v, %v", res, err)
@@ -163,9 +153,7 @@ func TestClaimedEntriesGoToTheirPlace(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s/%d", ev.ID, ev.Attempt))
 	}
 	// 2 ran before anything could be known of 0 and 1; these go before 3, and count as tried.
-	if fmt.Sprint(got) != "[2/1 0/2 1/2 3/1]" {
-		t.Errorf("order and attempts %v", got)
-	}
+	testenv.Equal(t, "order and attempts", fmt.Sprint(got), "[2/1 0/2 1/2 3/1]")
 }
 
 // Events that wait for long, each of a subject of its own, take more than half of the window. The rest is used for new
@@ -175,7 +163,7 @@ func TestHalfAWindowIsEnough(t *testing.T) {
 	r := testenv.Redis(t)
 	var ran atomic.Int64
 	start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, ClaimIdle: time.Second, Window: 200,
+		Client: r.Client, ClaimIdle: time.Second, Window: 200,
 		Backoff: func(int) time.Duration { return time.Hour },
 		Handler: func(_ context.Context, ev consumer.Event) error {
 			if ev.Subject == "other" {
@@ -194,19 +182,10 @@ func TestHalfAWindowIsEnough(t *testing.T) {
 	}
 	waitPending(t, r.Client, waiting)
 	id := add(t, r.Client, "outbox.order", event{uuid.NewString(), "other", 1})
-	times := func(n int64) {
-		t.Helper()
-		testenv.Eventually(t, 20*time.Second, func() error {
-			got := ran.Load()
-			return testenv.FailIf(got != n, "it ran %d times", got)
-		})
-	}
-	times(1)
-	testenv.Eventually(t, 20*time.Second, func() error { // when it is acknowledged
-		n := r.Client.XPending(t.Context(), "outbox.order", "g").Val().Count
-		return testenv.FailIf(n != waiting, "%d entries wait", n)
-	})
+	testenv.Becomes(t, "runs", 1, ran.Load)
+	pending := func() int64 { return r.Client.XPending(t.Context(), "outbox.order", "g").Val().Count }
+	testenv.Becomes(t, "entries that wait", waiting, pending) // when it is acknowledged
 	left := []any{"XCLAIM", "outbox.order", "g", "dead", 0, id, "IDLE", time.Hour.Milliseconds(), "FORCE", "JUSTID"}
 	must(t, r.Client.Do(t.Context(), left...).Err())
-	times(2)
+	testenv.Becomes(t, "runs", 2, ran.Load)
 }

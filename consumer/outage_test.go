@@ -55,7 +55,7 @@ func TestAnOutageIsNotPoison(t *testing.T) {
 			var d database
 			logs := &syncBuffer{}
 			opt := consumer.Options{
-				Client: r.Client, Streams: []string{"outbox.order"}, MaxAttempts: attempts, Ordered: c.ordered,
+				Client: r.Client, MaxAttempts: attempts, Ordered: c.ordered,
 				Handler: d.run, Logger: logTo(logs), ClaimIdle: time.Second,
 			}
 			ids := fill(t, r.Client, "outbox.order", c.before, subjects)
@@ -75,9 +75,7 @@ func TestAnOutageIsNotPoison(t *testing.T) {
 			logs.wait(t, "nearly all events fail")
 			d.down.Store(false)
 			settled(t, r.Client, 20*time.Second, "g", "outbox.order")
-			if list := dead(t, r.Client); len(list) != 0 {
-				t.Errorf("%d events died, such as %+v", len(list), list[0])
-			}
+			testenv.Equal(t, "dead events", len(dead(t, r.Client)), 0)
 			allOnce(t, ids, d.times())
 		})
 	}
@@ -104,9 +102,7 @@ func TestBadEventsAmongGoodOnesDie(t *testing.T) {
 					addBad()
 				}
 				ids := fill(t, r.Client, "outbox.order", good, good)
-				start(t, consumer.Options{
-					Client: r.Client, Streams: []string{"outbox.order"}, MaxAttempts: attempts, Handler: d.run,
-				})
+				start(t, consumer.Options{Client: r.Client, MaxAttempts: attempts, Handler: d.run})
 				switch when {
 				case "after an outage":
 					d.outage(t, int64(2*attempts*(good+bad)))

@@ -2,12 +2,16 @@ package consumer
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"posthaste/internal/testenv"
 )
 
 // entries returns the first n entries of a stream, of one subject or, with "", of a subject each.
@@ -162,4 +166,44 @@ func TestSuccessesBeforeAnOutageDoNotCount(t *testing.T) {
 	if l.fail(es[0]) {
 		t.Error("an outage after all others have succeeded")
 	}
+}
+
+// pipelines counts them, and answers each at once.
+type pipelines struct {
+	redis.Hook
+	n int
+}
+
+func (h *pipelines) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error {
+		h.n++
+		return nil
+	}
+}
+
+func (*pipelines) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*pipelines) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// What is done when the consumer stops is acknowledged in as few round trips as ever.
+func TestAcknowledgementsGoTogetherAtAStop(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	t.Cleanup(func() { _ = client.Close() })
+	h := &pipelines{}
+	client.AddHook(h)
+	c, err := New(Options{
+		Client: client, Group: "g", Streams: []string{"s"},
+		Handler: func(context.Context, Event) error { return nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range ackMax + 1 {
+		c.acks <- &entry{stream: "s", id: fmt.Sprintf("1-%d", i)}
+	}
+	closing := make(chan struct{})
+	close(closing)
+	c.acknowledge(t.Context(), closing)
+	testenv.Equal(t, "round trips", h.n, 2)
 }

@@ -2,7 +2,6 @@ package consumer_test
 
 import (
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -84,7 +83,7 @@ func TestRetryWaitsForALostStream(t *testing.T) {
 			// One event is dead, and its original entry is trimmed.
 			var f failing
 			c := start(t, consumer.Options{
-				Client: r.Client, Streams: []string{stream},
+				Client:  r.Client,
 				Handler: consumer.Handler(f.run),
 			})
 			settled(t, r.Client, 20*time.Second, "g", stream)
@@ -103,9 +102,8 @@ func TestRetryWaitsForALostStream(t *testing.T) {
 			}
 			before := r.Client.XInfoStream(ctx, stream).Val()
 			bad := dead(t, r.Client)[0]
-			if err := consumer.Retry(ctx, r.Client, bad); !errors.Is(err, consumer.ErrUnrestored) {
-				t.Errorf("retry on a stream that lacks events: %v, want ErrUnrestored", err)
-			}
+			err := consumer.Retry(ctx, r.Client, bad)
+			testenv.ErrorIs(t, "retry on a stream that lacks events", err, consumer.ErrUnrestored)
 			after := r.Client.XInfoStream(ctx, stream).Val()
 			if after.LastGeneratedID != before.LastGeneratedID || after.Length != before.Length ||
 				len(dead(t, r.Client)) != 1 {
@@ -115,12 +113,8 @@ func TestRetryWaitsForALostStream(t *testing.T) {
 
 			p.adopt(t) // the relay notices
 			p.publish(t, 100)
-			if err := consumer.Retry(ctx, r.Client, bad); err != nil {
-				t.Errorf("retry on a stream that is restored: %v", err)
-			}
-			if n := len(dead(t, r.Client)); n != 0 {
-				t.Errorf("%d dead events", n)
-			}
+			testenv.ErrorIs(t, "retry on a stream that is restored", consumer.Retry(ctx, r.Client, bad), nil)
+			testenv.Equal(t, "dead events", len(dead(t, r.Client)), 0)
 		})
 	}
 }

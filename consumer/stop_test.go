@@ -2,9 +2,6 @@ package consumer_test
 
 import (
 	"context"
-	"errors"
-	"log/slog"
-	"strings"
 	"testing"
 	"time"
 
@@ -24,7 +21,7 @@ func TestOrderlyStop(t *testing.T) {
 	begun, end := make(chan struct{}, 1), make(chan struct{})
 	logs := &syncBuffer{}
 	c := start(t, consumer.Options{
-		Client: r.Client, Prefix: "outbox.", Logger: slog.New(slog.NewTextHandler(logs, nil)),
+		Client: r.Client, Prefix: "outbox.", Logger: logTo(logs),
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			begun <- struct{}{}
 			<-end
@@ -33,14 +30,10 @@ func TestOrderlyStop(t *testing.T) {
 	})
 	<-begun
 	c.cancel()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(!strings.Contains(strings.Join(logs.lines(), "\n"), "consumer stopping"), "not stopping")
-	})
+	logs.wait(t, "consumer stopping")
 	close(end)
 	must(t, c.stop())
-	if n := len(rec.list()); n != 1 {
-		t.Errorf("%d events ran, want the running one", n)
-	}
+	testenv.Equal(t, "events that ran", len(rec.list()), 1)
 	if st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g"); err != nil || st.Pending+st.Lag != 49 ||
 		st.Pending == 0 {
 		t.Errorf("after the stop: %+v, %v; want 49 pending or unread", st, err)
@@ -71,9 +64,7 @@ func TestDrainTimeout(t *testing.T) {
 		},
 	})
 	<-begun
-	if err := c.stop(); !errors.Is(err, consumer.ErrDrain) {
-		t.Errorf("Run: %v, want ErrDrain", err)
-	}
+	testenv.ErrorIs(t, "Run", c.stop(), consumer.ErrDrain)
 }
 
 // Acknowledgements are refused while events run that had waited without their payloads. None of the workers waits for
@@ -89,7 +80,7 @@ func TestAStopWithoutAcknowledgements(t *testing.T) {
 	gate := make(chan struct{})
 	var one, others record
 	run := start(t, consumer.Options{
-		Client: r.Client, Streams: []string{"outbox.order"}, Window: 64, Workers: 4, DrainTimeout: 3 * time.Second,
+		Client: r.Client, Window: 64, Workers: 4, DrainTimeout: 3 * time.Second,
 		Handler: func(ctx context.Context, ev consumer.Event) error {
 			if ev.Subject != "one" {
 				return others.handle(ctx, ev)

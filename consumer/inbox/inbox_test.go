@@ -66,9 +66,8 @@ func TestOncePerGroupAndEvent(t *testing.T) {
 			t.Errorf("event %q is not seen exactly once per group", id)
 		}
 	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM inbox_default"); n != 6 {
-		t.Errorf("%d notes in the default partition, want 6: those of today belong into today's", n)
-	}
+	n := testenv.Value[int](t, d, "SELECT count(*) FROM inbox_default") // those of today belong into today's
+	testenv.Equal(t, "notes in the default partition", n, 6)
 }
 
 // inbox_once and Once find each other's notes. The function needs no more rights than Once, and no search path.
@@ -89,9 +88,7 @@ func TestTheFunctionDoesTheSame(t *testing.T) {
 			must(t, err)
 			must(t, tx.QueryRow(t.Context(), "SELECT public.inbox_once($1, $2)", group, id).Scan(&first))
 			must(t, tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&limit))
-			if limit != "1min" {
-				t.Errorf("the transaction may be idle for %s", limit)
-			}
+			testenv.Equal(t, "how long the transaction may be idle", limit, "1min")
 			return nil
 		})
 		must(t, err)
@@ -160,9 +157,7 @@ func TestRollbackForgets(t *testing.T) {
 		}
 		return boom
 	})
-	if !errors.Is(err, boom) {
-		t.Fatal(err)
-	}
+	testenv.ErrorIs(t, "the transaction", err, boom)
 	if !once(t, d, "g", id) {
 		t.Error("the note outlived its transaction")
 	}
@@ -180,9 +175,7 @@ func TestIdleTransactionIsBounded(t *testing.T) {
 			must(t, err)
 			var got string
 			must(t, tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&got))
-			if got != want {
-				t.Errorf("own limit %s: got %s, want %s", own, got, want)
-			}
+			testenv.Equal(t, "own limit "+own, got, want)
 			return nil
 		})
 		must(t, err)
@@ -236,9 +229,7 @@ func TestConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 					t.Fatalf("%d effects, want 1", n)
 				}
 			}
-			if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 10 {
-				t.Errorf("%d rows, want 10", n)
-			}
+			testenv.Equal(t, "rows", testenv.Value[int](t, d, "SELECT count(*) FROM outbox"), 10)
 		})
 	}
 }
@@ -263,9 +254,7 @@ func TestMaintain(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			if err := inbox.Maintain(t.Context(), d.Pool, retention); err != nil {
-				t.Errorf("Maintain: %v", err)
-			}
+			testenv.ErrorIs(t, "Maintain", inbox.Maintain(t.Context(), d.Pool, retention), nil)
 		})
 	}
 	wg.Wait()
@@ -299,9 +288,7 @@ func TestMaintainDoesNotQueueHandlers(t *testing.T) {
 		return nil
 	})
 	must(t, err)
-	if err := inbox.Maintain(t.Context(), d.Pool, 24*time.Hour); err != nil {
-		t.Errorf("afterwards: %v", err)
-	}
+	must(t, inbox.Maintain(t.Context(), d.Pool, 24*time.Hour))
 }
 
 func TestEveryQueryPrepares(t *testing.T) {
