@@ -44,6 +44,15 @@ func diagnose(t *testing.T, d *testenv.Database, url string) (ok bool, findings 
 	return v.OK, findings
 }
 
+// expect reports a finding of another severity, or without a part of the detail. "" is that of no finding.
+func expect(t *testing.T, what string, f ops.Finding, severity string, parts ...string) {
+	t.Helper()
+	if f.Severity != severity {
+		t.Errorf("%s: %+v, want %s", what, f, severity)
+	}
+	testenv.Contains(t, what, f.Detail, parts...)
+}
+
 // found returns the findings of some checks.
 func found(ctx context.Context, o ops.DoctorOptions, checks ...string) []ops.Finding {
 	return slices.DeleteFunc(ops.Diagnose(ctx, o).Findings,
@@ -71,9 +80,7 @@ func TestDoctorNamesWhatARoleLacks(t *testing.T) {
 		t.Errorf("a writer: ok %v, %+v", ok, l)
 	}
 	for _, check := range []string{"publication", "statistics right", "replication right"} {
-		if f[check].Severity != ops.SeverityWarn {
-			t.Errorf("a writer: %s: %+v", check, f[check])
-		}
+		expect(t, "a writer: "+check, f[check], ops.SeverityWarn)
 	}
 	// Rights by membership, as a managed service gives them.
 	d.Exec(t, `DO $$ BEGIN CREATE ROLE rds_replication; EXCEPTION WHEN duplicate_object THEN END $$`)
@@ -115,9 +122,8 @@ func TestDoctorNamesWhoMayCreateInTheSchema(t *testing.T) {
 		_, _ = d.Pool.Exec(context.Background(),
 			"DROP OWNED BY "+own+", "+writer+" CASCADE; DROP ROLE "+own+", "+writer)
 	})
-	if _, f := diagnose(t, d, d.URL); f["schema rights"].Check != "" {
-		t.Errorf("the tables' owner: %+v", f["schema rights"])
-	}
+	_, f := diagnose(t, d, d.URL)
+	expect(t, "the tables' owner", f["schema rights"], "")
 	for _, c := range []struct{ grant, revoke, named string }{
 		{"GRANT CREATE ON SCHEMA public TO PUBLIC", "REVOKE CREATE ON SCHEMA public FROM PUBLIC", "PUBLIC"},
 		{"GRANT CREATE ON SCHEMA public TO " + writer, "REVOKE CREATE ON SCHEMA public FROM " + writer, writer},
@@ -158,20 +164,14 @@ func TestDoctorLooksAtTheLog(t *testing.T) {
 		_, f := diagnose(t, d, d.URL)
 		return f["marks"]
 	}
-	if f := marks(); f.Severity != ops.SeverityOK || !strings.Contains(f.Detail, "nothing is settled") {
-		t.Errorf("a new log: %+v", f)
-	}
+	expect(t, "a new log", marks(), ops.SeverityOK, "nothing is settled")
 	// One mark older than the retention is kept per part, whatever its age.
 	d.Exec(t, `DELETE FROM outbox_mark; INSERT INTO outbox_mark (part, epoch, settled, hi, at)
 		SELECT n, 1, '3:3:', 0, '2026-03-01 12:00Z' FROM generate_series(-1, 15) n`)
-	if f := marks(); f.Severity != ops.SeverityOK || !strings.Contains(f.Detail, "of 2026-03-01T12:00:00Z") {
-		t.Errorf("a quiet log: %+v", f)
-	}
+	expect(t, "a quiet log", marks(), ops.SeverityOK, "of 2026-03-01T12:00:00Z")
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, at)
 		SELECT n, 1, '3:3:', 0, '2026-03-01 13:00Z' FROM generate_series(-1, 2) n`)
-	if f := marks(); f.Severity != ops.SeverityWarn || !strings.Contains(f.Detail, "and 4 are left") {
-		t.Errorf("a log that nobody shortens: %+v", f)
-	}
+	expect(t, "a log that nobody shortens", marks(), ops.SeverityWarn, "and 4 are left")
 	// Manual changes.
 	d.Exec(t, "DROP INDEX outbox_owed; ALTER SEQUENCE outbox_seq_seq CACHE 50")
 	d.Exec(t, "ALTER TABLE outbox DISABLE TRIGGER USER")
@@ -196,7 +196,39 @@ func remediesOf(v ops.Diagnosis, check string) (list []string) {
 // The doctor names a transaction that keeps it, or a relay, from a table, and reports no other problem then.
 func TestDoctorNamesBlockingTransactions(t *testing.T) {
 	t.Parallel()
-	d := testenv.NewServer(t, "max_prepared_transactions=2", "wal_level=logical").Database(t)
+	pg := testenv.NewServer(t, "max_prepared_transactions=2", "wal_level=logical")
+	const row, end = "SELECT FROM relay_state FOR UPDATE", "end its transaction: "
+	const terminate = "SELECT pg_terminate_backend("
+	prepared := func(id string) string { return end + "COMMIT PREPARED '" + id + "', or ROLLBACK" }
+	t.Run("locks", func(t *testing.T) {
+		for name, c := range map[string]blocking{
+			"marks":            {[]string{"LOCK outbox_mark"}, "", end + terminate},
+			"state":            {[]string{"LOCK relay_state"}, "", end + terminate},
+			"outbox":           {[]string{"LOCK outbox"}, row, end + terminate},
+			"row":              {[]string{row}, row, end + terminate},
+			"outbox, prepared": {[]string{"LOCK outbox", "PREPARE TRANSACTION 'a''b'"}, "", prepared("a''b")},
+			"row, prepared":    {[]string{row, "PREPARE TRANSACTION 'a''c'"}, row, prepared("a''c")},
+		} {
+			t.Run(name, func(t *testing.T) { t.Parallel(); c.isNamed(t, pg.Database(t)) })
+		}
+	})
+	// Every transaction of the server keeps a slot from being made.
+	slot := blocking{
+		[]string{"SELECT pg_current_xact_id()"},
+		"SELECT pg_catalog.pg_create_logical_replication_slot('waits', 'pgoutput', true)",
+		"wait for the end of its transaction, or: " + terminate,
+	}
+	slot.isNamed(t, pg.Database(t))
+}
+
+// blocking is a transaction that holds something, what a relay executes, and the only remedy.
+type blocking struct {
+	holds          []string
+	awaits, remedy string
+}
+
+func (c blocking) isNamed(t *testing.T, d *testenv.Database) {
+	t.Helper()
 	must(t, sql.Register(t.Context(), d.Pool, d.Relay))
 	connect := func(application string) *pgx.Conn {
 		t.Helper()
@@ -207,49 +239,32 @@ func TestDoctorNamesBlockingTransactions(t *testing.T) {
 		must(t, err)
 		return conn
 	}
-	const row, end = "SELECT FROM relay_state FOR UPDATE", "end its transaction: "
-	for _, c := range []struct {
-		holds  []string
-		awaits string // what a relay executes
-		remedy string
-	}{
-		{[]string{"LOCK outbox_mark"}, "", end + "SELECT pg_terminate_backend("},
-		{[]string{"LOCK relay_state"}, "", end + "SELECT pg_terminate_backend("},
-		{[]string{"LOCK outbox"}, row, end + "SELECT pg_terminate_backend("},
-		{[]string{row}, row, end + "SELECT pg_terminate_backend("},
-		{[]string{"LOCK outbox", "PREPARE TRANSACTION 'a''b'"}, "", end + "COMMIT PREPARED 'a''b', or ROLLBACK"},
-		{[]string{row, "PREPARE TRANSACTION 'a''b'"}, row, end + "COMMIT PREPARED 'a''b', or ROLLBACK"},
-		{
-			[]string{"SELECT pg_current_xact_id()"},
-			"SELECT pg_catalog.pg_create_logical_replication_slot('waits', 'pgoutput', true)",
-			"wait for the end of its transaction, or: SELECT pg_terminate_backend(",
-		},
-	} {
-		other, relay := connect("a migration"), connect("posthaste relay")
-		for _, stmt := range append([]string{"BEGIN"}, c.holds...) {
-			_, err := other.Exec(t.Context(), stmt)
-			must(t, err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		waited := make(chan struct{})
-		go func() {
-			defer close(waited)
-			if c.awaits != "" {
-				_, _ = relay.Exec(ctx, c.awaits)
-			}
-		}()
-		testenv.Eventually(t, 20*time.Second, func() error { // a transaction is reported after 2 s
-			got := remediesOf(ops.Diagnose(t.Context(), optionsOf(t, d, d.URL)), "")
-			return testenv.FailIf(len(got) != 1 || !strings.HasPrefix(got[0], c.remedy),
-				"%v: %q", c.holds, got)
-		})
-		cancel()
-		<-waited
-		_ = other.Close(t.Context())
-		_ = relay.Close(t.Context())
-		_, _ = d.Pool.Exec(t.Context(), "ROLLBACK PREPARED 'a''b'")
+	other, relay := connect("a migration"), connect("posthaste relay")
+	for _, stmt := range append([]string{"BEGIN"}, c.holds...) {
+		_, err := other.Exec(t.Context(), stmt)
+		must(t, err)
 	}
-	if got := remediesOf(ops.Diagnose(t.Context(), optionsOf(t, d, d.URL)), ""); len(got) != 0 {
+	ctx, cancel := context.WithCancel(t.Context())
+	waited := make(chan struct{})
+	go func() {
+		defer close(waited)
+		if c.awaits != "" {
+			_, _ = relay.Exec(ctx, c.awaits)
+		}
+	}()
+	remedies := func() []string { return remediesOf(ops.Diagnose(t.Context(), optionsOf(t, d, d.URL)), "") }
+	testenv.Eventually(t, 20*time.Second, func() error { // a transaction is reported after 2 s
+		got := remedies()
+		return testenv.FailIf(len(got) != 1 || !strings.HasPrefix(got[0], c.remedy), "%v: %q", c.holds, got)
+	})
+	cancel()
+	<-waited
+	_ = other.Close(t.Context())
+	_ = relay.Close(t.Context())
+	if last := c.holds[len(c.holds)-1]; strings.HasPrefix(last, "PREPARE ") {
+		d.Exec(t, strings.Replace(last, "PREPARE TRANSACTION", "ROLLBACK PREPARED", 1))
+	}
+	if got := remedies(); len(got) != 0 {
 		t.Errorf("without locks: %q", got)
 	}
 }
@@ -367,14 +382,12 @@ func TestDoctorLooksAtEveryNode(t *testing.T) {
 func TestDoctorNamesWhoHoldsTheLeadersLock(t *testing.T) {
 	t.Parallel()
 	d := testenv.Postgres(t)
-	if _, f := diagnose(t, d, d.URL); f["leader"].Check != "" {
-		t.Errorf("nobody leads: %+v", f["leader"])
-	}
+	_, f := diagnose(t, d, d.URL)
+	expect(t, "nobody leads", f["leader"], "")
 	d.Strand(t)
 	ok, f := diagnose(t, d, d.URL)
-	if ok || f["leader"].Severity != ops.SeverityFail || !strings.Contains(f["leader"].Detail, "is no relay") {
-		t.Errorf("somebody else leads: %+v", f["leader"])
-	}
+	testenv.Equal(t, "somebody else leads, and the relay can run", ok, false)
+	expect(t, "somebody else leads", f["leader"], ops.SeverityFail, "is no relay")
 }
 
 // If the balances in Redis are another database's, credits are refused until an operator decides.
@@ -402,15 +415,13 @@ func TestDoctorNamesAMissingSlot(t *testing.T) {
 	create := "SELECT pg_create_logical_replication_slot($1, 'pgoutput')"
 	own := "posthaste_" + d.Relay
 	d.Exec(t, create, own)
-	if _, f := diagnose(t, d, d.URL); f["max_replication_slots"].Severity != "" {
-		t.Errorf("with its own slot: %+v", f["max_replication_slots"])
-	}
+	_, f := diagnose(t, d, d.URL)
+	expect(t, "with its own slot", f["max_replication_slots"], "")
 	d.Exec(t, "SELECT pg_drop_replication_slot($1)", own)
 	d.Exec(t, create, "other")
 	ok, f := diagnose(t, d, d.URL)
-	if l := f["max_replication_slots"]; ok || l.Severity != ops.SeverityFail || !strings.Contains(l.Detail, "1 of 1") {
-		t.Errorf("with the slot of another: ok %v, %+v", ok, l)
-	}
+	testenv.Equal(t, "without a slot the relay can run", ok, false)
+	expect(t, "with the slot of another", f["max_replication_slots"], ops.SeverityFail, "1 of 1")
 	d.Exec(t, "INSERT INTO relay_state (name, desired_mode) VALUES ($1, 'poll')", d.Relay)
 	if ok, f := diagnose(t, d, d.URL); !ok || f["max_replication_slots"].Severity != ops.SeverityWarn {
 		t.Errorf("in mode poll: ok %v, %+v", ok, f["max_replication_slots"])

@@ -1,6 +1,7 @@
 package ops_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"posthaste/internal/ops"
 	"posthaste/internal/testenv"
 	"posthaste/outbox"
+	"posthaste/sink"
 )
 
 // However many events wait, only the given number is counted, and the answer reports that. The oldest event is also
@@ -27,18 +29,14 @@ func TestCountingIsBounded(t *testing.T) {
 		must(t, err)
 		return snap.Report().Backlog
 	}
-	if b := look(3); b != (ops.Backlog{}) {
-		t.Errorf("empty: %+v", b)
-	}
+	testenv.Equal(t, "empty", look(3), ops.Backlog{})
 	d.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, created_at)
 		SELECT gen_random_uuid(), 'order', 'a-' || i, 'x', '{}', now() - interval '3 days'
 		FROM generate_series(1, 7) i`)
 	d.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi)
 		SELECT -1, 1, pg_current_snapshot(), last_value FROM outbox_seq_seq`)
 	for _, most := range []int64{0, 5, 100} {
-		if b := look(most); b != (ops.Backlog{}) {
-			t.Errorf("all is settled, at most %d: %+v", most, b)
-		}
+		testenv.Equal(t, fmt.Sprintf("all is settled, at most %d", most), look(most), ops.Backlog{})
 	}
 	for i, age := range []string{"-infinity", "1 second", "2 seconds", "3 seconds", "1 hour"} {
 		at := "now() - $2::interval"
@@ -97,5 +95,40 @@ func TestRepairsAreShown(t *testing.T) {
 	}
 	if age := time.Since(st.Compared[0].Noticed); age < time.Minute*3/2 || age > 4*time.Minute {
 		t.Errorf("under way for %v", age)
+	}
+}
+
+// A relay of this database adopts while posthaste adopt waits for its confirmation. The gate then has a later epoch,
+// and the adoption succeeds because the stream is this database's already.
+func TestAdoptBesideARelay(t *testing.T) {
+	t.Parallel()
+	d, r := testenv.Postgres(t), testenv.Redis(t)
+	d.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 1)")
+	a, err := ops.FindAdoption(t.Context(), d.Pool, "default", false)
+	must(t, err)
+	owner := outbox.Owner{Epoch: 7, Nonce: outbox.Nonce{1}}
+	must(t, d.Pool.QueryRow(t.Context(), "SELECT source FROM relay_state").Scan(&owner.Source))
+	relay := sink.New(sink.Options{Client: r.Client, Source: outbox.EntrySource("default")})
+	must(t, relay.Adopt(t.Context(), "outbox.order", owner, false))
+	testenv.ErrorIs(t, "take over beside a relay", a.TakeOver(t.Context(), d.Pool, r.Client), nil)
+	testenv.ErrorIs(t, "the relay's gate", relay.Check(t.Context(), owner, []string{"outbox.order"}), nil)
+}
+
+func TestVerdictOfADiagnosis(t *testing.T) {
+	t.Parallel()
+	ok := ops.Finding{Check: "postgres", Severity: ops.SeverityOK}
+	warn := ops.Finding{Check: "history", Severity: ops.SeverityWarn}
+	schema := ops.Finding{Check: "schema", Severity: ops.SeverityFail}
+	redis := ops.Finding{Check: "redis", Severity: ops.SeverityFail}
+	for want, findings := range map[string][]ops.Finding{
+		"all is well": {ok, ok},
+		"no problems, 1 warning: the relay can run":                                       {ok, warn},
+		"no problems, 2 warnings: the relay can run":                                      {warn, warn},
+		"1 problem, 0 warnings: the relay cannot run safely before this is fixed: schema": {ok, schema},
+		"2 problems, 1 warning: the relay cannot run safely before this is fixed: schema, redis": {
+			ok, schema, warn, redis,
+		},
+	} {
+		testenv.Equal(t, "the verdict", (ops.Diagnosis{Findings: findings}).Verdict(), want)
 	}
 }

@@ -35,9 +35,8 @@ func withTLS(t *testing.T, pg *testenv.Server, ca *testenv.CA) {
 		"ALTER SYSTEM SET ssl_cert_file = '" + cert + "'", "ALTER SYSTEM SET ssl_key_file = '" + key + "'",
 		"ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()",
 	} {
-		if _, err := conn.Exec(t.Context(), stmt); err != nil {
-			t.Fatal(err)
-		}
+		_, err := conn.Exec(t.Context(), stmt)
+		must(t, err)
 	}
 }
 
@@ -95,9 +94,7 @@ func TestWhatGoesBeyondTheMachine(t *testing.T) {
 		"/run/redis.sock": false, "redis.localhost:6379": false,
 		"redis:6379": true, "10.0.0.7:6379": true, "[2001:db8::1]:6379": true, "0.0.0.0:6379": true,
 	} {
-		if ops.Beyond(addr) != want {
-			t.Errorf("%s: want %v", addr, want)
-		}
+		testenv.Equal(t, addr, ops.Beyond(addr), want)
 	}
 }
 
@@ -131,8 +128,6 @@ func TestDoctorLooksAtTheTLSOfRedis(t *testing.T) {
 				fmt.Fprintf(&got, "%s: %s\n", f.Check, f.Remedy)
 			}
 		}
-		if got.String() != c.want {
-			t.Errorf("%s: %q, want %q", name, got.String(), c.want)
-		}
+		testenv.Equal(t, name, got.String(), c.want)
 	}
 }

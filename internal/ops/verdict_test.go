@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/relay"
 	"posthaste/sink"
@@ -19,9 +20,7 @@ import (
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	runbook, err := os.ReadFile("../../docs/runbook.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	command := regexp.MustCompile(`\bposthaste [a-z]|\bredis-cli [A-Z]`)
 	for name, c := range situations() {
 		s := well()
@@ -46,8 +45,8 @@ func TestVerdicts(t *testing.T) {
 			}
 		}
 		if b.Word != c.level.Word() || c.level > OK && !strings.HasPrefix(b.Why, c.title+": ") ||
-			!strings.Contains(b.Why+". "+b.Remedy, details[name]) {
-			t.Errorf("%s: %+v; want %s and %q", name, b, c.level.Word(), details[name])
+			!strings.Contains(b.Why+". "+b.Remedy, c.detail) {
+			t.Errorf("%s: %+v; want %s and %q", name, b, c.level.Word(), c.detail)
 		}
 	}
 }
@@ -88,9 +87,7 @@ func TestAllRenderingsAgree(t *testing.T) {
 				t.Errorf("%s, %s: the page begins with %q, the gravest is %q", name, what, page.Title,
 					v.Problems[0].Title)
 			}
-			if len(brief.Also) != len(page.Also) {
-				t.Errorf("%s, %s: beside it a terminal shows %q, a page %+v", name, what, brief.Also, page.Also)
-			}
+			testenv.Equal(t, name+", "+what+": what stands beside it", len(brief.Also), len(page.Also))
 			if r := s.Relay; r != nil && (len(r.Reasons) > 0 && page.Level != "bad" ||
 				len(r.Degraded) > 0 && page.Level == "ok") {
 				t.Errorf("%s, %s: the relay reports %+v, and the page is %s", name, what, r, page.Level)
@@ -121,9 +118,7 @@ func TestARepairIsSaidOnce(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	s.Postgres.Compared = nil // read just before it was noted
-	if p := Assess(s).Page(); p.Title != "This relay is not ready" {
-		t.Errorf("%+v", p)
-	}
+	testenv.Equal(t, "the title", Assess(s).Page().Title, "This relay is not ready")
 }
 
 // A relay queries Redis all the time, so the snapshot uses its state.
@@ -145,9 +140,7 @@ func TestARelayKnowsOfRedis(t *testing.T) {
 func TestCountDead(t *testing.T) {
 	t.Parallel()
 	list := []Dead{{Retrying: true, Error: "a"}, {Error: "b"}, {Error: "c"}}
-	if n := CountDead(list, 7, 2); n != (DeadCount{Relay: 6, Groups: 2, Retrying: 1, First: "b"}) {
-		t.Errorf("%+v", n)
-	}
+	testenv.Equal(t, "the dead", CountDead(list, 7, 2), DeadCount{Relay: 6, Groups: 2, Retrying: 1, First: "b"})
 }
 
 // With Redis down, late events follow from it and dead events are less urgent. Without Redis the outbox grows until
@@ -180,9 +173,7 @@ func TestTheRemedyNamesTheKey(t *testing.T) {
 	s.Dead = DeadCount{Relay: 600, First: "WRONGTYPE the key outbox.bill.0 holds a string"}
 	const want = "Rename or delete that key: redis-cli RENAMENX outbox.bill.0 outbox.bill.0:aside, then press Retry " +
 		"all, or run posthaste dead retry --all."
-	if v := Assess(s).Page(); v.Remedy != want {
-		t.Errorf("%q, want %q", v.Remedy, want)
-	}
+	testenv.Equal(t, "the remedy", Assess(s).Page().Remedy, want)
 }
 
 // Any writer to Redis can make thousands of groups, and every viewer gets the verdict every second.

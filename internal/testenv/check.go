@@ -41,3 +41,13 @@ func Becomes[T comparable](tb testing.TB, what string, want T, get func() T) {
 		return FailIf(got != want, "%s: got %v, want %v", what, got, want)
 	})
 }
+
+// ErrorSays reports an error without a part of the text, or that there is none. The test goes on.
+func ErrorSays(tb testing.TB, what string, err error, parts ...string) {
+	tb.Helper()
+	if err == nil {
+		tb.Errorf("%s: no error", what)
+		return
+	}
+	Contains(tb, what, err.Error(), parts...)
+}

@@ -360,6 +360,7 @@ func (d *Database) cleanup(pg *local.Postgres) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	if c, err := pgx.Connect(ctx, pg.URL("postgres")); err == nil { // the server may be down
+		_, _ = c.Exec(ctx, "SET synchronous_commit = off") // commits may wait for a standby that does not exist
 		_ = local.DropDatabase(ctx, c, d.Name)
 		_ = c.Close(ctx)
 	}
