@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/internal/cli"
+	"posthaste/internal/testenv"
 )
 
 func TestCheckHolds(t *testing.T) {
@@ -28,9 +29,8 @@ func TestCheckHolds(t *testing.T) {
 			t.Errorf("%+v holds", sum)
 		}
 		r := report{Results: []*row{{Check: &sum}}}
-		if err := r.finish(cli.IO{Stdout: &bytes.Buffer{}}, true); !errors.Is(err, ErrFound) {
-			t.Errorf("a report with %+v ends with %v", sum, err)
-		}
+		err := r.finish(cli.IO{Stdout: &bytes.Buffer{}}, true)
+		testenv.ErrorIs(t, fmt.Sprintf("a report with %+v", sum), err, ErrFound)
 	}
 }
 
@@ -97,9 +97,7 @@ func TestFigures(t *testing.T) {
 	}
 	w.spread(took)
 	for name, want := range map[string]float64{"p50_ms": 50, "p90_ms": 90, "p99_ms": 99, "max_ms": 100} {
-		if got := w.median(name); got != want {
-			t.Errorf("%s is %v, want %v", name, got, want)
-		}
+		testenv.Equal(t, name, w.median(name), want)
 	}
 	r.limit("a", "").is("per_second", 6)
 	r.limit("b", "").is("per_second", 3)
@@ -130,9 +128,7 @@ func TestEventsHaveNumbers(t *testing.T) {
 		"postgres://u:p@h:1/db?sslmode=disable&dbname=x": "postgres://u:p@h:1/b?sslmode=disable",
 		"host=h dbname=db": "host=h dbname=db dbname=b", "": " dbname=b",
 	} {
-		if got := inDatabase(dsn, "b"); got != want {
-			t.Errorf("%q in another database is %q", dsn, got)
-		}
+		testenv.Equal(t, dsn+" in another database", inDatabase(dsn, "b"), want)
 	}
 }
 

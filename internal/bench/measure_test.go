@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -75,6 +74,19 @@ func (w *world) measure(b any) (r report, err error) {
 		w.t.Fatalf("%v, %v: %s", err, jerr, out)
 	}
 	return r, err
+}
+
+// alone runs a benchmark on servers of its own, or on those of the settings, and returns what it writes.
+func alone(t *testing.T, b interface {
+	Run(ctx context.Context, c app.Config, o cli.IO) error
+}, c app.Config,
+) string {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	if err := b.Run(t.Context(), c, cli.IO{Stdout: &out, Stderr: &errOut}); err != nil {
+		t.Fatalf("%v: %s", err, errOut.String())
+	}
+	return out.String()
 }
 
 // untouched fails unless the foreign data is there and the objects that the benchmark has announced are gone.
@@ -191,12 +203,12 @@ func TestBenchNats(t *testing.T) {
 	w.nats = testenv.Nats(t).URL()
 	to := Sink{Sink: "nats"}
 	r, err := w.measure(Drain{
-		Options: Options{Runs: 1}, Sink: to, Events: 700, Size: 300, Transaction: 1, Streams: 2, Mode: "both",
+		Options: Options{Runs: 1}, Sink: to, Events: 700, Size: 300, Transaction: 1, Streams: 2, Mode: "cdc",
 		Load: "both",
 	})
 	testenv.Must(t, err)
 	positive(t, r.Limits, 1, "insert", "slot", "settle", "batches")
-	positive(t, r.Results, 1, "backlog cdc", "backlog poll", "stream cdc", "stream poll")
+	positive(t, r.Results, 1, "backlog cdc", "stream cdc")
 	for _, row := range r.Results {
 		counts(t, row, 700)
 		if bytes := row.median("nats_bytes"); row.Ratios["batches"] == 0 || bytes < 300 || bytes > 3000 {
@@ -252,44 +264,27 @@ func TestBenchIdle(t *testing.T) {
 
 func TestBenchLatency(t *testing.T) {
 	t.Parallel()
-	for name, rates := range map[string][]float64{"one rate": {100}, "rates": {50, 100}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r, err := newWorld(t).measure(Latency{
-				Options: Options{Runs: 1}, Rate: rates, Duration: 500 * time.Millisecond, Size: 300, Mode: "both",
-			})
-			testenv.Must(t, err)
-			var limits, results []string
-			for _, rate := range rates {
-				of := ""
-				if len(rates) > 1 {
-					of = fmt.Sprintf(" %g/s", rate)
-				}
-				limits = append(limits, "commit"+of, "xadd"+of)
-				results = append(results, "cdc"+of, "poll"+of)
-			}
-			positive(t, r.Limits, 1, limits...)
-			positive(t, r.Results, 1, results...)
-			for i, w := range r.Results {
-				rate := rates[i/2]
-				// Half a second of warm-up, half a second that counts, and half a second for the costs.
-				counts(t, w, int(rate)+int(rate/2))
-				if len(w.Ratios) != 2 {
-					t.Errorf("%s: ratios %v", w.Name, w.Ratios)
-				}
-				if got := w.median("per_second"); got != rate {
-					t.Errorf("%s: %v events/s were counted, want %v", w.Name, got, rate)
-				}
-				if w.median("relay_cpu_us") == 0 || w.median("wal_bytes") < 300 {
-					t.Errorf("%s: an event costs %v", w.Name, w.Figures)
-				}
-			}
-		})
+	rates := []float64{50, 100}
+	r, err := newWorld(t).measure(Latency{
+		Options: Options{Runs: 1}, Rate: rates, Duration: 500 * time.Millisecond, Size: 300, Mode: "both",
+	})
+	testenv.Must(t, err)
+	positive(t, r.Limits, 1, "commit 50/s", "xadd 50/s", "commit 100/s", "xadd 100/s")
+	positive(t, r.Results, 1, "cdc 50/s", "poll 50/s", "cdc 100/s", "poll 100/s")
+	for i, w := range r.Results {
+		rate := rates[i/2]
+		// Half a second of warm-up, half a second that counts, and half a second for the costs.
+		counts(t, w, int(rate)+int(rate/2))
+		testenv.Equal(t, w.Name+": ratios", len(w.Ratios), 2)
+		testenv.Equal(t, w.Name+": events/s", w.median("per_second"), rate)
+		if w.median("relay_cpu_us") == 0 || w.median("wal_bytes") < 300 {
+			t.Errorf("%s: an event costs %v", w.Name, w.Figures)
+		}
 	}
 }
 
-// TestBenchLatencyWithATransactionOpen: the events that were written before the measurement are counted, and their
-// times are not.
+// With a single rate, no name has it. With a transaction open, the events that were written before the measurement are
+// counted, and their times are not.
 func TestBenchLatencyWithATransactionOpen(t *testing.T) {
 	t.Parallel()
 	const half = 500 * time.Millisecond
@@ -297,6 +292,8 @@ func TestBenchLatencyWithATransactionOpen(t *testing.T) {
 		Options: Options{Runs: 1}, Rate: []float64{100}, Duration: half, Size: 300, Mode: "both", Hold: half,
 	})
 	testenv.Must(t, err)
+	positive(t, r.Limits, 1, "commit", "xadd")
+	positive(t, r.Results, 1, "cdc", "poll")
 	for _, w := range r.Results {
 		counts(t, w, 200)
 		if w.median("per_second") != 100 || w.Figures["backlog_rows"] == nil ||
@@ -361,7 +358,6 @@ func TestBenchStartsServersOfItsOwn(t *testing.T) {
 	testenv.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	testenv.Must(t, os.Chmod(dir, 0o711))
-	var out, errOut bytes.Buffer
 	b := Latency{
 		Options: Options{
 			Runs: 1, Dir: dir, PGBin: os.Getenv("POSTHASTE_TEST_PG_BIN"),
@@ -369,17 +365,9 @@ func TestBenchStartsServersOfItsOwn(t *testing.T) {
 		},
 		Rate: []float64{50}, Duration: 300 * time.Millisecond, Size: 300, Mode: "poll",
 	}
-	if err := b.Run(t.Context(), commandline.Config(t), cli.IO{Stdout: &out, Stderr: &errOut}); err != nil {
-		t.Fatalf("%v: %s", err, errOut.String())
-	}
-	for _, want := range []string{
+	testenv.Contains(t, "the output", alone(t, b, commandline.Config(t)),
 		"fsync on, synchronous_commit on", "appendonly yes, appendfsync everysec", "\ncommit", "\npoll",
-		"counted: 55 committed, 55 found, lost 0, repeated 0",
-	} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("the output has no %q", want)
-		}
-	}
+		"counted: 55 committed, 55 found, lost 0, repeated 0")
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left behind %v, %v", left, err)
 	}
@@ -406,9 +394,7 @@ func TestBenchSaysThatEventsAreRepeated(t *testing.T) {
 	})
 	cancel()
 	<-done
-	if !errors.Is(err, ErrFound) {
-		t.Errorf("it ends with %v", err)
-	}
+	testenv.ErrorIs(t, "the end", err, ErrFound)
 	if c := r.Results[0].Check; c.Repeated == 0 || c.Lost != 0 || c.Found != 5000 {
 		t.Errorf("counted %+v", c)
 	}
@@ -438,7 +424,6 @@ func TestBenchOnACluster(t *testing.T) {
 	t.Parallel()
 	t.Run("its own", func(t *testing.T) {
 		t.Parallel()
-		var out, errOut bytes.Buffer
 		b := Orders{
 			Options: Options{
 				Cluster: true, JSON: true, Runs: 1, PGBin: os.Getenv("POSTHASTE_TEST_PG_BIN"),
@@ -446,17 +431,12 @@ func TestBenchOnACluster(t *testing.T) {
 			},
 			Concurrency: 4, Duration: 500 * time.Millisecond, Repeat: 10,
 		}
-		if err := b.Run(t.Context(), commandline.Config(t), cli.IO{Stdout: &out, Stderr: &errOut}); err != nil {
-			t.Fatalf("%v: %s", err, errOut.String())
-		}
-		if !strings.Contains(out.String(), "Redis Cluster of 3 masters and 3 replicas") {
-			t.Errorf("it does not say on what: %s", out.String())
-		}
+		out := alone(t, b, commandline.Config(t))
+		testenv.Contains(t, "the output", out, "Redis Cluster of 3 masters and 3 replicas")
 	})
 	t.Run("another one", func(t *testing.T) {
 		t.Parallel()
 		c, db := testenv.Cluster(t, 3, 0), testenv.Postgres(t)
-		var out, errOut bytes.Buffer
 		b := Drain{
 			Options: Options{External: true, JSON: true, Runs: 1}, Events: 300, Size: 100, Transaction: 1, Streams: 1,
 			Mode: "cdc", Load: "stream",
@@ -466,9 +446,7 @@ func TestBenchOnACluster(t *testing.T) {
 		settings.PostgresURL = secretfile.File{
 			Setting: "POSTHASTE_POSTGRES_URL_FILE", Path: testenv.WriteFile(t, t.TempDir(), "url", []byte(db.URL+"\n")),
 		}.Into(settings.PostgresURL)
-		if err := b.Run(t.Context(), settings, cli.IO{Stdout: &out, Stderr: &errOut}); err != nil {
-			t.Fatalf("%v: %s", err, errOut.String())
-		}
+		alone(t, b, settings)
 		for i := range c.Nodes {
 			if keys := lasting(c.On(t, i).Keys(t.Context(), "*").Val()); len(keys) > 0 {
 				t.Errorf("left on node %d: %q", i, keys)
