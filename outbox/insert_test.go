@@ -70,14 +70,12 @@ func TestInsert(t *testing.T) {
 		}
 		own = uuid.New()
 	})
-	if n := testenv.Value[int](t, d, `SELECT count(*) FROM outbox
+	n := testenv.Value[int](t, d, `SELECT count(*) FROM outbox
 		WHERE aggregate_type = 'order' AND aggregate_id = 'o-1'
-		AND event_type = 'order.created' AND payload = '1' AND headers = '{"tenant": "<a>"}'`); n != 20000 {
-		t.Errorf("%d rows, want 20000", n)
-	}
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox WHERE headers IS NULL"); n != 2 {
-		t.Errorf("%d rows without headers, want 2", n)
-	}
+		AND event_type = 'order.created' AND payload = '1' AND headers = '{"tenant": "<a>"}'`)
+	testenv.Equal(t, "rows", n, 20000)
+	n = testenv.Value[int](t, d, "SELECT count(*) FROM outbox WHERE headers IS NULL")
+	testenv.Equal(t, "rows without headers", n, 2)
 }
 
 func TestInsertKeepsTheOrder(t *testing.T) {
@@ -168,9 +166,7 @@ func TestInsertRefusesBeforeTheStatement(t *testing.T) {
 			}
 		}
 	})
-	if n := testenv.Value[int](t, d, "SELECT count(*) FROM outbox"); n != 2*len(taken) {
-		t.Errorf("%d rows, want %d", n, 2*len(taken))
-	}
+	testenv.Equal(t, "rows", testenv.Value[int](t, d, "SELECT count(*) FROM outbox"), 2*len(taken))
 	for name, change := range refused {
 		e := event(change)
 		headers, _ := json.Marshal(e.Headers)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"posthaste/internal/testenv"
 	"posthaste/outbox"
 )
 
@@ -33,9 +34,7 @@ func TestTraceParent(t *testing.T) {
 		`{"traceparent":"00-a-b-01","x":"y"}`: "00-a-b-01",
 	} {
 		e := &outbox.Record{Headers: []byte(headers)}
-		if got := e.TraceParent(); got != want {
-			t.Errorf("%s: got %q, want %q", headers, got, want)
-		}
+		testenv.Equal(t, headers, e.TraceParent(), want)
 	}
 }
 

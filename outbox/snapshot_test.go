@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"posthaste/internal/testenv"
 	"posthaste/outbox"
 )
 
@@ -29,9 +30,7 @@ func TestSnapshotVisible(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
-		if got := s.Visible(c.xid); got != c.want {
-			t.Errorf("%s: Visible(%d) in %s = %v, want %v", c.name, c.xid, c.snap, got, c.want)
-		}
+		testenv.Equal(t, c.name+": visible in "+c.snap, s.Visible(c.xid), c.want)
 	}
 	for _, bad := range []string{"", "1:2", "x:2:", "1:y:", "1:2:z", "1:2:3:4"} {
 		if _, err := outbox.ParseSnapshot(bad); err == nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"posthaste/internal/testenv"
 	"posthaste/outbox"
 )
 
@@ -23,12 +24,8 @@ func TestStreamNames(t *testing.T) {
 		{"", 2, "outbox.order.1"},
 	} {
 		got := outbox.Layout{Prefix: "outbox.", Shards: c.shards}.Stream("order", c.aggregate)
-		if got != c.want {
-			t.Errorf("the stream of %q, of %d: %s, want %s", c.aggregate, c.shards, got, c.want)
-		}
-		if base := outbox.BaseName(got, c.shards); base != "outbox.order" {
-			t.Errorf("%s is one of %d of %s", got, c.shards, base)
-		}
+		testenv.Equal(t, "the stream of "+c.aggregate, got, c.want)
+		testenv.Equal(t, "the base of "+got, outbox.BaseName(got, c.shards), "outbox.order")
 	}
 }
 
@@ -36,9 +33,7 @@ func TestStreamNames(t *testing.T) {
 func TestShardCounts(t *testing.T) {
 	t.Parallel()
 	for i, n := range outbox.ShardCounts {
-		if outbox.Partitions%n != 0 {
-			t.Errorf("%d parts in %d streams", outbox.Partitions, n)
-		}
+		testenv.Equal(t, "parts that are left over", outbox.Partitions%n, 0)
 		used := map[string]bool{}
 		for a := range 1000 {
 			id := fmt.Sprint(a)
@@ -47,9 +42,7 @@ func TestShardCounts(t *testing.T) {
 				t.Errorf("%s changes its place", id)
 			}
 		}
-		if len(used) != n {
-			t.Errorf("%d of %d streams are used", len(used), n)
-		}
+		testenv.Equal(t, "streams that are used", len(used), n)
 	}
 }
 

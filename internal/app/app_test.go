@@ -141,9 +141,7 @@ func TestEachRegistry(t *testing.T) {
 	}
 	stop := errors.New("stop")
 	err = app.EachRegistry(t.Context(), c, func(string, *prometheus.Registry) error { return stop })
-	if !errors.Is(err, stop) {
-		t.Errorf("an error is not returned: %v", err)
-	}
+	testenv.ErrorIs(t, "an error that is to be returned", err, stop)
 }
 
 // A server answers the requests in flight before it ends.
@@ -162,12 +160,8 @@ func TestServeHTTPDrains(t *testing.T) {
 	})}
 	done := make(chan error, 1)
 	go func() { done <- app.ServeHTTP(ctx, srv, l, 10*time.Second) }()
-	if code := get(t, "http://"+l.Addr().String()); code != http.StatusTeapot {
-		t.Errorf("status %d", code)
-	}
-	if err := <-done; err != nil {
-		t.Errorf("it ended with %v", err)
-	}
+	testenv.Equal(t, "status", get(t, "http://"+l.Addr().String()), http.StatusTeapot)
+	testenv.ErrorIs(t, "the end", <-done, nil)
 	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) { // another process may have its port already
 		t.Errorf("it still listens: %v", err)
 	}

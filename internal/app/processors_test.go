@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"posthaste/internal/app"
+	"posthaste/internal/testenv"
 )
 
 func TestOneProcessor(t *testing.T) {
@@ -14,17 +15,11 @@ func TestOneProcessor(t *testing.T) {
 	defer runtime.GOMAXPROCS(before)
 	t.Setenv(name, "3")
 	undo := app.OneProcessor()
-	if n := runtime.GOMAXPROCS(0); n != 3 {
-		t.Errorf("%d processors, where the environment says 3", n)
-	}
+	testenv.Equal(t, "processors that the environment names", runtime.GOMAXPROCS(0), 3)
 	undo()
 	_ = os.Unsetenv(name) // Setenv restores it
 	undo = app.OneProcessor()
-	if n := runtime.GOMAXPROCS(0); n != 1 {
-		t.Errorf("%d processors, want 1", n)
-	}
+	testenv.Equal(t, "processors", runtime.GOMAXPROCS(0), 1)
 	undo()
-	if n := runtime.GOMAXPROCS(0); n != 3 {
-		t.Errorf("%d processors after all, want the 3 of before", n)
-	}
+	testenv.Equal(t, "processors after all", runtime.GOMAXPROCS(0), 3)
 }

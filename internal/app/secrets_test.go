@@ -10,6 +10,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/redisurl"
+	"posthaste/internal/testenv"
 )
 
 // secretFile writes a file and returns its path.
@@ -43,9 +44,7 @@ func TestSecretsComeFromFiles(t *testing.T) {
 		"postgres://u:of-a-file@pg/d", "redis://:of-a-file@rd", "redis://:of-a-file@guard", "of-a-file",
 		"of another file ",
 	}
-	if strings.Join(got, "|") != strings.Join(want, "|") {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	testenv.Equal(t, "the secrets", strings.Join(got, "|"), strings.Join(want, "|"))
 }
 
 // A file that cannot be used is a fault that names the variable and the file, and does not quote its content.
@@ -106,9 +105,7 @@ func TestASecretOnTheCommandLineIsToldOf(t *testing.T) {
 		c.spoil(&s)
 		var out strings.Builder
 		s.WarnOfSecrets(app.Config{}.LoggerTo(&out))
-		if out.Len() > 0 {
-			t.Errorf("%s from the environment: %s", name, out.String())
-		}
+		testenv.Equal(t, name+" from the environment", out.String(), "")
 		s.Given = []string{name}
 		s.WarnOfSecrets(app.Config{}.LoggerTo(&out))
 		if told := strings.Contains(out.String(), `"--`+name+`"`); told != c.told ||
@@ -121,9 +118,7 @@ func TestASecretOnTheCommandLineIsToldOf(t *testing.T) {
 		"host=h dbname=passwords": false, "host=h sslpassword=p": true, "redis://h": false,
 		"postgres://h/d?sslpassword=p": true, "unix:///run/redis.sock": false,
 	} {
-		if app.HasPassword(address) != want {
-			t.Errorf("%s: want %v", address, want)
-		}
+		testenv.Equal(t, address, app.HasPassword(address), want)
 	}
 }
 
@@ -140,9 +135,7 @@ func TestPasswordFiles(t *testing.T) {
 		t.Fatalf("%s %s: %v", c.PostgresURL, c.RedisURL, err)
 	}
 	for _, address := range []string{c.PostgresURL, c.RedisURL} {
-		if !strings.Contains(address, "_PASSWORD_FILE%3A"+url.QueryEscape(path)) {
-			t.Errorf("%s does not name the file", address)
-		}
+		testenv.Contains(t, "the address", address, "_PASSWORD_FILE%3A"+url.QueryEscape(path))
 	}
 	o, err := redisurl.Parse(c.RedisURL)
 	must(t, err)

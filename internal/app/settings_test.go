@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"posthaste/internal/app"
+	"posthaste/internal/testenv"
 	"posthaste/internal/testenv/commandline"
 	"posthaste/relay"
 )
@@ -37,6 +38,13 @@ func faults(err error) []error {
 	return joined.Unwrap()
 }
 
+// wantFaults reports another number of faults, or that a text is in none of them.
+func wantFaults(t *testing.T, what string, list []error, n int, text ...string) {
+	t.Helper()
+	testenv.Equal(t, what+": faults", len(list), n)
+	testenv.Contains(t, what, fmt.Sprint(list), text...)
+}
+
 func TestDefaults(t *testing.T) {
 	t.Parallel()
 	c, err := defaults(t).Parse()
@@ -51,9 +59,7 @@ func TestDefaults(t *testing.T) {
 // A fault from the environment has the name of its variable, too.
 func TestParseNamesTheVariable(t *testing.T) {
 	t.Setenv("POSTHASTE_WINDOW", "0")
-	if list := faultsOf(t); len(list) != 1 || !strings.Contains(list[0].Error(), `--window="0" (POSTHASTE_WINDOW): `) {
-		t.Errorf("from the environment: %v", list)
-	}
+	wantFaults(t, "from the environment", faultsOf(t), 1, `--window="0" (POSTHASTE_WINDOW): `)
 }
 
 // Every fault is named at once, by the name of its flag, and none of them quotes a password.
@@ -78,9 +84,7 @@ func TestParseNamesEveryFault(t *testing.T) {
 		spoils[name] = "--" + bad
 	}
 	for name, spoil := range spoils {
-		if list := faultsOf(t, spoil); len(list) != 1 || !strings.Contains(list[0].Error(), "--"+name) {
-			t.Errorf("%s: %v", name, list)
-		}
+		wantFaults(t, name, faultsOf(t, spoil), 1, "--"+name)
 	}
 	all := slices.Collect(maps.Values(spoils))
 	if list := faultsOf(t, all...); len(list) != len(spoils) || strings.Contains(fmt.Sprint(list), secret) {
@@ -95,12 +99,8 @@ func TestParseBoundsNames(t *testing.T) {
 		"schema": 63, "relay-name": 50, "stream-prefix": 64, "channel-prefix": 64, "admin-hosts": 253,
 	} {
 		flag := "--" + name + "="
-		if list := faultsOf(t, flag+strings.Repeat("x", most)); len(list) != 0 {
-			t.Errorf("%s of %d: %v", name, most, list)
-		}
-		if list := faultsOf(t, flag+strings.Repeat("x", most+1)); len(list) != 1 {
-			t.Errorf("%s of %d: %v", name, most+1, list)
-		}
+		wantFaults(t, name, faultsOf(t, flag+strings.Repeat("x", most)), 0)
+		wantFaults(t, name, faultsOf(t, flag+strings.Repeat("x", most+1)), 1)
 	}
 }
 
@@ -131,9 +131,7 @@ func TestParseNamesEveryFaultOfTokens(t *testing.T) {
 			t.Errorf("%q: %v", place, err)
 		}
 	}
-	if list := faultsOf(t, "--auth=token"); len(list) != 1 || !strings.Contains(list[0].Error(), "--auth=") {
-		t.Errorf("%v", list)
-	}
+	wantFaults(t, "a method that is unknown", faultsOf(t, "--auth=token"), 1, "--auth=")
 }
 
 // The setting beats libpq's variables.
@@ -148,14 +146,8 @@ func TestPostgresFromTheEnvironment(t *testing.T) {
 	for _, name := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGSERVICE"} {
 		t.Setenv(name, "")
 	}
-	if got := parsed(""); got != "postgres://localhost:5432/postgres" {
-		t.Errorf("without anything: %q", got)
-	}
+	testenv.Equal(t, "without anything", parsed(""), "postgres://localhost:5432/postgres")
 	t.Setenv("PGHOST", "elsewhere")
-	if got := parsed(""); got != "" {
-		t.Errorf("with PGHOST: %q", got)
-	}
-	if got := parsed("host=here"); got != "host=here" {
-		t.Errorf("with a setting: %q", got)
-	}
+	testenv.Equal(t, "with PGHOST", parsed(""), "")
+	testenv.Equal(t, "with a setting", parsed("host=here"), "host=here")
 }

@@ -146,9 +146,7 @@ func refusesLargeFrames(t *testing.T, addr string, config *tls.Config) {
 			t.Fatal(err)
 		}
 		if head[3] == goAway {
-			if code := body[7]; code != frameSizeError {
-				t.Errorf("a frame of a megabyte is refused with error %d", code)
-			}
+			testenv.Equal(t, "the error by which a frame of a megabyte is refused", body[7], frameSizeError)
 			return
 		}
 	}
@@ -181,9 +179,7 @@ func TestSettingsOfRedisTLS(t *testing.T) {
 			continue
 		}
 		for i, text := range want {
-			if !strings.Contains(list[i].Error(), text) {
-				t.Errorf("%s: %v, want %q", name, list[i], text)
-			}
+			testenv.ErrorSays(t, name, list[i], text)
 		}
 	}
 }

@@ -33,9 +33,7 @@ func TestTracingIsOffByDefault(t *testing.T) {
 		{map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, false},
 		{map[string]string{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:4318"}, false},
 	} {
-		if got := tracingWanted(func(name string) string { return c.env[name] }); got != c.want {
-			t.Errorf("%v: %v, want %v", c.env, got, c.want)
-		}
+		testenv.Equal(t, fmt.Sprint(c.env), tracingWanted(func(name string) string { return c.env[name] }), c.want)
 	}
 	var off *tracing
 	if off.requests() != nil || off.onPublished("redis") != nil || off.queries() != nil {
@@ -80,9 +78,7 @@ func TestSpansOfStatementsQuoteNoValues(t *testing.T) {
 		}
 	}
 	ask(t.Context())
-	if n := len(rec.Ended()); n != 0 {
-		t.Errorf("%d spans without a request", n)
-	}
+	testenv.Equal(t, "spans without a request", len(rec.Ended()), 0)
 	ctx, parent := tr.tracer.Start(t.Context(), "request")
 	ask(ctx)
 	if !parent.IsRecording() {

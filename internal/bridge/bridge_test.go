@@ -99,9 +99,8 @@ func TestInsertsAreCopied(t *testing.T) {
 	c := as(t, d, "app", "INSERT, SELECT, UPDATE, DELETE ON outboxevent")
 	run := func(stmt string) {
 		t.Helper()
-		if _, err := c.Exec(t.Context(), stmt); err != nil {
-			t.Fatalf("%s: %v", stmt, err)
-		}
+		_, err := c.Exec(t.Context(), stmt)
+		must(t, err)
 	}
 	run("INSERT INTO outboxevent VALUES " + row("1"))
 	run("BEGIN; INSERT INTO outboxevent VALUES " + row("2") +
@@ -177,9 +176,7 @@ func refused(t *testing.T, err error, texts ...string) {
 		return
 	}
 	for _, text := range texts {
-		if !strings.Contains(pg.Message, text) {
-			t.Errorf("refused with %q, want %q in it", pg.Message, text)
-		}
+		testenv.Contains(t, "the refusal", pg.Message, text)
 	}
 }
 
@@ -259,9 +256,7 @@ func TestWaitingRowsAreCopiedOnce(t *testing.T) {
 	// Rows that have a copy are not copied by a second bridge.
 	must(t, bridge.Drop(t.Context(), d.Pool, c.Table))
 	d.Exec(t, "INSERT INTO outboxevent VALUES "+row("between"))
-	if n := create(t, d, c); n != 1 {
-		t.Errorf("the second bridge has copied %d rows", n)
-	}
+	testenv.Equal(t, "rows that the second bridge has copied", create(t, d, c), 1)
 }
 
 // A row that is no event is refused in the writer's transaction, with the column and the table.
@@ -489,9 +484,7 @@ func TestOddNames(t *testing.T) {
 		Table: "a." + odd, ID: odd, AggregateType: "=it.s", AggregateID: odd, EventType: "KIND", Payload: odd,
 		Pending: "true", OrderBy: odd,
 	}
-	if n := create(t, d, first); n != 1 {
-		t.Errorf("%d waiting rows are copied", n)
-	}
+	testenv.Equal(t, "waiting rows that are copied", create(t, d, first), 1)
 	create(t, d, bridge.Config{
 		Table: "a.other", ID: "id", AggregateType: "=o", AggregateID: "n", EventType: "='%s'", Payload: "body",
 		Headers: "body",

@@ -187,14 +187,10 @@ func TestRequestIsASignedCloudEvent(t *testing.T) {
 	const want = `{"data":{"n":1.50,"note":"<pr1vate>"},"datacontenttype":"application/json","id":"e1",` +
 		`"source":"/posthaste/default","specversion":"1.0","subject":"a","time":"2026-01-02T03:04:05.000670Z",` +
 		`"traceparent":"` + trace + `","type":"order.created"}`
-	if got := string(posts[0].body); got != want {
-		t.Errorf("body %s\nwant %s", got, want)
-	}
+	testenv.Equal(t, "body", string(posts[0].body), want)
 	const wantBare = `{"id":"e2","source":"/posthaste/default","specversion":"1.0","tenant":"acme",` +
 		`"type":"order.created"}`
-	if got := string(posts[1].body); got != wantBare {
-		t.Errorf("body %s\nwant %s", got, wantBare)
-	}
+	testenv.Equal(t, "body", string(posts[1].body), wantBare)
 }
 
 // kind is what package consumer makes of an error.
@@ -226,9 +222,7 @@ func TestOutcomes(t *testing.T) {
 		reg := prometheus.NewPedanticRegistry()
 		s := sender(t, r.URL, func(o *deliver.Options) { o.Gone, o.Registerer = func(err error) { gone = err }, reg })
 		err := s.Handle(t.Context(), event("e", "a"))
-		if got := kind(err); got != want {
-			t.Errorf("status %d: %s (%v), want %s", code, got, err, want)
-		}
+		testenv.Equal(t, fmt.Sprintf("status %d: %v", code, err), kind(err), want)
 		if err != nil && (strings.Contains(err.Error(), private) ||
 			!strings.Contains(err.Error(), strconv.Itoa(code))) {
 			t.Errorf("status %d: error %v", code, err)
@@ -243,13 +237,9 @@ func TestOutcomes(t *testing.T) {
 		if code == 410 {
 			class = "gone"
 		}
-		if n := count(t, reg, class); n != 1 {
-			t.Errorf("status %d: outcome %s counted %d times", code, class, n)
-		}
+		testenv.Equal(t, fmt.Sprintf("status %d: outcomes %s", code, class), count(t, reg, class), 1)
 	}
-	if n := len(elsewhere.got()); n != 0 {
-		t.Errorf("%d redirects were followed", n)
-	}
+	testenv.Equal(t, "redirects that were followed", len(elsewhere.got()), 0)
 }
 
 // count returns how many requests a registry has of an outcome.
@@ -328,9 +318,7 @@ func TestUnsendableEventsArePermanent(t *testing.T) {
 			t.Errorf("%q: %s: %v", ev.ID, kind(err), err)
 		}
 	}
-	if n := len(r.got()); n != 0 {
-		t.Errorf("%d requests", n)
-	}
+	testenv.Equal(t, "requests", len(r.got()), 0)
 }
 
 func TestRetryAfter(t *testing.T) {
@@ -398,9 +386,7 @@ func TestSecretsAreReplaced(t *testing.T) {
 		if by := posts[len(posts)-1].signedBy(oldSecret, newSecret); !slices.Equal(by, step.by) {
 			t.Errorf("with %q: signed by %q, want %q", step.content, by, step.by)
 		}
-		if n := strings.Count(log.String(), "cannot be used"); n != step.errors {
-			t.Errorf("with %q: %d log lines, want %d:\n%s", step.content, n, step.errors, log.String())
-		}
+		testenv.Equal(t, "log lines with "+step.content, strings.Count(log.String(), "cannot be used"), step.errors)
 	}
 }
 
@@ -468,9 +454,7 @@ func TestTLSWithClientCertificates(t *testing.T) {
 	if protocol.Load() != "HTTP/2.0" {
 		t.Errorf("protocol %v", protocol.Load())
 	}
-	if err := sender(t, r.URL).Handle(t.Context(), event("e", "a")); kind(err) != "unavailable" {
-		t.Errorf("no CA: %v", err)
-	}
+	testenv.Equal(t, "no CA", kind(sender(t, r.URL).Handle(t.Context(), event("e", "a"))), "unavailable")
 	serve(next)
 	next.Files(t, dir)
 	r.CloseClientConnections()
@@ -496,9 +480,7 @@ func consume(t *testing.T, r *testenv.RedisServer, url string, change ...func(o 
 	go func() { done <- c.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		testenv.ErrorIs(t, "Run", <-done, nil)
 	})
 }
 
@@ -600,9 +582,7 @@ func TestOutagesKeepOrderAndEveryEvent(t *testing.T) {
 			failed(5 * subjects)
 			proxy.Up()
 			settled(t, rd)
-			if list := dead(t, rd); len(list) != 0 {
-				t.Errorf("%d events are dead, such as %+v", len(list), list[0])
-			}
+			testenv.Equal(t, "dead events", len(dead(t, rd)), 0)
 			mu.Lock()
 			defer mu.Unlock()
 			if parallel < 2 || parallel > 8 {
@@ -691,9 +671,7 @@ func TestRefusalOfEverythingIsNotPoison(t *testing.T) {
 	})
 	fixed.Store(true)
 	settled(t, rd)
-	if list := dead(t, rd); len(list) != 0 {
-		t.Errorf("%d events are dead, such as %+v", len(list), list[0])
-	}
+	testenv.Equal(t, "dead events", len(dead(t, rd)), 0)
 }
 
 // After Retry-After, no request begins before that time, of any subject, and then all events are accepted.
@@ -729,9 +707,7 @@ func TestPauseIsKept(t *testing.T) {
 	settled(t, rd)
 	mu.Lock()
 	defer mu.Unlock()
-	if early != 0 {
-		t.Errorf("%d requests before the end of the pause", early)
-	}
+	testenv.Equal(t, "requests before the end of the pause", early, 0)
 }
 
 // The log has the beginning of an outage once, and what the receiver answered, and no text of the receiver.
@@ -750,7 +726,5 @@ func TestOutageIsLogged(t *testing.T) {
 		!strings.Contains(log.String(), "the receiver answered 503 Service Unavailable") {
 		t.Errorf("%d lines: %s", n, log.String())
 	}
-	if n := testutil.CollectAndCount(reg, "outbox_deliver_seconds"); n != 5 {
-		t.Errorf("%d series", n)
-	}
+	testenv.Equal(t, "series", testutil.CollectAndCount(reg, "outbox_deliver_seconds"), 5)
 }

@@ -99,9 +99,8 @@ func TestAnIDSaysWhichEventItIs(t *testing.T) {
 	if _, ours := w.truth.Of(oracle.New(6, time.Now()).ID(oracle.Ref{Aggregate: 1, N: 1})); ours {
 		t.Error("an event of another campaign is ours")
 	}
-	if v := w.truth.ID(oracle.Ref{Aggregate: 1, N: 1}).Version(); v != 7 {
-		t.Errorf("version %d", v) // by which the inbox finds the day
-	}
+	// The inbox finds the day by the version.
+	testenv.Equal(t, "version", w.truth.ID(oracle.Ref{Aggregate: 1, N: 1}).Version(), 7)
 }
 
 // Each promise is found broken, and none that is kept.
@@ -233,9 +232,7 @@ func TestWhatComesBackAgainAndAgainIsExcused(t *testing.T) {
 		w.sees("", 1) // it came back, not long ago
 		w.pass.Mark(now)
 		w.pass.ForgetType("cart")
-		if got := w.excused(1); got != excused {
-			t.Errorf("first seen %v ago: excused %v", age+time.Minute, got)
-		}
+		testenv.Equal(t, fmt.Sprintf("excused, first seen %v ago", age+time.Minute), w.excused(1), excused)
 		w.sees("", 1)
 	}
 }
@@ -273,9 +270,8 @@ func TestAReaderGoesBack(t *testing.T) {
 	read := func(seen, times int) {
 		t.Helper()
 		for range 3 {
-			if _, err := r.read(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			_, err := r.read(t.Context())
+			testenv.Must(t, err)
 		}
 		if n, _, _ := w.pass.Counts(); broken != nil || n != seen || forgot != times {
 			t.Fatalf("%d seen, forgot %d times, %+v; want %d and %d", n, forgot, broken, seen, times)
@@ -336,9 +332,7 @@ func TestThePlanIsTheSeeds(t *testing.T) {
 	for range faults {
 		names[p.next().Faults[0].fault.name] = true
 	}
-	if len(names) != len(faults) {
-		t.Errorf("%d of %d faults came up", len(names), len(faults))
-	}
+	testenv.Equal(t, "faults that came up", len(names), len(faults))
 }
 
 func TestFaultsAreChosen(t *testing.T) {
@@ -491,9 +485,7 @@ func TestTheReport(t *testing.T) {
 	r.finish(c, false)
 	page := r.page()
 	for _, want := range []string{"posthaste prove --seed=9 --duration=1m0s", "Broken: lost", "| `" + f.name + "` |"} {
-		if !strings.Contains(page, want) {
-			t.Errorf("the page is without %q: %s", want, page)
-		}
+		testenv.Contains(t, "the page", page, want)
 	}
 	if k := r.Kinds; len(k) != 1 || k[0].Median < 1.9 || k[0].Worst > 2.1 || k[0].Alone != 1 {
 		t.Errorf("%+v", k)
@@ -510,8 +502,7 @@ func TestTheReport(t *testing.T) {
 func TestLinksAreChosen(t *testing.T) {
 	t.Parallel()
 	names := []string{
-		"consumer-0 to redis", "relay-0 to postgres", "relay-0 to redis", "serve-0 to redis",
-		"writers to postgres",
+		"consumer-0 to redis", "relay-0 to postgres", "relay-0 to redis", "serve-0 to redis", "writers to postgres",
 	}
 	count := map[string]int{}
 	r := rand.New(rand.NewPCG(1, 1))

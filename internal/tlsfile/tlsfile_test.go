@@ -107,16 +107,14 @@ func TestLoadNamesWhatIsWrong(t *testing.T) {
 		"cut off":        {tlsfile.Names{CA: bundle("cut", 0, 60)}, "cut"},
 		"damaged":        {tlsfile.Names{CA: bundle("damaged", 1, 0)}, "damaged"},
 	} {
-		if _, err := tlsfile.Load(c.names); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := tlsfile.Load(c.names)
+		testenv.ErrorSays(t, name, err, c.want)
 	}
 	if f, err := tlsfile.Load(tlsfile.Names{}); f != nil || err != nil {
 		t.Errorf("no files: %v, %v", f, err)
 	}
-	if _, err := tlsfile.Load(tlsfile.Names{Cert: cert, Key: key, CA: caFile}); err != nil {
-		t.Error(err)
-	}
+	_, err := tlsfile.Load(tlsfile.Names{Cert: cert, Key: key, CA: caFile})
+	testenv.ErrorIs(t, "all files", err, nil)
 }
 
 // A listener with a client CA requires a valid certificate signed by it, and uses HTTP/2.
@@ -325,21 +323,15 @@ func TestWhatIsToldOfFiles(t *testing.T) {
 		}
 	}
 	expect("at first", float64(end.Unix()), 0)
-	if n := strings.Count(out.String(), "ends soon"); n != 1 {
-		t.Errorf("%d warnings of the end", n)
-	}
+	testenv.Equal(t, "warnings of the end", strings.Count(out.String(), "ends soon"), 1)
 	testenv.WriteFile(t, dir, "tls.key", []byte("not a key"))
 	expect("a key that is none", float64(end.Unix()), 3)
-	if n := strings.Count(out.String(), "cannot be used"); n != 1 {
-		t.Errorf("%d lines about files that cannot be used", n)
-	}
+	testenv.Equal(t, "lines about files that cannot be used", strings.Count(out.String(), "cannot be used"), 1)
 	later := end.Add(24 * time.Hour * 30)
 	ca.Files(t, dir, func(c *x509.Certificate) { c.NotAfter = later })
 	expect("a new one", float64(later.Unix()), 3)
 	for text, n := range map[string]int{"read again": 1, "ends soon": 1, "BEGIN": 0} {
-		if strings.Count(out.String(), text) != n {
-			t.Errorf("logged: %s; want %q %d times", out.String(), text, n)
-		}
+		testenv.Equal(t, "lines with "+text, strings.Count(out.String(), text), n)
 	}
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", problems, err)
