@@ -67,12 +67,15 @@ func situations() map[string]situation {
 			s.Postgres.Compared = compared(outbox.Report{Stream: "outbox.order", Noticed: s.Now})
 			late(120, 40*time.Second)(s)
 		}, Broken, "A stream belongs to another database", partRedis, `is another's. posthaste adopt`},
-		"a copy": {func(s *Snapshot) {
-			s.Postgres.Mode = outbox.ModeStandby
-			s.Postgres.Degraded = `copy: host-2 leads elsewhere; remedy: posthaste adopt`
-			late(120, 40*time.Second)(s)
-		}, Broken, "A copy of this database is at work, or its original", partRedis,
-			`host-2 leads elsewhere. posthaste adopt`},
+		"a copy": {
+			func(s *Snapshot) {
+				s.Postgres.Mode = outbox.ModeStandby
+				s.Postgres.Degraded = `copy: host-2 leads elsewhere; remedy: posthaste adopt`
+				late(120, 40*time.Second)(s)
+			},
+			Broken, "A copy of this database is at work, or its original", partRedis,
+			`host-2 leads elsewhere. posthaste adopt`,
+		},
 		"nothing known":       {func(s *Snapshot) { *s = Snapshot{} }, Unknown, "Looking…", "", "not everything"},
 		"redis was not asked": {func(s *Snapshot) { s.Asked.Redis = Answer{} }, Unknown, "Looking…", "", ""},
 		"no relay, redis was not asked": {func(s *Snapshot) {
@@ -97,11 +100,14 @@ func situations() map[string]situation {
 			func(s *Snapshot) { fail(s, &s.Asked.Redis) },
 			Failing, "Redis does not take events", partRedis, "Dial tcp: refused",
 		},
-		"redis gone, events wait": {func(s *Snapshot) {
-			fail(s, &s.Asked.Redis)
-			late(2, time.Second)(s)
-		}, Broken, "Redis does not take events", partRedis,
-			"Dial tcp: refused. Events are late, none is lost: they wait in Postgres (2 now)"},
+		"redis gone, events wait": {
+			func(s *Snapshot) {
+				fail(s, &s.Asked.Redis)
+				late(2, time.Second)(s)
+			},
+			Broken, "Redis does not take events", partRedis,
+			"Dial tcp: refused. Events are late, none is lost: they wait in Postgres (2 now)",
+		},
 		"redis gone, and a group was abandoned": {func(s *Snapshot) {
 			fail(s, &s.Asked.Redis)
 			s.Redis = Memory{UsedBytes: 95, MaxBytes: 100}
@@ -137,11 +143,14 @@ func situations() map[string]situation {
 			"7 events wait in the outbox"},
 		"very late": {late(7, 300*time.Second), Broken, "Events are late: the oldest waits 5 min", partOutbox,
 			""},
-		"late, a right is missing": {func(s *Snapshot) {
-			s.Refused = "NOPERM no permissions to run the 'xadd' command"
-			late(7, 6*time.Second)(s)
-		}, Degraded, "Events are late: the oldest waits 6 s", partOutbox,
-			"the 'xadd' command. If the relay has the same user, give the user the commands"},
+		"late, a right is missing": {
+			func(s *Snapshot) {
+				s.Refused = "NOPERM no permissions to run the 'xadd' command"
+				late(7, 6*time.Second)(s)
+			},
+			Degraded, "Events are late: the oldest waits 6 s", partOutbox,
+			"the 'xadd' command. If the relay has the same user, give the user the commands",
+		},
 		"late, and why": {func(s *Snapshot) {
 			s.Postgres.Mode, s.Postgres.Degraded = outbox.ModePoll, "wal_level: not logical"
 			late(7, time.Minute)(s)
@@ -295,15 +304,18 @@ func situations() map[string]situation {
 			lost, done := s.Now.Add(-4*time.Minute), s.Now.Add(-5*time.Minute)
 			s.Lost, s.Postgres.Repaired = &lost, &done
 		}, Broken, "Redis has lost data", partRedis, ""},
-		"restoring": {func(s *Snapshot) {
-			s.Postgres.Mode = outbox.ModeStandby
-			s.Postgres.Compared = compared(
-				outbox.Report{
-					Stream: "outbox.order", Noticed: s.Now.Add(-time.Minute), Expected: 9000, Restored: 1200,
-				},
-				outbox.Report{Stream: "outbox.order", Noticed: s.Now, Done: &s.Now, Restored: 7})
-		}, Failing, "outbox.order is compared with what is settled", partRedis,
-			"1,200 restored so far, about 9,000 to compare"},
+		"restoring": {
+			func(s *Snapshot) {
+				s.Postgres.Mode = outbox.ModeStandby
+				s.Postgres.Compared = compared(
+					outbox.Report{
+						Stream: "outbox.order", Noticed: s.Now.Add(-time.Minute), Expected: 9000, Restored: 1200,
+					},
+					outbox.Report{Stream: "outbox.order", Noticed: s.Now, Done: &s.Now, Restored: 7})
+			},
+			Failing, "outbox.order is compared with what is settled", partRedis,
+			"1,200 restored so far, about 9,000 to compare",
+		},
 		"restoring, and events wait": {func(s *Snapshot) {
 			s.Postgres.Compared = compared(outbox.Report{Stream: "outbox.order", Noticed: s.Now},
 				outbox.Report{Stream: "b", Noticed: s.Now})
