@@ -65,12 +65,8 @@ func TestKeysDecideWhoMayDoWhat(t *testing.T) {
 	key := newKey()
 	mine := w.post(key, `{"amount":1,"currency":"USD"}`, alice...)
 	want(t, mine, 201, "")
-	if got := mine.order(t).UserID.String(); got != testUser {
-		t.Errorf("the order is %s's", got)
-	}
-	if r := w.post(key, orderJSON(1), alice...); r.body != mine.body {
-		t.Errorf("named and implied user differ: %v", r)
-	}
+	testenv.Equal(t, "the user of the order", mine.order(t).UserID.String(), testUser)
+	w.post(key, orderJSON(1), alice...).same(t, "a named user instead of an implied one", mine)
 	want(t, w.post(newKey(), orderJSON(1), bob...), 403, "forbidden_user")
 	want(t, w.post(newKey(), orderJSON(1), robot...), 201, "")
 	want(t, w.post(newKey(), `{"amount":1,"currency":"USD"}`, robot...), 422, "validation_failed")
@@ -92,10 +88,11 @@ func TestKeysDecideWhoMayDoWhat(t *testing.T) {
 func TestTheRateLimitIsPerKeyAndComesBeforeTheGuard(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *Options) { o.Keys, o.RateLimit = testKeys(t), 2 })
+	const body = `{"amount":1,"currency":"USD"}`
 	key := newKey()
 	begun, taken, limited := time.Now(), 0, 0
 	for limited < 5 {
-		r := w.post(key, `{"amount":1,"currency":"USD"}`, "Authorization", "Bearer alice-key")
+		r := w.post(key, body, "Authorization", "Bearer alice-key")
 		if r.status == 429 {
 			limited++
 			if r.header.Get("Retry-After") != "1" || r.code() != "rate_limited" {
@@ -109,13 +106,9 @@ func TestTheRateLimitIsPerKeyAndComesBeforeTheGuard(t *testing.T) {
 			t.Fatalf("%d requests were taken, want %d at most", taken, most)
 		}
 	}
-	want(t, w.post(newKey(), `{"amount":1,"currency":"USD"}`, "Authorization", "Bearer bob-key"), 201, "")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if r := w.post(key, `{"amount":1,"currency":"USD"}`, "Authorization", "Bearer alice-key"); r.status != 201 {
-			return fmt.Errorf("%v", r)
-		}
-		return nil
-	})
+	want(t, w.post(newKey(), body, "Authorization", "Bearer bob-key"), 201, "")
+	again := func() int { return w.post(key, body, "Authorization", "Bearer alice-key").status }
+	testenv.Becomes(t, "status", 201, again)
 }
 
 func TestFilesOfKeys(t *testing.T) {
@@ -144,9 +137,8 @@ func TestFilesOfKeys(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	if _, err := LoadKeys("/nonexistent/keys"); err == nil {
-		t.Error("a missing file was read")
-	}
+	_, err := LoadKeys("/nonexistent/keys")
+	testenv.ErrorSays(t, "a missing file", err, "/nonexistent/keys")
 }
 
 // allowed returns the statuses of requests for the test's user with a bearer token: to read orders, place one, pay one,
@@ -186,9 +178,7 @@ func TestScopesAndExpiry(t *testing.T) {
 		"any":    {200, 201, 503, 503, 503, 503},
 		"old":    {401, 401, 401, 401, 401, 401},
 	} {
-		if got := w.allowed(key); got != want {
-			t.Errorf("%s: %v, want %v", key, got, want)
-		}
+		testenv.Equal(t, key, w.allowed(key), want)
 	}
 }
 
@@ -201,9 +191,8 @@ func TestKeysFollowTheirFile(t *testing.T) {
 		must(t, errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chmod(path, mode)))
 	}
 	write(0o602, hashOf("first")+" *\n")
-	if _, err := LoadKeys(path); err == nil || !strings.Contains(err.Error(), "writable by all users") {
-		t.Fatalf("a file that anybody may write: %v", err)
-	}
+	_, err := LoadKeys(path)
+	testenv.ErrorSays(t, "a file that anybody may write", err, "writable by all users")
 	write(0o644, hashOf("first")+" *\n")
 	keys, err := LoadKeys(path)
 	must(t, err)
@@ -213,31 +202,22 @@ func TestKeysFollowTheirFile(t *testing.T) {
 	go func() { done <- w.s.Run(ctx) }()
 	t.Cleanup(func() {
 		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testenv.ErrorIs(t, "Run", <-done, nil)
 	})
 	status := func(key string) int {
 		return w.do("GET", "/orders?user_id="+testUser, "", "Authorization", "Bearer "+key).status
 	}
 	becomes := func(key string, want int) {
 		t.Helper()
-		testenv.Eventually(t, 20*time.Second, func() error {
-			got := status(key)
-			return testenv.FailIf(got != want, "%s: %d, want %d", key, got, want)
-		})
+		testenv.Becomes(t, key, want, func() int { return status(key) })
 	}
 	becomes("first", 200)
 	write(0o600, hashOf("second")+" *\n"+hashOf("third")+" *\n")
 	becomes("second", 200)
 	becomes("first", 401)
 	write(0o600, "nonsense\n")
-	if err := keys.Reload(); err == nil {
-		t.Error("nonsense was taken")
-	}
-	if got := status("third"); got != 200 {
-		t.Errorf("a file that was not taken: %d", got)
-	}
+	testenv.ErrorSays(t, "nonsense", keys.Reload(), "")
+	testenv.Equal(t, "a file that was not taken", status("third"), 200)
 	write(0o600, hashOf("fourth")+" *\n")
 	becomes("fourth", 200)
 }
@@ -250,9 +230,7 @@ func TestResponsesCarrySecurityHeaders(t *testing.T) {
 			"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
 			"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 		} {
-			if got := r.header.Get(name); got != want {
-				t.Errorf("%v: %s %q", r, name, got)
-			}
+			r.has(t, name, want)
 		}
 		if r.header.Get("X-Request-Id") == "" || !strings.Contains(r.header.Get("Access-Control-Expose-Headers"),
 			"Idempotent-Replayed") {

@@ -83,9 +83,7 @@ func TestCredits(t *testing.T) {
 	short := newKey()
 	refused := w.credit("/deduct/"+user, short, `{"amount":71}`)
 	want(t, refused, 402, "insufficient_credits")
-	if !strings.Contains(refused.body, `"balance":70,"required":71`) {
-		t.Errorf("refusal: %v", refused)
-	}
+	testenv.Contains(t, "the refusal", refused.body, `"balance":70,"required":71`)
 	want(t, w.credit("/add/"+user, newKey(), `{"amount":1000}`), 200, "")
 	if late := w.credit("/deduct/"+user, short, `{"amount":71}`); late.body != refused.body ||
 		late.header.Get("Idempotent-Replayed") != "true" {
@@ -136,9 +134,8 @@ func TestCredits(t *testing.T) {
 			t.Errorf("%v: %d", c, rec.Code)
 		}
 	}
-	if rec, _ := d.exchange(t, w.s.Public(), http.MethodGet, "/balance/"+user, "", http.Header{}); rec.Code != 200 {
-		t.Errorf("balance: %d", rec.Code)
-	}
+	rec, _ := d.exchange(t, w.s.Public(), http.MethodGet, "/balance/"+user, "", http.Header{})
+	testenv.Equal(t, "the balance: status", rec.Code, 200)
 }
 
 func sameJSON(tb testing.TB, a, b string) bool {
@@ -260,9 +257,7 @@ func TestCreditsThatHaveToWait(t *testing.T) {
 	must(t, err)
 	r := w.credit("/deduct/"+user, key, `{"amount":1}`)
 	want(t, r, 429, "backpressure")
-	if r.header.Get("Retry-After") != "1" {
-		t.Errorf("Retry-After %q", r.header.Get("Retry-After"))
-	}
+	r.has(t, "Retry-After", "1")
 	want(t, w.post(newKey(), paidJSON(user, 1)), 429, "backpressure")
 	w.redis.Client.XTrimMaxLen(t.Context(), bucket+":s", 1)
 	want(t, w.credit("/deduct/"+user, key, `{"amount":1}`), 200, "") // the same key: it deducted nothing before

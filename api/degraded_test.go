@@ -25,13 +25,9 @@ func TestWithoutRedisOrdersFlowAndStayUnique(t *testing.T) {
 		key := newKey()
 		first := w.post(key, orderJSON(i+1))
 		want(t, first, 201, "")
-		if got := first.header.Get("Idempotency-Guard"); got != "db" {
-			t.Errorf("Idempotency-Guard %q, want db", got)
-		}
+		first.has(t, "Idempotency-Guard", "db")
 		again := w.post(key, orderJSON(i+1))
-		if again.body != first.body || again.header.Get("Idempotent-Replayed") != "true" {
-			t.Fatalf("%v, want a replay of %v", again, first)
-		}
+		again.replays(t, "again", first)
 		want(t, w.post(key, orderJSON(i+100)), 422, "idempotency_key_reused")
 	}
 	if took := time.Since(start); took > 25*time.Second { // half a second per request would mean that each tried Redis
@@ -56,73 +52,48 @@ func TestWithoutPostgresRequestsFailQuicklyAndReplaysAreServed(t *testing.T) {
 	start := time.Now()
 	r := w.post(newKey(), orderJSON(1))
 	want(t, r, 503, "temporarily_unavailable")
-	if r.header.Get("Retry-After") != "1" {
-		t.Errorf("Retry-After %q", r.header.Get("Retry-After"))
-	}
+	r.has(t, "Retry-After", "1")
 	want(t, w.do("GET", "/orders?user_id="+testUser, ""), 503, "temporarily_unavailable")
 	if took := time.Since(start); took > 8*time.Second { // less than the deadline of one request
 		t.Errorf("failing took %v", took)
 	}
-	if r := other.post(key, orderJSON(1)); r.status != 201 || r.body != first.body {
-		t.Errorf("replay without Postgres: %v", r)
-	}
+	other.post(key, orderJSON(1)).same(t, "a replay without Postgres", first)
 	// A process that has not reached its database cannot know which database a record belongs to.
 	want(t, w.sibling().post(key, orderJSON(1)), 503, "temporarily_unavailable")
-	if got := w.s.Ready(t.Context()); len(got.Reasons) != 1 || got.Reasons[0] != "postgres" {
-		t.Errorf("readiness %+v", got)
-	}
+	testenv.Equal(t, "readiness", fmt.Sprint(w.s.Ready(t.Context()).Reasons), "[postgres]")
 	must(t, server.Start(t.Context()))
 	// The failed request released its key: its retry does not wait.
-	testenv.Eventually(t, 20*time.Second, func() error {
-		r := w.post(newKey(), orderJSON(1))
-		return testenv.FailIf(r.status != 201, "%s", r.String())
-	})
+	testenv.Becomes(t, "status", 201, func() int { return w.post(newKey(), orderJSON(1)).status })
 }
 
 func TestReadiness(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	status, body := readyz(w.s)
-	if status != 200 || body != "{}" {
-		t.Errorf("all well: %d %s", status, body)
-	}
+	testenv.Equal(t, "all well", readyz(w.s), "200 {}")
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
-	if status, body = readyz(w.s); status != 200 || body != `{"degraded":["redis_eviction"]}` {
-		t.Errorf("unsafe eviction: %d %s", status, body)
-	}
+	testenv.Equal(t, "unsafe eviction", readyz(w.s), `200 {"degraded":["redis_eviction"]}`)
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "noeviction")
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory", "1")
-	if status, body = readyz(w.s); status != 200 || !strings.Contains(body, `{"degraded":["guard: OOM `) {
-		t.Errorf("memory full: %d %s", status, body)
-	}
+	testenv.Contains(t, "memory full", readyz(w.s), `200 {"degraded":["guard: OOM `)
 	w.redis.Client.Set(t.Context(), "filling", strings.Repeat("x", 20<<20), 0)
 	used, err := strconv.ParseFloat(w.redis.Client.InfoMap(t.Context(), "memory").Item("Memory", "used_memory"), 64)
 	must(t, err)
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory", strconv.Itoa(int(used/0.9)))
-	if status, body = readyz(w.s); status != 200 || body != `{"degraded":["guard_memory"]}` {
-		t.Errorf("memory short: %d %s", status, body)
-	}
+	testenv.Equal(t, "memory short", readyz(w.s), `200 {"degraded":["guard_memory"]}`)
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory", "0")
-	if status, body = readyz(w.s); status != 200 || body != "{}" {
-		t.Errorf("well again: %d %s", status, body)
-	}
+	testenv.Equal(t, "well again", readyz(w.s), "200 {}")
 	w.db.Exec(t, "ALTER TABLE outbox RENAME TO elsewhere")
-	if status, body = readyz(w.s); status != 503 || !strings.Contains(body, `"reasons":["tables"]`) ||
-		!strings.Contains(body, "table outbox ") {
-		t.Errorf("no outbox: %d %s", status, body)
-	}
+	testenv.Contains(t, "no outbox", readyz(w.s), "503 ", `"reasons":["tables"]`, "table outbox ")
 	w.db.Exec(t, "ALTER TABLE elsewhere RENAME TO outbox")
 	must(t, w.redis.Kill())
-	if status, body = readyz(w.s); status != 200 || body != `{"degraded":["redis"]}` {
-		t.Errorf("no Redis: %d %s", status, body)
-	}
+	testenv.Equal(t, "no Redis", readyz(w.s), `200 {"degraded":["redis"]}`)
 	empty := &world{tb: t, db: testenv.Empty(t), redis: testenv.Redis(t)}
 	empty.start(empty.db.URL, empty.redis.URL())
-	status, body = readyz(empty.s)
+	status, body, _ := strings.Cut(readyz(empty.s), " ")
 	var r Readiness
-	if err := json.Unmarshal([]byte(body), &r); status != 503 || err != nil || fmt.Sprint(r.Reasons) != "[schema]" ||
+	if err := json.Unmarshal([]byte(body), &r); status != "503" || err != nil || fmt.Sprint(r.Reasons) != "[schema]" ||
 		len(r.Remedy) != 1 {
-		t.Errorf("no schema: %d %s", status, body)
+		t.Errorf("no schema: %s %s", status, body)
 	}
 	want(t, empty.post(newKey(), orderJSON(1)), 503, "temporarily_unavailable")
 }
@@ -152,25 +123,21 @@ func TestReadinessWhileOrdersHang(t *testing.T) {
 	must(t, err)
 	_, err = tx.Exec(t.Context(), "LOCK TABLE orders")
 	must(t, err)
-	if status, body := readyz(w.s); status != 503 || !strings.Contains(body, "posthaste doctor") {
-		t.Errorf("the table is locked: %d %s", status, body)
-	}
+	testenv.Contains(t, "the table is locked", readyz(w.s), "503 ", "posthaste doctor")
 	must(t, tx.Rollback(t.Context()))
 	for _, c := range []struct{ standby, reasons string }{{"gone", "[commits]"}, {"", "[]"}} {
 		d.Standby(t, c.standby)
-		testenv.Eventually(t, 20*time.Second, func() error {
-			got := w.s.Ready(t.Context())
-			return testenv.FailIf(fmt.Sprint(got.Reasons) != c.reasons, "standby %q: %+v", c.standby, got)
-		})
+		reasons := func() string { return fmt.Sprint(w.s.Ready(t.Context()).Reasons) }
+		testenv.Becomes(t, "reasons with standby "+c.standby, c.reasons, reasons)
 	}
 }
 
-// readyz answers from a fresh check.
-func readyz(s *Server) (int, string) {
+// readyz returns the status and the body of an answer from a fresh check.
+func readyz(s *Server) string {
 	s.ready.Forget()
 	rec := httptest.NewRecorder()
 	s.Readyz().ServeHTTP(rec, httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/readyz", nil))
-	return rec.Code, rec.Body.String()
+	return fmt.Sprint(rec.Code, " ", rec.Body)
 }
 
 func TestMetrics(t *testing.T) {
@@ -181,9 +148,7 @@ func TestMetrics(t *testing.T) {
 		"acquired", "takeover", "replay_redis", "replay_pg", "busy", "waited", "mismatch",
 		"degraded", "unknown", "rejected",
 	} {
-		if v := series(t, reg, "idem_requests_total", "route", "/orders", "outcome", o); v != 0 {
-			t.Errorf("%s starts at %v", o, v)
-		}
+		testenv.Equal(t, o, series(t, reg, "idem_requests_total", "route", "/orders", "outcome", o), 0)
 	}
 	series(t, reg, "outbox_events_written_total", "type", "order.created")
 	series(t, reg, "http_request_duration_seconds", "route", "/orders", "method", "POST", "status", "503")
@@ -196,13 +161,9 @@ func TestMetrics(t *testing.T) {
 		{"outcome", "acquired"}: 1, {"outcome", "replay_redis"}: 1,
 		{"outcome", "mismatch"}: 1,
 	} {
-		if got := series(t, reg, "idem_requests_total", label[0], label[1]); got != v {
-			t.Errorf("%v: %v, want %v", label, got, v)
-		}
+		testenv.Equal(t, label[1], series(t, reg, "idem_requests_total", label[0], label[1]), v)
 	}
-	if got := series(t, reg, "outbox_events_written_total", "type", "order.created"); got != 1 {
-		t.Errorf("events written: %v", got)
-	}
+	testenv.Equal(t, "events written", series(t, reg, "outbox_events_written_total", "type", "order.created"), 1)
 	if series(t, reg, "idem_script_seconds", "script", "acq") < 1 ||
 		series(t, reg, "idem_script_seconds", "script", "pub") != 1 {
 		t.Error("script durations are not counted")
@@ -213,9 +174,7 @@ func TestMetrics(t *testing.T) {
 	}
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
 	w.s.Ready(t.Context())
-	if got := series(t, reg, "redis_eviction_unsafe"); got != 1 {
-		t.Errorf("redis_eviction_unsafe %v", got)
-	}
+	testenv.Equal(t, "redis_eviction_unsafe", series(t, reg, "redis_eviction_unsafe"), 1)
 }
 
 func TestRunWatchesRedis(t *testing.T) {
@@ -230,7 +189,5 @@ func TestRunWatchesRedis(t *testing.T) {
 		return testenv.FailIf(policy == nil || *policy != "allkeys-lru", "not yet")
 	})
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testenv.ErrorIs(t, "Run", <-done, nil)
 }

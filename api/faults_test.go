@@ -55,10 +55,7 @@ func (w *world) rows() int {
 // placed waits for the one order.
 func (w *world) placed() {
 	w.tb.Helper()
-	testenv.Eventually(w.tb, 20*time.Second, func() error {
-		n := w.rows()
-		return testenv.FailIf(n != 1, "%d orders", n)
-	})
+	testenv.Becomes(w.tb, "orders", 1, w.rows)
 }
 
 // whenSent calls act once an order has reached Postgres, where it waits until the gate is opened.
@@ -86,13 +83,9 @@ func TestALostCommitReplyIsResolvedToTheTruth(t *testing.T) {
 	key := newKey()
 	first := w.post(key, orderJSON(1))
 	want(t, first, 201, "")
-	if got := first.header.Get("Idempotent-Replayed"); got != "false" {
-		t.Errorf("Idempotent-Replayed %q: it is this request's own order", got)
-	}
+	first.has(t, "Idempotent-Replayed", "false") // it is this request's own order
 	w.published()
-	if r := w.post(key, orderJSON(1)); r.body != first.body {
-		t.Errorf("%v, want %v", r, first)
-	}
+	w.post(key, orderJSON(1)).same(t, "again", first)
 	w.checkInvariants(1)
 }
 
@@ -111,12 +104,8 @@ func TestALostCommitIsDoneAgain(t *testing.T) {
 		t.Fatal("nothing was held")
 	}
 	h.Release()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(h.Late() != 0, "not carried out yet")
-	})
-	if r := w.sibling().post(key, orderJSON(1)); r.body != first.body {
-		t.Errorf("%v, want %v", r, first)
-	}
+	testenv.Becomes(t, "what is on its way", 0, h.Late)
+	w.sibling().post(key, orderJSON(1)).same(t, "again", first)
 	w.checkInvariants(1)
 }
 
@@ -146,9 +135,7 @@ func TestAnUnknownOutcomeIsNamedAndTheKeyKept(t *testing.T) {
 	want(t, w.do("GET", "/orders/by-key?user_id="+testUser, "", idem.KeyHeader, key), 200, "")
 	again := w.post(key, orderJSON(1), "Prefer", "wait=0")
 	want(t, again, 201, "")
-	if again.header.Get("Idempotent-Replayed") != "true" {
-		t.Error("executed again")
-	}
+	again.has(t, "Idempotent-Replayed", "true")
 	w.checkInvariants(1)
 }
 
@@ -234,12 +221,8 @@ func TestALeaseThatIsLostWhileTheOrderIsInPostgres(t *testing.T) {
 	})
 	first := w.post(key, orderJSON(1))
 	want(t, first, 201, "")
-	if got := first.header.Get("Idempotent-Replayed"); got != "false" {
-		t.Errorf("Idempotent-Replayed %q: it is this request's own order", got)
-	}
-	if r := <-other; r.status != 201 || r.body != first.body {
-		t.Errorf("the other got %v, the first %v", r, first)
-	}
+	first.has(t, "Idempotent-Replayed", "false") // it is this request's own order
+	(<-other).same(t, "the other", first)
 	w.checkInvariants(1)
 }
 
@@ -364,9 +347,7 @@ func TestAClientsDisconnectNeverCutsAnOrder(t *testing.T) {
 			w.placed()
 			r := w.post(key, orderJSON(1))
 			want(t, r, 201, "")
-			if r.header.Get("Idempotent-Replayed") != "true" {
-				t.Error("executed again")
-			}
+			r.has(t, "Idempotent-Replayed", "true")
 			w.checkInvariants(1)
 		})
 	}
@@ -383,9 +364,8 @@ func TestInFlightAnswers(t *testing.T) {
 	<-reached
 	r := w.post(key, orderJSON(1), "Prefer", "wait=0")
 	want(t, r, 409, "operation_in_progress")
-	if r.header.Get("Retry-After") != "1" || r.header.Get("Preference-Applied") != "wait=0" {
-		t.Error(r.header)
-	}
+	r.has(t, "Retry-After", "1")
+	r.has(t, "Preference-Applied", "wait=0")
 	start := time.Now()
 	want(t, w.sibling().post(key, orderJSON(1), "Prefer", "wait=1"), 409, "operation_in_progress")
 	if took := time.Since(start); took < 900*time.Millisecond || took > 9*time.Second { // the longest wait is 10 s
@@ -399,9 +379,8 @@ func TestInFlightAnswers(t *testing.T) {
 	close(goOn)
 	want(t, <-other, 422, "idempotency_key_reused")
 	a, b := <-first, <-waiting
-	if a.status != 201 || a.body != b.body || b.header.Get("Idempotent-Replayed") != "true" {
-		t.Errorf("%v, %v", a, b)
-	}
+	want(t, a, 201, "")
+	b.replays(t, "who waited", a)
 	w.checkInvariants(1)
 }
 
@@ -426,9 +405,7 @@ func TestAThiefOfAForgottenKeyDoesNotLockOutItsOwner(t *testing.T) {
 	}
 	close(goOn)
 	want(t, <-thief, 422, "idempotency_key_reused")
-	if r := w.sibling().post(key, orderJSON(1), "Prefer", "wait=0"); r.body != first.body {
-		t.Errorf("after the thief: %v", r)
-	}
+	w.sibling().post(key, orderJSON(1), "Prefer", "wait=0").same(t, "after the thief", first)
 	w.checkInvariants(1)
 }
 

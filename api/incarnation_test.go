@@ -3,7 +3,6 @@ package api
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,9 +16,7 @@ func (w *world) placesAnew(key, body string) reply {
 	w.tb.Helper()
 	r := w.post(key, body)
 	want(w.tb, r, 201, "")
-	if r.header.Get("Idempotent-Replayed") != "false" {
-		w.tb.Errorf("%v is answered as a replay", r)
-	}
+	r.has(w.tb, "Idempotent-Replayed", "false")
 	w.repeats(key, body, r)
 	return r
 }
@@ -29,9 +26,8 @@ func (w *world) repeats(key, body string, first reply) {
 	w.tb.Helper()
 	for _, p := range []*world{w, w.again()} {
 		r := p.post(key, body)
-		if want(w.tb, r, 201, ""); r.body != first.body || r.header.Get("Idempotent-Replayed") != "true" {
-			w.tb.Errorf("%v is no replay of %v", r, first)
-		}
+		want(w.tb, r, 201, "")
+		r.replays(w.tb, "again", first)
 	}
 	want(w.tb, w.again().do("GET", "/orders/"+first.order(w.tb).ID.String(), ""), 200, "")
 }
@@ -100,9 +96,7 @@ func TestAKeyIsOfOneDatabase(t *testing.T) {
 				worlds[i].repeats(key, orderJSON(1), r)
 				worlds[i].checkInvariants(2)
 			}
-			if n := counted(t, reg, idem.OutcomeReplayRedis); n != 3 {
-				t.Errorf("%v replays came from Redis, want 3", n)
-			}
+			testenv.Equal(t, "replays from Redis", counted(t, reg, idem.OutcomeReplayRedis), 3)
 		})
 	}
 }
@@ -151,21 +145,15 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 	}
 	must(t, w.server.Stop("immediate"))
 	// Until the new server is up, the process answers from the records.
-	if r := idle.post(lost, orderJSON(1)); r.status != 201 || r.body != was[lost].body {
-		t.Errorf("without Postgres: %v", r)
-	}
+	idle.post(lost, orderJSON(1)).same(t, "without Postgres", was[lost])
 	s := back()
 	w.front.To(hostPort(s.URL("")))
 	w.db = on(t, w.db, s)
 	forget()
-	if n := w.rows(); n != 1 {
-		t.Fatalf("%d orders are left, want 1: not the case", n)
-	}
+	testenv.Equal(t, "orders that are left", w.rows(), 1)
 	idle.db = w.db
 	idle.repeats(kept, orderJSON(1), first)
-	if n := counted(t, reg, idem.OutcomeReplayPG); n != 1 {
-		t.Errorf("%v replays came from Postgres, want 1", n)
-	}
+	testenv.Equal(t, "replays from Postgres", counted(t, reg, idem.OutcomeReplayPG), 1)
 	for key, amount := range map[string]int{lost: 1, reused: 2} {
 		if r := idle.placesAnew(key, orderJSON(amount)); r.body == was[key].body {
 			t.Errorf("%v was lost", r)
@@ -177,9 +165,8 @@ func (w *wentBack) check(t *testing.T, before func() (back func() *testenv.Serve
 	forget()
 	redis := counted(t, reg, idem.OutcomeReplayRedis)
 	idle.repeats(kept, orderJSON(1), first)
-	if n := counted(t, reg, idem.OutcomeReplayRedis); n != redis+1 {
-		t.Errorf("%v replays came from Redis, want %v: the record was not made again", n, redis+1)
-	}
+	// The record was made again.
+	testenv.Equal(t, "replays from Redis", counted(t, reg, idem.OutcomeReplayRedis), redis+1)
 }
 
 // A standby that is behind is promoted. A retry places an order that it lacks, even if Redis has its record. An order
@@ -191,11 +178,8 @@ func TestAGuardOutlivesAPromotionOfAStandbyThatIsBehind(t *testing.T) {
 	standby := w.server.Standby(t, l.Addr())
 	w.check(t, func() func() *testenv.Server {
 		d := on(t, w.db, standby)
-		testenv.Eventually(t, 20*time.Second, func() error {
-			var n int
-			err := d.Pool.QueryRow(t.Context(), "SELECT count(*) FROM orders").Scan(&n)
-			return testenv.FailIf(err != nil || n != 1, "the standby has %d orders, %w", n, err)
-		})
+		orders := "SELECT count(*) FROM orders"
+		testenv.Becomes(t, "orders of the standby", 1, func() int { return testenv.Value[int](t, d, orders) })
 		l.To("127.0.0.1:1")
 		return func() *testenv.Server {
 			d.Exec(t, "SELECT pg_promote()")
@@ -231,10 +215,7 @@ func TestAnOrderOfAServerThatWasReplaced(t *testing.T) {
 	there.Exec(t, "SELECT 1")
 	key := newKey()
 	want(t, w.post(key, orderJSON(1)), 201, "")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		keys := w.redis.Client.Keys(t.Context(), "i:*").Val()
-		return testenv.FailIf(len(keys) > 0, "a record is left")
-	})
+	testenv.Becomes(t, "records", 0, func() int { return len(w.redis.Client.Keys(t.Context(), "i:*").Val()) })
 	other := &world{tb: t, db: there, redis: w.redis}
 	other.start(there.URL, w.redis.URL())
 	other.placesAnew(key, orderJSON(1))

@@ -83,9 +83,8 @@ func (w *world) start(pgURL, redisURL string, edit ...func(*Options)) {
 	for _, f := range edit {
 		f(&o)
 	}
-	if w.s, err = New(o); err != nil {
-		w.tb.Fatal(err)
-	}
+	w.s, err = New(o)
+	must(w.tb, err)
 	w.http = httptest.NewUnstartedServer(nil)
 	w.http.Config = NewHTTPServer(w.s.Public())
 	w.http.Start()
@@ -152,6 +151,27 @@ func (r reply) code() string {
 		return ""
 	}
 	return p.Code
+}
+
+// has reports another value of a header.
+func (r reply) has(tb testing.TB, name, value string) {
+	tb.Helper()
+	testenv.Equal(tb, name, r.header.Get(name), value)
+}
+
+// same reports an answer that is not the first one.
+func (r reply) same(tb testing.TB, what string, first reply) {
+	tb.Helper()
+	if r.status != first.status || r.body != first.body {
+		tb.Errorf("%s: %v, want %v", what, r, first)
+	}
+}
+
+// replays is same for an answer that has to say that it is a repeated one.
+func (r reply) replays(tb testing.TB, what string, first reply) {
+	tb.Helper()
+	r.same(tb, what, first)
+	r.has(tb, "Idempotent-Replayed", "true")
 }
 
 func (r reply) order(tb testing.TB) orderBody {

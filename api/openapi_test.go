@@ -23,6 +23,7 @@ import (
 	"pgregory.net/rapid"
 
 	"posthaste/idem"
+	"posthaste/internal/testenv"
 )
 
 // document validates against the OpenAPI document.
@@ -261,7 +262,5 @@ func TestDocsWorkOffline(t *testing.T) {
 			t.Errorf("%s: %d", a[1], r.status)
 		}
 	}
-	if r := w.do("GET", "/docs/nothing.js", ""); r.status != 404 {
-		t.Errorf("a file that is not there: %d", r.status)
-	}
+	testenv.Equal(t, "a file that is not there", w.do("GET", "/docs/nothing.js", "").status, 404)
 }

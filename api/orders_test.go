@@ -2,9 +2,9 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"reflect"
-	"strings"
 	"testing"
 	"time"
 
@@ -36,9 +36,7 @@ func TestAnOrderIsPlacedOnceAndReplayed(t *testing.T) {
 		"Content-Type": "application/json", "Idempotency-Expires": created.Add(24 * time.Hour).Format(http.TimeFormat),
 		"Original-Date": "", "Idempotency-Guard": "", "Etag": etag([]byte(first.body)),
 	} {
-		if got := first.header.Get(name); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
+		first.has(t, name, want)
 	}
 	w.published()
 	// The same process, another one, a quoted key, and Postgres alone return the same bytes.
@@ -48,17 +46,13 @@ func TestAnOrderIsPlacedOnceAndReplayed(t *testing.T) {
 	fresh := w.sibling()
 	replays = append(replays, fresh.post(key, `{ "currency":"USD", "amount":1250,"user_id":"`+testUser+`" }`))
 	for i, r := range replays {
-		if r.status != 201 || r.body != first.body {
-			t.Errorf("replay %d: %v, want the bytes of %v", i, r, first)
-		}
+		r.same(t, fmt.Sprintf("replay %d", i), first)
 		for name, want := range map[string]string{
 			"Idempotent-Replayed": "true", "Original-Date": created.Format(http.TimeFormat), "Location": "/orders/" +
 				o.ID.String(),
 			"Etag": first.header.Get("Etag"), "Idempotency-Expires": first.header.Get("Idempotency-Expires"),
 		} {
-			if got := r.header.Get(name); got != want {
-				t.Errorf("replay %d: %s: %q, want %q", i, name, got, want)
-			}
+			r.has(t, name, want)
 		}
 	}
 	w.checkInvariants(1)
@@ -124,9 +118,7 @@ func TestReads(t *testing.T) {
 			t.Errorf("If-None-Match %s: %v", tag, r)
 		}
 	}
-	if r := w.do("GET", "/orders/"+o.ID.String(), "", "If-None-Match", `"x"`); r.status != 200 {
-		t.Errorf("another tag: %v", r)
-	}
+	testenv.Equal(t, "another tag", w.do("GET", "/orders/"+o.ID.String(), "", "If-None-Match", `"x"`).status, 200)
 	for _, id := range []string{uuid.NewString(), "x", "{" + o.ID.String() + "}"} {
 		want(t, w.do("GET", "/orders/"+id, ""), 404, "not_found")
 	}
@@ -147,9 +139,7 @@ func TestReads(t *testing.T) {
 	want(t, w.do("GET", "/nowhere", ""), 404, "not_found")
 	r := w.do("DELETE", "/orders", "")
 	want(t, r, 405, "method_not_allowed")
-	if allow := r.header.Get("Allow"); !strings.Contains(allow, "GET") || !strings.Contains(allow, "POST") {
-		t.Errorf("Allow: %q", allow)
-	}
+	testenv.Contains(t, "Allow", r.header.Get("Allow"), "GET", "POST")
 }
 
 // checkPages reads the list in pages of two.
@@ -221,14 +211,11 @@ func TestRowsOfAnotherFingerprintVersionAreComparedByTheirColumns(t *testing.T) 
 	w.published()
 	w.redis.Client.FlushAll(t.Context())
 	w.db.Exec(t, "UPDATE orders SET idem_fp = '\\x09' || sha256('later')")
-	if r := w.post(key, orderJSON(3)); r.status != 201 || r.body != first.body {
-		t.Errorf("%v", r)
-	}
+	w.post(key, orderJSON(3)).same(t, "again", first)
 	w.redis.Client.FlushAll(t.Context())
 	want(t, w.sibling().post(key, orderJSON(4)), 422, "idempotency_key_reused")
-	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders WHERE status = $1", sql.OrderPending); n != 1 {
-		t.Errorf("%d orders", n)
-	}
+	n := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders WHERE status = $1", sql.OrderPending)
+	testenv.Equal(t, "orders", n, 1)
 }
 
 // An order that is older than the guard's TTL is still replayed, and its answer does not suggest that the key has

@@ -83,9 +83,7 @@ func TestOrdersPaidByCredits(t *testing.T) {
 	}
 	w.published()
 	for i, r := range []reply{w.post(key, paidJSON(user, 30)), w.sibling().post(key, paidJSON(user, 30))} {
-		if r.body != first.body || r.header.Get("Idempotent-Replayed") != "true" {
-			t.Errorf("replay %d: %v of %v", i, r, first)
-		}
+		r.replays(t, fmt.Sprintf("replay %d", i), first)
 	}
 	want(t, w.post(key, strings.Replace(orderJSON(30), testUser, user, 1)), 422, "idempotency_key_reused")
 	want(t, w.post(key, paidJSON(user, 31)), 422, "idempotency_key_reused")
@@ -96,16 +94,12 @@ func TestOrdersPaidByCredits(t *testing.T) {
 	short := newKey()
 	refused := w.post(short, paidJSON(user, 41))
 	want(t, refused, 402, "insufficient_credits")
-	if !strings.Contains(refused.body, `"balance":40,"required":41`) {
-		t.Errorf("refusal %s", refused.body)
-	}
+	testenv.Contains(t, "the refusal", refused.body, `"balance":40,"required":41`)
 	w.fund(user, 1000)
 	w.published()
 	w.redis.Client.Del(t.Context(), w.redis.Client.Keys(t.Context(), "i:*").Val()...)
 	for i, r := range []reply{w.post(short, paidJSON(user, 41)), w.sibling().post(short, paidJSON(user, 41))} {
-		if r.status != 402 || r.body != refused.body || r.header.Get("Idempotent-Replayed") != "true" {
-			t.Errorf("repeated refusal %d: %v of %v", i, r, refused)
-		}
+		r.replays(t, fmt.Sprintf("repeated refusal %d", i), refused)
 	}
 	byKey := w.do(http.MethodGet, "/orders/by-key?user_id="+user, "", idem.KeyHeader, short)
 	if byKey.status != 200 || !strings.Contains(byKey.body, `"status":"REJECTED"`) ||
@@ -164,10 +158,7 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 			stopSync, _ := w.relay()
 			user := uuid.NewString()
 			w.fund(user, 50)
-			testenv.Eventually(t, 20*time.Second, func() error {
-				return testenv.FailIf(testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0,
-					"not in the ledger yet")
-			})
+			w.inLedger()
 			stopSync()
 			key := newKey()
 			c.spoil(w, user)
@@ -177,9 +168,7 @@ func TestAnOrderThatCannotBePaidNow(t *testing.T) {
 				t.Error("no Retry-After")
 			}
 			want(t, w.do(http.MethodGet, "/orders/by-key?user_id="+user, "", idem.KeyHeader, key), 404, "not_found")
-			if n := w.rows(); n != 0 {
-				t.Errorf("%d orders", n)
-			}
+			testenv.Equal(t, "orders", w.rows(), 0)
 			want(t, w.post(newKey(), orderJSON(1)), 201, "") // other orders work
 			c.fix(w, user)
 			if name != "redis lost its data" {
@@ -286,9 +275,7 @@ func TestManyAttemptsToPay(t *testing.T) {
 			return nil
 		})
 	}
-	if placed != 5 {
-		t.Errorf("%d orders of 10 for 55 credits", placed)
-	}
+	testenv.Equal(t, "orders of 10 for 55 credits", placed, 5)
 	w.settled()
 	w.checkPaid(procs[0].world, user, 55, 5)
 }

@@ -41,27 +41,34 @@ func (w *world) hasten() {
 	w.db.Exec(w.tb, "UPDATE order_payments SET due = clock_timestamp() WHERE due IS NOT NULL")
 }
 
+// notes waits until there are n notes of payments for which a condition holds, and makes them due meanwhile.
+func (w *world) notes(n int, condition string, args ...any) {
+	w.tb.Helper()
+	testenv.Becomes(w.tb, "notes of payments", n, func() int {
+		w.hasten()
+		return testenv.Value[int](w.tb, w.db, "SELECT count(*) FROM order_payments p WHERE "+condition, args...)
+	})
+}
+
 // settled waits until there is no note of a payment.
 func (w *world) settled() {
 	w.tb.Helper()
-	testenv.Eventually(w.tb, 20*time.Second, func() error {
-		w.hasten()
-		n := testenv.Value[int](w.tb, w.db, "SELECT count(*) FROM order_payments")
-		return testenv.FailIf(n > 0, "%d payments are noted", n)
+	w.notes(0, "true")
+}
+
+// inLedger waits until the first operation is in the ledger.
+func (w *world) inLedger() {
+	w.tb.Helper()
+	testenv.Becomes(w.tb, "entries of the ledger", 1, func() int {
+		return testenv.Value[int](w.tb, w.db, "SELECT count(*) FROM credit_entries")
 	})
 }
 
 // settledBut waits until the user's notes of payments are gone, except for those without a deduction.
 func (w *world) settledBut(user string) {
 	w.tb.Helper()
-	testenv.Eventually(w.tb, 20*time.Second, func() error {
-		w.hasten()
-		if n := testenv.Value[int](w.tb, w.db, `SELECT count(*) FROM order_payments p WHERE user_id = $1
-			AND EXISTS (SELECT FROM credit_entries e WHERE e.user_id = p.user_id AND e.op_id = p.op_id)`, user); n > 0 {
-			return fmt.Errorf("%d payments are noted", n)
-		}
-		return nil
-	})
+	w.notes(0, `user_id = $1 AND EXISTS (
+		SELECT FROM credit_entries e WHERE e.user_id = p.user_id AND e.op_id = p.op_id)`, user)
 }
 
 // While one command is paying, another places its order under the same key. The deduction is refunded, by the request
@@ -95,10 +102,8 @@ func TestADeductionWithoutItsOrderIsGivenBack(t *testing.T) {
 			want(t, w.sibling(func(o *Options) { o.Redis = nil }).post(key, paidJSON(user, 30)), 422,
 				"idempotency_key_reused")
 			w.checkInvariants(1)
-			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE user_id = $1",
-				user); n != 3 {
-				t.Errorf("%d entries, want the funds, the deduction and the refund", n)
-			}
+			n := testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries WHERE user_id = $1", user)
+			testenv.Equal(t, "entries, of the funds, the deduction and the refund", n, 3)
 		})
 	}
 }
@@ -123,10 +128,8 @@ func TestAnOldDeductionIsGivenBack(t *testing.T) {
 	w.published()
 	w.db.Exec(t, "DELETE FROM orders")
 	w.redis.Client.Del(t.Context(), w.redis.Client.Keys(t.Context(), "i:*").Val()...)
-	if again := w.sibling(func(o *Options) { o.Redis, o.Credits = nil, w.s.o.Credits }).post(key,
-		paidJSON(user, 30)); again.body != first.body {
-		t.Errorf("%v, want %v", again, first)
-	}
+	other := w.sibling(func(o *Options) { o.Redis, o.Credits = nil, w.s.o.Credits })
+	other.post(key, paidJSON(user, 30)).same(t, "again", first)
 	w.settled()
 	w.checkPaid(w, user, 100, 0)
 }
@@ -145,11 +148,7 @@ func TestADeductionThatCannotBeGivenBack(t *testing.T) {
 	})
 	key := newKey()
 	want(t, w.post(key, paidJSON(user, 30)), 500, "internal_error")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		w.db.Exec(t, "UPDATE order_payments SET due = clock_timestamp() WHERE due > clock_timestamp()")
-		n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NULL")
-		return testenv.FailIf(n != 1, "%d payments wait for a human, want 1", n)
-	})
+	w.notes(1, "due IS NULL")
 	want(t, w.post(key, paidJSON(user, 30)), 409, "payment_refunded")
 }
 
@@ -164,10 +163,7 @@ func TestOldRefusalsArePurged(t *testing.T) {
 			uuid.New(), uuid.New(), days, []byte(fmt.Sprintf("%016d", days)))
 	}
 	w.relay()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n := testenv.Value[int](t, w.db, "SELECT count(*) FROM orders")
-		return testenv.FailIf(n != 1, "%d refusals, want 1", n)
-	})
+	testenv.Becomes(t, "refusals", 1, w.rows)
 }
 
 // Redis loses a deduction after the order was placed. It is repeated once, under the same id. If the user has spent the
@@ -181,10 +177,7 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 			stopSync, stopPayments := w.relay()
 			user := uuid.NewString()
 			w.fund(user, 100)
-			testenv.Eventually(t, 20*time.Second, func() error {
-				return testenv.FailIf(testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0,
-					"not in the ledger yet")
-			})
+			w.inLedger()
 			stopSync()
 			stopPayments()
 			want(t, w.post(newKey(), paidJSON(user, 80)), 201, "")
@@ -219,26 +212,14 @@ func TestALostDeductionIsRepeated(t *testing.T) {
 func TestAnOrderWhoseDeductionIsInQuarantine(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)
-	stopSync, stopPayments := w.relay()
-	defer func() {
-		stopSync()
-		stopPayments()
-	}()
+	w.relay()
 	user := uuid.NewString()
 	w.fund(user, 100)
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(testenv.Value[int](t, w.db, "SELECT count(*) FROM credit_entries") == 0,
-			"not in the ledger yet")
-	})
+	w.inLedger()
 	accounts := w.redis.Client.Keys(t.Context(), "{cr:*}:a:"+user).Val()
 	must(t, w.redis.Client.HIncrBy(t.Context(), accounts[0], "q", 1).Err()) // as if an operation were missing
 	want(t, w.post(newKey(), paidJSON(user, 80)), 201, "")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		w.hasten()
-		n := testenv.Value[int](t, w.db, `SELECT count(*) FROM order_payments
-			WHERE due IS NULL AND (SELECT count(*) FROM credit_quarantine) = 1`)
-		return testenv.FailIf(n != 1, "nobody is told that the order is not paid")
-	})
+	w.notes(1, "due IS NULL AND (SELECT count(*) FROM credit_quarantine) = 1")
 }
 
 // The relay was down for days. Operations that the ledger lacks may be on their way there, so Payments waits.
@@ -261,9 +242,8 @@ func TestPaymentsWaitForTheLedger(t *testing.T) {
 			if placed {
 				orders = 1
 			}
-			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NOT NULL"); n != 1 {
-				t.Errorf("%d notes are still looked at, want 1", n)
-			}
+			n := testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments WHERE due IS NOT NULL")
+			testenv.Equal(t, "notes that are still looked at", n, 1)
 			w.relay()
 			w.settled()
 			w.checkPaid(w, user, 100, orders)
@@ -275,9 +255,8 @@ func TestPaymentsWaitForTheLedger(t *testing.T) {
 func newPaymentsRound(w *world) func() {
 	p := NewPayments(PaymentsOptions{Pool: w.db.Pool, Credits: w.s.o.Credits, Logger: testenv.Logger(w.tb)})
 	return func() {
-		if _, err := p.round(context.Background()); err != nil {
-			w.tb.Error(err)
-		}
+		_, err := p.round(context.Background())
+		testenv.ErrorIs(w.tb, "a round", err, nil)
 	}
 }
 
@@ -291,13 +270,9 @@ func TestNotesOfNothingAreDropped(t *testing.T) {
 	notes := func() int { return testenv.Value[int](t, w.db, "SELECT count(*) FROM order_payments") }
 	w.hasten()
 	round()
-	if n := notes(); n != 1 {
-		t.Fatalf("%d notes after the first look, want 1", n)
-	}
+	testenv.Equal(t, "notes after the first look", notes(), 1)
 	w.db.Exec(t, "UPDATE order_payments SET created_at = created_at - interval '49 hours'")
 	w.hasten()
 	round()
-	if n := notes(); n != 0 {
-		t.Errorf("%d notes after two days, want none", n)
-	}
+	testenv.Equal(t, "notes after two days", notes(), 0)
 }

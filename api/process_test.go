@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -187,9 +188,7 @@ func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
 			late := make(chan reply, 1)
 			go func() {
 				r, err := send(context.Background(), "POST", zombie.url+"/orders", orderJSON(1), idem.KeyHeader, key)
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.ErrorIs(t, "the request to the zombie", err, nil)
 				late <- r
 			}()
 			testenv.Eventually(t, 20*time.Second, func() error {
@@ -207,12 +206,8 @@ func TestAZombieThatWakesUpDoesNotOrderAgain(t *testing.T) {
 				// it was suspended for longer than an order may take, so it did nothing or returned an unknown outcome
 				r = zombie.post(key, orderJSON(1))
 			}
-			if r.status != 201 || r.body != winner.body {
-				t.Errorf("the zombie got %v, the winner %v", r, winner)
-			}
-			if r := other.post(key, orderJSON(1)); r.body != winner.body {
-				t.Errorf("afterwards: %v", r)
-			}
+			r.same(t, "the zombie", winner)
+			other.post(key, orderJSON(1)).same(t, "afterwards", winner)
 			w.checkInvariants(1)
 		})
 	}
@@ -288,18 +283,13 @@ func TestRedisTroubleUnderLoad(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, impatient(t))
 	other := w.sibling(impatient(t))
-	stop := make(chan struct{})
+	var stopped atomic.Bool
 	var mu sync.Mutex
 	n := 0
 	var wg sync.WaitGroup
 	for range 6 {
 		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+			for !stopped.Load() {
 				key := newKey()
 				a := w.post(key, orderJSON(1), "Prefer", "wait=10")
 				b := other.post(key, orderJSON(1), "Prefer", "wait=10")
@@ -319,7 +309,7 @@ func TestRedisTroubleUnderLoad(t *testing.T) {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			mu.Lock()
 			defer mu.Unlock()
-			return testenv.FailIf(n < from+50, "no progress")
+			return testenv.FailIf(n < from+scale(50, 20), "no progress")
 		})
 	}
 	ctx := context.Background()
@@ -341,7 +331,7 @@ func TestRedisTroubleUnderLoad(t *testing.T) {
 		must(t, trouble())
 	}
 	grow()
-	close(stop)
+	stopped.Store(true)
 	wg.Wait()
 	w.checkInvariants(n)
 }

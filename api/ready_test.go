@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
 
@@ -33,15 +34,11 @@ func TestAskingForReadinessLeavesTheOrdersTheirConnections(t *testing.T) {
 		all.Go(func() {
 			rec := httptest.NewRecorder()
 			h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil))
-			if rec.Code != http.StatusOK {
-				t.Errorf("%d %s", rec.Code, rec.Body)
-			}
+			testenv.Equal(t, "status", rec.Code, http.StatusOK)
 		})
 	}
 	all.Wait()
-	if n := w.s.o.Pool.Stat().AcquireCount() - before; n != 0 {
-		t.Errorf("%d connections of the orders' were taken", n)
-	}
+	testenv.Equal(t, "connections of the orders' that were taken", w.s.o.Pool.Stat().AcquireCount()-before, 0)
 	if n := probe.Stat().AcquireCount(); n == 0 || n > 20 {
 		t.Errorf("%d connections were taken", n)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"posthaste/idem"
+	"posthaste/internal/testenv"
 )
 
 func TestBodies(t *testing.T) {
@@ -92,9 +93,7 @@ func TestMediaTypes(t *testing.T) {
 		res, err := client.Do(req)
 		must(t, err)
 		_ = res.Body.Close()
-		if res.StatusCode != status {
-			t.Errorf("%q: %d, want %d", value, res.StatusCode, status)
-		}
+		testenv.Equal(t, value, res.StatusCode, status)
 	}
 	want(t, w.post(newKey(), "\x1f\x8b", "Content-Encoding", "gzip"), 415, "unsupported_media_type")
 }
@@ -109,12 +108,8 @@ func TestTraceHeaders(t *testing.T) {
 	} {
 		h := http.Header{}
 		h.Set("Traceparent", value)
-		if got := traceHeaders(h)["traceparent"]; got != want {
-			t.Errorf("%q: %q", value, got)
-		}
+		testenv.Equal(t, value, traceHeaders(h)["traceparent"], want)
 	}
 	h := http.Header{"Traceparent": {good}, "Tracestate": {"a=1", "b=2"}}
-	if got := fmt.Sprint(traceHeaders(h)); got != "map[traceparent:"+good+" tracestate:a=1,b=2]" {
-		t.Error(got)
-	}
+	testenv.Equal(t, "headers", fmt.Sprint(traceHeaders(h)), "map[traceparent:"+good+" tracestate:a=1,b=2]")
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"posthaste/internal/testenv"
 )
 
 // raw opens a connection and sends text.
@@ -17,9 +19,8 @@ func (w *world) raw(text string) net.Conn {
 	c, err := (&net.Dialer{}).DialContext(w.tb.Context(), "tcp", strings.TrimPrefix(w.url, "http://"))
 	must(w.tb, err)
 	w.tb.Cleanup(func() { _ = c.Close() })
-	if _, err := io.WriteString(c, text); err != nil {
-		w.tb.Fatal(err)
-	}
+	_, err = io.WriteString(c, text)
+	must(w.tb, err)
 	return c
 }
 
@@ -90,7 +91,5 @@ func TestAnEndlessBodyIsRefused(t *testing.T) {
 	res, err := http.ReadResponse(bufio.NewReader(c), nil)
 	must(t, err)
 	defer res.Body.Close()
-	if res.StatusCode != 413 {
-		t.Errorf("%d", res.StatusCode)
-	}
+	testenv.Equal(t, "status", res.StatusCode, 413)
 }

@@ -287,9 +287,7 @@ func TestScopesOfTokens(t *testing.T) {
 			[6]int{403, 403, 403, 403, 403, 403},
 		},
 	} {
-		if got := w.allowed(sign("ES256", ec, "k", c.claims)); got != c.want {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
+		testenv.Equal(t, name, w.allowed(sign("ES256", ec, "k", c.claims)), c.want)
 	}
 }
 
@@ -301,9 +299,7 @@ func TestChallenges(t *testing.T) {
 	const realm = `Bearer realm="posthaste"`
 	none := w.do("GET", "/orders", "")
 	want(t, none, 401, "unauthorized")
-	if got := none.header.Get("Www-Authenticate"); got != realm {
-		t.Errorf("without a token: %q", got)
-	}
+	none.has(t, "Www-Authenticate", realm)
 	const marker = "d0not-repeat-me"
 	for _, token := range []string{
 		marker, sign("ES256", ec, "k", claims(with("iss", marker))),
@@ -339,15 +335,11 @@ func TestAKeyAndATokenAreOneUser(t *testing.T) {
 		"capitals":       bearer(with("sub", strings.ToUpper(testUser))),
 		"another client": bearer(with("client_id", "app")),
 	} {
-		if r := v.post(key, body, auth...); r.status != 201 || r.body != first.body {
-			t.Errorf("%s: %v", name, r)
-		}
+		v.post(key, body, auth...).same(t, name, first)
 		want(t, v.do("GET", path, "", auth...), 200, "")
 	}
 	service := bearer(with("sub", "service"), with("scope", "any_user read order"))
-	if r := v.post(key, orderJSON(1), service...); r.status != 201 || r.body != first.body {
-		t.Errorf("a service for the user: %v", r)
-	}
+	v.post(key, orderJSON(1), service...).same(t, "a service for the user", first)
 	other := bearer(with("sub", otherUser))
 	want(t, v.do("GET", path, "", other...), 404, "not_found")
 	want(t, v.do("GET", "/orders?user_id="+testUser, "", other...), 403, "forbidden_user")
@@ -410,14 +402,10 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 		mu.RLock()
 		defer mu.RUnlock()
 		r, err := send(t.Context(), "GET", w.url+"/orders", "", "Authorization", "Bearer "+token)
-		if err != nil {
-			t.Error(err)
-		}
+		testenv.ErrorIs(t, "Run", err, nil)
 		return r.status
 	}
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(tokens.keys.failing.Load(), "the first keys have not been read")
-	})
+	testenv.Becomes(t, "the first keys cannot be read", false, tokens.keys.failing.Load)
 	var ended atomic.Bool
 	var done atomic.Int64
 	var load sync.WaitGroup

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -67,18 +66,23 @@ func (w *world) call(t *testing.T, method, path, body string, header ...string) 
 	return a.Status, string(a.Body)
 }
 
+// expect is call for an answer with a status. It returns the body.
+func (w *world) expect(t *testing.T, want int, method, path, body string, header ...string) string {
+	t.Helper()
+	status, answer := w.call(t, method, path, body, header...)
+	if status != want {
+		t.Errorf("%s %s %.30s %q: %d %.80s, want %d", method, path, body, header, status, answer, want)
+	}
+	return answer
+}
+
 func TestModeIsSetBeforeTheFirstRelayAndShown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
-	if status, body := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`); status != 200 ||
-		!strings.Contains(body, `"desired":"poll"`) {
-		t.Fatalf("set: %d %s", status, body)
-	}
-	status, body := w.call(t, "GET", "/relay", "")
+	testenv.Contains(t, "set", w.expect(t, 200, "PUT", "/relay/mode", `{"mode":"poll"}`), `"desired":"poll"`)
+	body := w.expect(t, 200, "GET", "/relay", "")
 	var st ops.Status
-	if err := json.Unmarshal([]byte(body), &st); err != nil || status != 200 {
-		t.Fatalf("status: %d %s %v", status, body, err)
-	}
+	must(t, json.Unmarshal([]byte(body), &st))
 	if st.Desired != outbox.ModePoll || st.Mode != outbox.ModeStandby || st.Leader == nil || *st.Leader ||
 		st.Inflight == nil || st.Slot.Exists {
 		t.Errorf("status: %s", body)
@@ -87,9 +91,7 @@ func TestModeIsSetBeforeTheFirstRelayAndShown(t *testing.T) {
 		`{"mode":"fast"}`: 422, `{}`: 422, `nonsense`: 400,
 		`{"mode":"poll","more":1}`: 400, strings.Repeat(" ", 5000): 400,
 	} {
-		if status, answer := w.call(t, "PUT", "/relay/mode", body); status != want {
-			t.Errorf("%.30s: %d %s, want %d", body, status, answer, want)
-		}
+		w.expect(t, want, "PUT", "/relay/mode", body)
 	}
 }
 
@@ -98,11 +100,9 @@ func TestTheVerdictIsInTheAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "")
 	w.call(t, "PUT", "/relay/mode", `{"mode":"auto"}`)
-	status, body := w.call(t, "GET", "/relay", "")
+	body := w.expect(t, 200, "GET", "/relay", "")
 	var r ops.Report
-	if err := json.Unmarshal([]byte(body), &r); err != nil || status != 200 {
-		t.Fatalf("%d %s %v", status, body, err)
-	}
+	must(t, json.Unmarshal([]byte(body), &r))
 	want := ops.Brief{
 		Word: "broken", Why: "No relay publishes: Events wait in Postgres and none is lost",
 		Remedy: "Start one: posthaste relay. If it is running, its log says why it does not lead.",
@@ -111,9 +111,7 @@ func TestTheVerdictIsInTheAnswer(t *testing.T) {
 	if !reflect.DeepEqual(r.Verdict, want) || r.Desired != outbox.ModeAuto {
 		t.Errorf("the answer is %s", body)
 	}
-	if status, body := w.call(t, "GET", "/readyz", ""); status != 503 {
-		t.Errorf("/readyz: %d %s", status, body)
-	}
+	w.expect(t, 503, "GET", "/readyz", "")
 }
 
 // A process without a relay, like serve, queries Redis itself.
@@ -128,9 +126,8 @@ func TestWithoutARelayRedisIsAsked(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { _ = lock.Rollback(context.Background()) })
 	const leads = "SELECT pg_advisory_xact_lock(hashtextextended('posthaste leader ' || 'outbox'::regclass::oid, 0))"
-	if _, err := lock.Exec(t.Context(), leads); err != nil {
-		t.Fatal(err)
-	}
+	_, err = lock.Exec(t.Context(), leads)
+	must(t, err)
 	for want, err := range map[string]error{
 		`{"word":"ok","why":"a relay is starting"}`: nil,
 		`{"word":"degraded","why":"Redis does not take events: Redis unreachable: no answer. `: errors.New(
@@ -144,10 +141,8 @@ func TestWithoutARelayRedisIsAsked(t *testing.T) {
 		})
 		rec := httptest.NewRecorder()
 		h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/relay", nil))
-		if body := rec.Body.String(); rec.Code != 200 || !strings.Contains(body, `"verdict":`+want) ||
-			!strings.Contains(body, `"leader":null`) {
-			t.Errorf("%d %s, want %s", rec.Code, body, want)
-		}
+		testenv.Equal(t, "status", rec.Code, 200)
+		testenv.Contains(t, "the answer", rec.Body.String(), `"verdict":`+want, `"leader":null`)
 	}
 }
 
@@ -163,22 +158,16 @@ func TestReadingNeedsATokenToo(t *testing.T) {
 		for auth, want := range map[string]int{
 			"": 401, "Bearer wrong": 401, "Bearer ": 401, "look": 401, "Bearer look": want, "Bearer secret": want,
 		} {
-			if status, _ := w.call(t, "GET", path, "", "Authorization", auth); status != want {
-				t.Errorf("%s with %q: %d, want %d", path, auth, status, want)
-			}
+			w.expect(t, want, "GET", path, "", "Authorization", auth)
 		}
 	}
 	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/console/": 418} {
-		if status, _ := w.call(t, "GET", path, ""); status != want {
-			t.Errorf("%s: %d, want %d", path, status, want)
-		}
+		w.expect(t, want, "GET", path, "")
 	}
 	for _, c := range []struct{ method, path string }{
 		{"PUT", "/relay/mode"}, {"DELETE", "/relay/dead/" + uuid.NewString()}, {"PUT", "/console/api/mode"},
 	} {
-		if status, _ := w.call(t, c.method, c.path, `{"mode":"poll"}`, "Authorization", "Bearer look"); status != 403 {
-			t.Errorf("%s %s: %d, want 403", c.method, c.path, status)
-		}
+		w.expect(t, 403, c.method, c.path, `{"mode":"poll"}`, "Authorization", "Bearer look")
 	}
 }
 
@@ -194,9 +183,7 @@ func TestProfiles(t *testing.T) {
 	} {
 		w := newWorld(t, "", func(o *admin.Options) { o.Profiles = on })
 		for path, want := range want {
-			if status, body := w.call(t, "GET", "/debug/pprof/"+path, ""); status != want {
-				t.Errorf("%v, %s: %d %.80s, want %d", on, path, status, body, want)
-			}
+			w.expect(t, want, "GET", "/debug/pprof/"+path, "")
 		}
 	}
 }
@@ -208,26 +195,18 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 	for _, h := range [][]string{
 		{"Origin", "https://evil.example"}, {"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"},
 	} {
-		if status, _ := w.call(t, "PUT", "/relay/mode", `{"mode":"poll"}`, h...); status != 403 {
-			t.Errorf("%v: %d, want 403", h, status)
-		}
+		w.expect(t, 403, "PUT", "/relay/mode", `{"mode":"poll"}`, h...)
 		for _, path := range []string{"/relay", "/relay/dead", "/debug/pprof/", "/console/api/state"} {
-			if status, _ := w.call(t, "GET", path, "", h...); status != 403 {
-				t.Errorf("%s, %v: %d, want 403", path, h, status)
-			}
+			w.expect(t, 403, "GET", path, "", h...)
 		}
 		// A link from another origin may lead to the page.
 		for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/console/": 418} {
-			if status, _ := w.call(t, "GET", path, "", h...); status != want {
-				t.Errorf("%s, %v: %d, want %d", path, h, status, want)
-			}
+			w.expect(t, want, "GET", path, "", h...)
 		}
 	}
 	w.call(t, "PUT", "/relay/mode", `{"mode":"auto"}`)
 	for _, h := range [][]string{{"Sec-Fetch-Site", "none"}, {"Sec-Fetch-Site", "same-origin"}, {"Origin", w.url}} {
-		if status, body := w.call(t, "GET", "/relay", "", h...); status != 200 {
-			t.Errorf("%v: %d %s", h, status, body)
-		}
+		w.expect(t, 200, "GET", "/relay", "", h...)
 	}
 }
 
@@ -237,15 +216,12 @@ func TestManyWhoReadCostOneLook(t *testing.T) {
 	w := newWorld(t, "")
 	w.call(t, "PUT", "/relay/mode", `{"mode":"auto"}`)
 	before := w.db.Pool.Stat().AcquireCount()
-	if status, body := w.call(t, "GET", "/relay", ""); status != 200 {
-		t.Fatalf("%d %s", status, body)
-	}
+	w.expect(t, 200, "GET", "/relay", "")
 	one := w.db.Pool.Stat().AcquireCount() - before
 	lock, err := w.db.Pool.Begin(t.Context())
 	must(t, err)
-	if _, err := lock.Exec(t.Context(), "LOCK TABLE outbox, outbox_dead"); err != nil {
-		t.Fatal(err)
-	}
+	_, err = lock.Exec(t.Context(), "LOCK TABLE outbox, outbox_dead")
+	must(t, err)
 	const many = 20
 	answers := make(chan int, 2*many)
 	for _, path := range []string{"/relay", "/relay/dead"} {
@@ -257,20 +233,13 @@ func TestManyWhoReadCostOneLook(t *testing.T) {
 		}
 	}
 	begun := w.db.Pool.Stat().AcquireCount()
-	testenv.Eventually(t, 4*time.Second, func() error {
-		if n := w.seen.Load(); n != 2+2*many {
-			return fmt.Errorf("%d requests arrived", n)
-		}
-		return nil
-	})
+	testenv.Becomes(t, "requests that arrived", 2+2*many, w.seen.Load)
 	if n := w.db.Pool.Stat().AcquiredConns(); n > 3 { // the lock's, and one for each path
 		t.Errorf("%d connections in use", n)
 	}
 	must(t, lock.Rollback(t.Context()))
 	for range 2 * many {
-		if status := <-answers; status != 200 {
-			t.Errorf("status %d", status)
-		}
+		testenv.Equal(t, "status", <-answers, 200)
 	}
 	if took := w.db.Pool.Stat().AcquireCount() - begun; took > 2*one+2 {
 		t.Errorf("%d connections were taken, and %d for one look", took, one)
@@ -307,16 +276,12 @@ func TestALoopbackListenerAnswersForLoopbackNamesOnly(t *testing.T) {
 		"evil.example": 421, "evil.example:9091": 421, "localhost.evil.example": 421, "10.0.0.1": 421, "": 421,
 		"127.0.0.1.evil.example": 421,
 	} {
-		if got := get(loopback, "127.0.0.1:9091", host); got != want {
-			t.Errorf("Host %q: %d, want %d", host, got, want)
-		}
+		testenv.Equal(t, "Host "+host, get(loopback, "127.0.0.1:9091", host), want)
 	}
-	if got := get(loopback, "relay.internal:9091", "relay.internal:9091"); got != 200 {
-		t.Errorf("the name that the operator bound: %d", got)
-	}
-	if got := get(&net.TCPAddr{IP: net.IPv4zero, Port: 9091}, "0.0.0.0:9091", "relay.example"); got != 200 {
-		t.Errorf("not on loopback: %d", got)
-	}
+	named := get(loopback, "relay.internal:9091", "relay.internal:9091")
+	testenv.Equal(t, "the name that the operator bound", named, 200)
+	every := &net.TCPAddr{IP: net.IPv4zero, Port: 9091}
+	testenv.Equal(t, "not on loopback", get(every, "0.0.0.0:9091", "relay.example"), 200)
 }
 
 // In a container the listener is on every address, and the port is published on the host's loopback. A foreign name
@@ -334,20 +299,14 @@ func TestReboundNamesChangeNothingOnOtherAddresses(t *testing.T) {
 		"relay:9091": 400, "127.0.0.1:9091": 400, "10.1.2.3:9091": 400, "[fd00::1]:9091": 400, "[::1]:9091": 400,
 		"localhost:9091": 400, "relay.localhost": 400, "named.example": 400, "": 421,
 	} {
-		if got := put("", "0.0.0.0:9091", host, "http://"+host); got != want {
-			t.Errorf("a page of %q: %d, want %d", host, got, want)
-		}
+		testenv.Equal(t, "a page of "+host, put("", "0.0.0.0:9091", host, "http://"+host), want)
 		// A same-origin page sends no Origin when it reads, and curl never does.
-		if got := put("", "0.0.0.0:9091", host, ""); got != want {
-			t.Errorf("without an origin, to %q: %d, want %d", host, got, want)
-		}
+		testenv.Equal(t, "without an origin, to "+host, put("", "0.0.0.0:9091", host, ""), want)
 	}
-	if got := put("", "ops.example:9091", "ops.example:9091", "http://ops.example:9091"); got != 400 {
-		t.Errorf("the name that the operator bound: %d", got)
-	}
-	if got := put("secret", "0.0.0.0:9091", "ops.example", "https://ops.example"); got != 401 {
-		t.Errorf("behind a proxy, with a token set: %d, want 401: the token decides", got)
-	}
+	bound := put("", "ops.example:9091", "ops.example:9091", "http://ops.example:9091")
+	testenv.Equal(t, "the name that the operator bound", bound, 400)
+	// The token decides.
+	testenv.Equal(t, "behind a proxy", put("secret", "0.0.0.0:9091", "ops.example", "https://ops.example"), 401)
 }
 
 func TestDeadEventsAreListedRetriedAndDropped(t *testing.T) {
@@ -384,13 +343,10 @@ func TestDeadEventsAreListedRetriedAndDropped(t *testing.T) {
 		{"POST", "/relay/dead/" + unread.String() + "/retry", 409},
 		{"POST", "/relay/dead/nonsense/retry", 400},
 	} {
-		if status, body := w.call(t, c.method, c.path, ""); status != c.want {
-			t.Errorf("%s %s: %d %s, want %d", c.method, c.path, status, body, c.want)
-		}
+		w.expect(t, c.want, c.method, c.path, "")
 	}
-	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox WHERE id = $1", first); n != 1 {
-		t.Errorf("retried twice: %d rows in the outbox, want 1", n)
-	}
+	n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox WHERE id = $1", first)
+	testenv.Equal(t, "rows of an event that was retried twice", n, 1)
 	// Once the events are published, the relay's housekeeping removes the dead rows, and not before.
 	store := sql.NewStore(w.db.Pool, w.db.Relay, 0)
 	if n, err := store.Housekeep(t.Context()); err != nil || n != 2 {
@@ -408,18 +364,11 @@ func TestHealthMetricsAndProfiles(t *testing.T) {
 	for path, want := range map[string]string{
 		"/healthz": "ok", "/metrics": `outbox_relay_mode{mode="standby"} 1`, "/debug/pprof/": "goroutine",
 	} {
-		if status, body := w.call(t, "GET", path, ""); status != 200 || !strings.Contains(body, want) {
-			t.Errorf("%s: %d, without %q", path, status, want)
-		}
+		testenv.Contains(t, path, w.expect(t, 200, "GET", path, ""), want)
 	}
 	// The relay does not run, so its health has no state of Postgres.
-	if status, body := w.call(t, "GET", "/readyz", ""); status != 503 || !strings.Contains(body, `"role":"standby"`) ||
-		!strings.Contains(body, "reasons") {
-		t.Errorf("/readyz: %d %s", status, body)
-	}
-	if status, _ := w.call(t, "GET", "/nowhere", ""); status != 404 {
-		t.Errorf("an unknown path: %d", status)
-	}
+	testenv.Contains(t, "/readyz", w.expect(t, 503, "GET", "/readyz", ""), `"role":"standby"`, "reasons")
+	w.expect(t, 404, "GET", "/nowhere", "")
 }
 
 func TestWithoutPostgresTheAnswerIsOneLine(t *testing.T) {

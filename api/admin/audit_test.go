@@ -96,10 +96,8 @@ func TestEveryChangeLeavesAnEntry(t *testing.T) {
 			detail["mode"] == nil && detail["ids"] == nil {
 			t.Errorf("%s left %+v %s", pattern, e, e.Detail)
 		}
-		if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM posthaste_audit WHERE attempt = $1",
-			e.Attempt); n != 2 {
-			t.Errorf("%s: %d rows of one attempt", pattern, n)
-		}
+		n := testenv.Value[int](t, w.db, "SELECT count(*) FROM posthaste_audit WHERE attempt = $1", e.Attempt)
+		testenv.Equal(t, pattern+": rows of one attempt", n, 2)
 		if lines := log.String(); strings.Count(lines, `"component":"audit"`) != 1 ||
 			strings.Count(lines, `"action":"`+action+`"`) != 1 {
 			t.Errorf("%s: logged %s", pattern, lines)
@@ -116,13 +114,9 @@ func TestEveryChangeLeavesAnEntry(t *testing.T) {
 		"POST /console/api/new", "QUERY /relay/mode",
 	} {
 		method, path, body := w.request(t, other)
-		if status, answer := w.call(t, method, path, body, page...); status != http.StatusMethodNotAllowed {
-			t.Errorf("%s: %d %s, want 405", other, status, answer)
-		}
+		w.expect(t, http.StatusMethodNotAllowed, method, path, body, page...)
 	}
-	if l := w.entries(t); len(l) != before {
-		t.Errorf("what is not answered left entries: %+v", l[0])
-	}
+	testenv.Equal(t, "entries of what is not answered", len(w.entries(t)), before)
 	if _, body := w.call(t, "GET", "/console/api/audit", "", page...); strings.Count(body, `"outcome":"ok"`) != before {
 		t.Errorf("the console shows %s", body)
 	}
@@ -154,9 +148,8 @@ func TestRefusedChangesAreNoted(t *testing.T) {
 			}
 			w.call(t, "GET", "/relay", "", headers...) // a read
 		}
-		if n := strings.Count(log.String(), `"outcome":"refused"`); n != len(admin.Changes) {
-			t.Errorf("%s: %d lines in the log", reason, n)
-		}
+		lines := strings.Count(log.String(), `"outcome":"refused"`)
+		testenv.Equal(t, reason+": lines in the log", lines, len(admin.Changes))
 		if strings.Contains(log.String(), "secret") || strings.Contains(log.String(), "evil") {
 			t.Errorf("%s: the log has what was sent: %s", reason, log)
 		}
@@ -191,16 +184,10 @@ func TestAChangeThatCannotBeNotedIsNotMade(t *testing.T) {
 	w.db.Exec(t, "ALTER TABLE posthaste_audit RENAME TO elsewhere")
 	for pattern := range admin.Changes {
 		method, path, body := w.request(t, pattern)
-		if status, answer := w.call(t, method, path, body, page...); status != 503 ||
-			!strings.Contains(answer, "nothing was changed") {
-			t.Errorf("%s: %d %s", pattern, status, answer)
-		}
+		testenv.Contains(t, pattern, w.expect(t, 503, method, path, body, page...), "nothing was changed")
 	}
-	if n := testenv.Value[int](t, w.db, "SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM relay_state "+
-		"WHERE desired_mode = 'poll') + (SELECT count(*) FROM outbox_dead WHERE dropped_at IS NOT NULL)"); n != 0 {
-		t.Errorf("%d changes were made", n)
-	}
-	if n := strings.Count(log.String(), `"reason":"no entry"`); n != len(admin.Changes) {
-		t.Errorf("logged %d: %s", n, log)
-	}
+	n := testenv.Value[int](t, w.db, "SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM relay_state "+
+		"WHERE desired_mode = 'poll') + (SELECT count(*) FROM outbox_dead WHERE dropped_at IS NOT NULL)")
+	testenv.Equal(t, "changes that were made", n, 0)
+	testenv.Equal(t, "lines in the log", strings.Count(log.String(), `"reason":"no entry"`), len(admin.Changes))
 }

@@ -46,13 +46,9 @@ func TestThePageBringsEverythingAndAllowsNothingElse(t *testing.T) {
 		"console.js", "console.css", "pipeline.js", "chart.js", "util.js", "theme.js",
 		"icon.svg",
 	} {
-		if status, _ := w.call("GET", "/console/"+path, ""); status != 200 {
-			t.Errorf("%s: %d", path, status)
-		}
+		w.expect(200, "GET", "/console/"+path, "")
 	}
-	if status, body := w.call("GET", "/", ""); status != 200 || !strings.Contains(body, "<title>posthaste") {
-		t.Errorf("the listener's root does not lead to the console: %d", status)
-	}
+	testenv.Contains(t, "the listener's root", w.expect(200, "GET", "/", ""), "<title>posthaste")
 }
 
 func TestChangesNeedTheTokenOfThePage(t *testing.T) {
@@ -65,30 +61,19 @@ func TestChangesNeedTheTokenOfThePage(t *testing.T) {
 		{"POST", "/console/api/dead/drop", `{"ids":["` + id + `"]}`},
 	} {
 		for _, token := range []string{"", "wrong", w.csrf + "x"} {
-			if status, _ := w.call(c.method, c.path, c.body, "X-Posthaste-Csrf", token); status != 403 {
-				t.Errorf("%s with %q: %d, want 403", c.path, token, status)
-			}
+			w.expect(403, c.method, c.path, c.body, "X-Posthaste-Csrf", token)
 		}
-		if status, _ := w.call(c.method, c.path, c.body, "X-Posthaste-Csrf", w.csrf, "Origin",
-			"https://evil.example"); status != 403 {
-			t.Errorf("%s from another origin: %d, want 403", c.path, status)
-		}
-		if status, body := w.call(c.method, c.path, c.body, "X-Posthaste-Csrf", w.csrf); status != 200 {
-			t.Errorf("%s: %d %s", c.path, status, body)
-		}
+		w.expect(403, c.method, c.path, c.body, "X-Posthaste-Csrf", w.csrf, "Origin", "https://evil.example")
+		w.expect(200, c.method, c.path, c.body, "X-Posthaste-Csrf", w.csrf)
 	}
 	if st, err := sql.ReadState(t.Context(), w.db.Pool, w.db.Relay); err != nil || st.Desired != outbox.ModePoll {
 		t.Errorf("desired %v, %v", st.Desired, err)
 	}
 	for body, want := range map[string]int{`{"mode":"fast"}`: 422, `nonsense`: 400, `{"mode":"poll","x":1}`: 400} {
-		if status, _ := w.call("PUT", "/console/api/mode", body, "X-Posthaste-Csrf", w.csrf); status != want {
-			t.Errorf("%s: %d, want %d", body, status, want)
-		}
+		w.expect(want, "PUT", "/console/api/mode", body, "X-Posthaste-Csrf", w.csrf)
 	}
 	// Calls from curl work as before.
-	if status, body := w.call("PUT", "/relay/mode", `{"mode":"auto"}`); status != 200 {
-		t.Errorf("the contract's call: %d %s", status, body)
-	}
+	w.expect(200, "PUT", "/relay/mode", `{"mode":"auto"}`)
 }
 
 func TestEventsComeWithoutTheirPayload(t *testing.T) {
@@ -117,9 +102,7 @@ func TestEventsComeWithoutTheirPayload(t *testing.T) {
 	})
 	must(t, err)
 	s = w.until("the large ones", func(s console.State) bool { return len(s.Events) > 1 })
-	if n := len(s.Events) - 1; n != 3 {
-		t.Errorf("%d of ten large events are shown, want 3", n)
-	}
+	testenv.Equal(t, "large events of ten that are shown", len(s.Events)-1, 3)
 }
 
 func TestDeadEventsOfBothKindsAndTheirActions(t *testing.T) {
@@ -142,32 +125,24 @@ func TestDeadEventsOfBothKindsAndTheirActions(t *testing.T) {
 	}
 	var s console.State
 	w.get("/console/api/state", &s)
-	if s.Dead.Value.Relay != 1 {
-		t.Errorf("counted: %+v", s.Dead)
-	}
+	testenv.Equal(t, "counted", s.Dead.Value.Relay, 1)
 	status, body := w.call("POST", "/console/api/dead/retry", `{"ids":["`+id.String()+`"]}`, "X-Posthaste-Csrf", w.csrf)
 	if status != 200 || !strings.Contains(body, id.String()) || strings.Contains(body, "error") {
 		t.Errorf("retry: %d %s", status, body)
 	}
-	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox WHERE id = $1", id); n != 1 {
-		t.Errorf("%d rows in the outbox", n)
-	}
+	n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox WHERE id = $1", id)
+	testenv.Equal(t, "rows in the outbox", n, 1)
 	w.db.Exec(t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at, `+
 		`error, class, attempts)
 		SELECT gen_random_uuid(), i, 'order', 'a', 'order.created', '{}', now(), 'refused', 'wrongtype', 3
 		FROM generate_series(2, 601) AS i`)
-	if w.get("/console/api/dead?fresh=1", &list); len(list.Dead) != 601 {
-		t.Errorf("%d of 601 dead events are listed", len(list.Dead))
-	}
+	w.get("/console/api/dead?fresh=1", &list)
+	testenv.Equal(t, "dead events of 601 that are listed", len(list.Dead), 601)
 	other := uuid.NewString()
-	if status, body := w.call("POST", "/console/api/dead/drop", `{"ids":["`+other+`"]}`, "X-Posthaste-Csrf",
-		w.csrf); status != 200 || !strings.Contains(body, "no dead event") {
-		t.Errorf("drop of nothing: %d %s", status, body)
-	}
+	body = w.expect(200, "POST", "/console/api/dead/drop", `{"ids":["`+other+`"]}`, "X-Posthaste-Csrf", w.csrf)
+	testenv.Contains(t, "to drop nothing", body, "no dead event")
 	for _, body := range []string{`{"ids":[]}`, `{}`} {
-		if status, _ := w.call("POST", "/console/api/dead/drop", body, "X-Posthaste-Csrf", w.csrf); status != 422 {
-			t.Errorf("%s: %d", body, status)
-		}
+		w.expect(422, "POST", "/console/api/dead/drop", body, "X-Posthaste-Csrf", w.csrf)
 	}
 }
 
@@ -184,24 +159,21 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 			"CREATE ROLE " + role + " " + testenv.Login(o.Doctor.PostgresURL),
 			"GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO " + role,
 		} {
-			if _, err := db.Exec(t.Context(), stmt); err != nil {
-				t.Fatal(err)
-			}
+			_, err := db.Exec(t.Context(), stmt)
+			must(t, err)
 		}
 		t.Cleanup(func() {
 			for _, stmt := range []string{"DROP OWNED BY " + role, "DROP ROLE " + role} {
-				if _, err := db.Exec(context.Background(), stmt); err != nil {
-					t.Error(err)
-				}
+				_, err := db.Exec(context.Background(), stmt)
+				testenv.ErrorIs(t, stmt, err, nil)
 			}
 		})
 		o.Doctor.WriterOnly = true
 		o.Doctor.PostgresURL = testenv.As(o.Doctor.PostgresURL, "api_"+o.RelayName)
 		config, err := sql.PoolConfig(o.Doctor.PostgresURL, "public", "console")
 		must(t, err)
-		if o.Pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
-			t.Fatal(err)
-		}
+		o.Pool, err = pgxpool.NewWithConfig(t.Context(), config)
+		must(t, err)
 		t.Cleanup(o.Pool.Close)
 		o.Slots, err = cdc.NewSlots(cdc.Options{Pool: o.Pool, Slot: o.Doctor.Slot})
 		must(t, err)
@@ -209,8 +181,7 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 	w.db.Exec(t, "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES "+
 		"(gen_random_uuid(), 'order', 'a', 'order.created', '{}')")
 	s := w.until("an answer", func(s console.State) bool {
-		return s.Postgres.Value.Written > 0 ||
-			s.Postgres.Error != ""
+		return s.Postgres.Value.Written > 0 || s.Postgres.Error != ""
 	})
 	if s.Postgres.Error != "" || s.Postgres.Value.Backlog.Rows != 1 {
 		t.Errorf("postgres: %+v", s.Postgres)
@@ -219,10 +190,8 @@ func TestTheRoleOfServeSeesWhatItMay(t *testing.T) {
 	if w.get("/console/api/doctor", &d); !d.OK {
 		t.Errorf("the doctor complains of rights that only the relay needs: %+v", d)
 	}
-	if status, body := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf",
-		w.csrf); status != 503 || !strings.Contains(body, "permission denied") {
-		t.Errorf("mode: %d %s", status, body)
-	}
+	body := w.expect(503, "PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf)
+	testenv.Contains(t, "mode", body, "permission denied")
 }
 
 // After a flush, publishing continues at once, but the flushed events are lost. The page must report the loss.
@@ -247,17 +216,12 @@ func TestTraceAnswersForWhatIsKnown(t *testing.T) {
 	w := newWorld(t, nil)
 	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
 		`(gen_random_uuid(), 'order', 'a b/c', 'order.created', '{}')`)
-	if status, body := w.call("GET", "/console/api/trace?id=a%20b/c", ""); status != 200 ||
-		!strings.Contains(body, "not published yet") {
-		t.Errorf("%d %s", status, body)
-	}
+	testenv.Contains(t, "the trace", w.expect(200, "GET", "/console/api/trace?id=a%20b/c", ""), "not published yet")
 	for query, want := range map[string]int{
 		"id=nothing": 404, "": 422, "id=" + strings.Repeat("x", 1025): 422,
 		"id=k&user=nobody": 422, "id=k&user=" + uuid.NewString(): 404,
 	} {
-		if status, body := w.call("GET", "/console/api/trace?"+query, ""); status != want {
-			t.Errorf("%.40s: %d %s, want %d", query, status, body, want)
-		}
+		w.expect(want, "GET", "/console/api/trace?"+query, "")
 	}
 }
 
@@ -282,9 +246,7 @@ func TestATypeWithSeveralStreamsIsOne(t *testing.T) {
 	do("XADD", "dead.outbox.order.1", "*", "id", uuid.NewString(), "dead_stream", "outbox.order.1", "dead_entry", "1-1",
 		"dead_group", "mailer", "dead_attempts", "1")
 	var s console.State
-	if status := w.get("/console/api/state", &s); status != 200 {
-		t.Fatalf("state: %d", status)
-	}
+	testenv.Equal(t, "state: status", w.get("/console/api/state", &s), 200)
 	if s.GroupSum.Groups != 2 || s.GroupSum.Unread != 1 {
 		t.Errorf("sum %+v, want 1 unread of 2 groups", s.GroupSum)
 	}
@@ -320,7 +282,5 @@ func TestATypeWithSeveralStreamsIsOne(t *testing.T) {
 		g[1].Stream != "outbox.order.3" || g[1].Streams != nil {
 		t.Errorf("groups %+v", g)
 	}
-	if _, body := w.call("GET", "/console/api/dead?fresh=1", ""); !strings.Contains(body, `"aggregate_type":"order"`) {
-		t.Errorf("dead: %s", body)
-	}
+	testenv.Contains(t, "dead", w.expect(200, "GET", "/console/api/dead?fresh=1", ""), `"aggregate_type":"order"`)
 }

@@ -15,6 +15,7 @@ import (
 
 	"posthaste/api/admin/console"
 	"posthaste/internal/ops"
+	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
 
@@ -38,9 +39,7 @@ func TestAHungServerShowsAndHoldsUpNobody(t *testing.T) {
 	asOf := *s.Postgres.AsOf
 	w.until("Postgres is asked", func(s console.State) bool { return s.Postgres.AsOf.After(asOf) })
 	// Calls that need no Redis work, and calls that need it return errors.
-	if status := w.get("/console/api/state", &console.State{}); status != 200 {
-		t.Errorf("state: %d", status)
-	}
+	testenv.Equal(t, "state: status", w.get("/console/api/state", &console.State{}), 200)
 	var d ops.Diagnosis
 	if status := w.get("/console/api/doctor", &d); status != 200 || d.OK {
 		t.Errorf("doctor: %d %+v", status, d)
@@ -56,9 +55,8 @@ func TestAPostgresThatIsSlowIsNotGone(t *testing.T) {
 	w := newWorld(t, nil)
 	tx, err := w.db.Pool.Begin(t.Context())
 	must(t, err)
-	if _, err := tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE"); err != nil {
-		t.Fatal(err)
-	}
+	_, err = tx.Exec(t.Context(), "LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+	must(t, err)
 	// On a busy machine even the ping of one read may fail; a later one succeeds.
 	s := w.until("a slow Postgres", func(s console.State) bool { return s.Postgres.Slow })
 	if s.Verdict.Title != "Postgres is too slow to answer" || s.Postgres.Error == "" || s.Verdict.Level != "bad" {
@@ -80,9 +78,8 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 		"LOCK TABLE orders IN ACCESS EXCLUSIVE MODE",
 		"SELECT FROM relay_state FOR UPDATE",
 	} {
-		if _, err := tx.Exec(t.Context(), stmt); err != nil {
-			t.Fatal(err)
-		}
+		_, err = tx.Exec(t.Context(), stmt)
+		must(t, err)
 	}
 	var calls sync.WaitGroup
 	defer calls.Wait()
@@ -93,12 +90,8 @@ func TestWhatWaitsDoesNotStarveTheRest(t *testing.T) {
 	soon := time.Now().Add(2 * time.Second) // they wait for 5 s
 	// a busy machine causes Slow
 	gone := func(s console.State) bool { return s.Postgres.Error != "" && !s.Postgres.Slow }
-	if s := w.until("an answer beside them", func(s console.State) bool {
-		return gone(s) ||
-			s.Postgres.AsOf.After(soon)
-	}); gone(s) {
-		t.Errorf("postgres: %+v", s.Postgres)
-	}
+	s := w.until("an answer beside them", func(s console.State) bool { return gone(s) || s.Postgres.AsOf.After(soon) })
+	testenv.Equal(t, "Postgres is gone", gone(s), false)
 	_ = tx.Rollback(t.Context())
 }
 
@@ -113,8 +106,7 @@ func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 		o.Pool = pool
 	})
 	s := w.until("Postgres is gone", func(s console.State) bool {
-		return s.Postgres.Error != "" &&
-			s.Redis.AsOf != nil
+		return s.Postgres.Error != "" && s.Redis.AsOf != nil
 	})
 	if s.Verdict.Level != "bad" || s.Verdict.Title != "Postgres does not answer" || s.Redis.Error != "" {
 		t.Errorf("verdict: %+v", s.Verdict)
@@ -123,10 +115,7 @@ func TestWithoutPostgresTheRestIsShown(t *testing.T) {
 	if s.Groups.AsOf != nil || s.Streams.AsOf != nil {
 		t.Errorf("groups %+v, streams %+v", s.Groups, s.Streams)
 	}
-	if status, body := w.call("PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf",
-		w.csrf); status != 503 {
-		t.Errorf("mode: %d %s", status, body)
-	}
+	w.expect(503, "PUT", "/console/api/mode", `{"mode":"poll"}`, "X-Posthaste-Csrf", w.csrf)
 }
 
 // There may be thousands of dead payloads of 8 MiB. Counting them must not transfer or copy them, here or in Redis.

@@ -54,8 +54,7 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 		Doctor: ops.DoctorOptions{
 			PostgresURL: w.db.URL, Redis: &redis.UniversalOptions{Addrs: []string{w.redis.Addr()}},
 			Schema: "public", RelayName: w.db.Relay, Slot: "posthaste_" + w.db.Relay,
-			Publication: "posthaste", WALBudget: 1 << 30, StreamMaxlen: 1000, History: time.Hour,
-			Restore: time.Hour,
+			Publication: "posthaste", WALBudget: 1 << 30, StreamMaxlen: 1000, History: time.Hour, Restore: time.Hour,
 		},
 		Logger: testenv.Logger(t),
 	}
@@ -73,9 +72,7 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 	w.url = srv.URL
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testenv.ErrorIs(t, "Run", <-done, nil)
 		srv.Close()
 	})
 	var session struct{ CSRF string }
@@ -102,6 +99,16 @@ func (w *world) call(method, path, body string, header ...string) (int, string) 
 	a, err := testenv.Request(w.t.Context(), method, w.url+path, body, header...)
 	must(w.t, err)
 	return a.Status, string(a.Body)
+}
+
+// expect is call for an answer with a status. It returns the body.
+func (w *world) expect(want int, method, path, body string, header ...string) string {
+	w.t.Helper()
+	status, answer := w.call(method, path, body, header...)
+	if status != want {
+		w.t.Errorf("%s %s %.30s %q: %d %.80s, want %d", method, path, body, header, status, answer, want)
+	}
+	return answer
 }
 
 // until requests the state, as a page does, until cond holds.

@@ -51,18 +51,13 @@ func TestSamplesAreOfWhoKnows(t *testing.T) {
 		return &counter{value: v, at: at.Add(time.Duration(ms) * time.Millisecond)}
 	}
 	r.add(at, false, false, seen{written: read(100, 0), added: read(90, 0), backlog: number(10), oldest: number(2)})
-	r.add(at, false, false, seen{
-		written: read(130, 1000), added: read(115, 1000), backlog: number(15),
-		oldest: number(2),
-	})
+	second := seen{written: read(130, 1000), added: read(115, 1000), backlog: number(15), oldest: number(2)}
+	r.add(at, false, false, second)
 	if s := r.latest(); *s.In != 30 || *s.Out != 25 || *s.Backlog != 15 {
 		t.Errorf("in %v, out %v, backlog %v", *s.In, *s.Out, *s.Backlog)
 	}
 	// No new reading: the rate does not change.
-	r.add(at, false, false, seen{
-		written: read(130, 1000), added: read(115, 1000), backlog: number(15),
-		oldest: number(2),
-	})
+	r.add(at, false, false, second)
 	if s := r.latest(); *s.In != 30 || *s.Out != 25 {
 		t.Errorf("without a new reading: in %v, out %v", *s.In, *s.Out)
 	}

@@ -3,8 +3,11 @@ package console
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
+
+	"posthaste/internal/testenv"
 )
 
 // A process that was suspended during a read measures a long duration; the next read must not wait for hours. After one
@@ -20,9 +23,7 @@ func TestARestIsBounded(t *testing.T) {
 		{time.Hour, time.Millisecond, time.Second},
 		{time.Millisecond, time.Hour, time.Second},
 	} {
-		if got := s.rest(c.took, c.before); got != c.want {
-			t.Errorf("after %v and %v: %v, want %v", c.before, c.took, got, c.want)
-		}
+		testenv.Equal(t, fmt.Sprintf("after %v and %v", c.before, c.took), s.rest(c.took, c.before), c.want)
 	}
 }
 
@@ -52,8 +53,6 @@ func TestReadsAreShared(t *testing.T) {
 	s := source[int]{every: time.Hour, read: func(context.Context) (int, error) { reads++; return reads, nil }}
 	for i, read := range []func(context.Context){s.refresh, s.refresh, s.fresh, s.refresh} {
 		read(t.Context())
-		if want := 1 + i/2; reads != want {
-			t.Errorf("%d reads after call %d, want %d", reads, i, want)
-		}
+		testenv.Equal(t, fmt.Sprintf("reads after call %d", i), reads, 1+i/2)
 	}
 }
