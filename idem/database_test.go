@@ -54,10 +54,7 @@ func TestARecordIsOfOneIncarnation(t *testing.T) {
 	first.Ticket.Commit(t.Context(), Record{Status: 201, Ref: "of a", Incarnation: "a"})
 	second.Ticket.Commit(t.Context(), Record{Status: 201, Ref: "of b"})
 	for _, g := range []*Guard{g, guardOn(t, r.URL(), of(here))} {
-		d := begin(t, g, request("k", "a"))
-		if wantOutcome(t, d, Replay); d.Record != (Record{Status: 201, Ref: "of a"}) {
-			t.Errorf("%+v", d.Record)
-		}
+		replays(t, g, request("k", "a"), Record{Status: 201, Ref: "of a"})
 	}
 	wantOutcome(t, begin(t, other, request("k", "a")), Mismatch)
 	// The guard has seen a, and the database is b by now: neither a's record nor its mismatch is final.
@@ -69,16 +66,11 @@ func TestARecordIsOfOneIncarnation(t *testing.T) {
 	}
 	here.goes("c")
 	d := begin(t, g, request("k", "b"))
-	wantOutcome(t, d, Proceed)
-	if d.Ticket.Degraded() {
-		t.Error("degraded")
-	}
+	wantGuarded(t, d, true)
 	// New work does not query the database.
 	n := here.question
 	wantOutcome(t, begin(t, g, request("new", "a")), Proceed)
-	if here.question != n {
-		t.Error("the database was asked before new work")
-	}
+	testenv.Equal(t, "questions before new work", here.question, n)
 }
 
 func TestWhatWasCommittedElsewhereIsNotPublished(t *testing.T) {
@@ -87,9 +79,7 @@ func TestWhatWasCommittedElsewhereIsNotPublished(t *testing.T) {
 	g := guardOn(t, r.URL(), of(&database{now: "b", seen: "b"}))
 	d := begin(t, g, request("k", "a"))
 	d.Ticket.Commit(t.Context(), Record{Status: 201, Ref: "of a", Incarnation: "a"})
-	if v := rawRecord(t, r.Client, d.Ticket.key); v != "" {
-		t.Errorf("record %q", v)
-	}
+	testenv.Equal(t, "record", rawRecord(t, r.Client, d.Ticket.key), "")
 	wantOutcome(t, begin(t, g, request("k", "a")), Proceed)
 }
 
@@ -98,15 +88,10 @@ func TestWithoutAKnownDatabaseRedisIsNotUsed(t *testing.T) {
 	r := testenv.Redis(t)
 	g := guardOn(t, r.URL(), of(&database{}))
 	d := begin(t, g, request("k", "a"))
-	wantOutcome(t, d, Proceed)
-	if !d.Ticket.Degraded() {
-		t.Error("not degraded")
-	}
+	wantGuarded(t, d, false)
 	d.Ticket.Commit(t.Context(), result)
 	wantOutcome(t, begin(t, g, request("k", "a")), Proceed)
-	if n := r.Client.DBSize(t.Context()).Val(); n != 0 {
-		t.Errorf("Redis has %d keys", n)
-	}
+	testenv.Equal(t, "keys of Redis", r.Client.DBSize(t.Context()).Val(), 0)
 }
 
 // A handler gets the key of the request, which the database keeps for longer than an incarnation; its response is kept
@@ -136,12 +121,8 @@ func TestAHandlersKeyIsThatOfNoIncarnation(t *testing.T) {
 	post()
 	post() // without Render, the handler answers from the row
 	db.goes("b")
-	if again := post(); again != "false" {
-		t.Errorf("a response of a is replayed in b: %q", again)
-	}
-	if again := post(); again != "true" {
-		t.Errorf("the response is not replayed in b: %q", again)
-	}
+	testenv.Equal(t, "a response of a is replayed in b", post(), "false")
+	testenv.Equal(t, "the response is replayed in b", post(), "true")
 	want := NewKey("u", http.MethodPost, "/t", "0123456789abcdef")
 	if len(keys) != 3 || keys[0] != want || keys[1] != want || keys[2] != want {
 		t.Errorf("keys %v, want three times %v", keys, want)

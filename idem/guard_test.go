@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -33,11 +34,7 @@ func TestOneDoesTheWorkAndOthersGetItsResult(t *testing.T) {
 	}
 	d.Ticket.Commit(t.Context(), result)
 	for _, g := range []*Guard{g, other, other} { // the third comes from the cache
-		d := begin(t, g, request("k", "a"))
-		wantOutcome(t, d, Replay)
-		if d.Record != result {
-			t.Errorf("record %+v, want %+v", d.Record, result)
-		}
+		replays(t, g, request("k", "a"), result)
 	}
 	wantOutcome(t, begin(t, guardOn(t, r.URL()), request("k", "b")), Mismatch)
 	wantOutcome(t, begin(t, other, request("k", "b")), Mismatch)
@@ -62,20 +59,14 @@ func TestAbortFreesTheKeyOnlyForItsOwner(t *testing.T) {
 	}
 	before := rawRecord(t, r.Client, first.key)
 	second.Ticket.Abort(t.Context())
-	if got := rawRecord(t, r.Client, first.key); got != before {
-		t.Errorf("a lost owner's abort changed the record: %q to %q", before, got)
-	}
-	if err := second.Ticket.Heartbeat(t.Context()); !errors.Is(err, ErrLost) {
-		t.Errorf("heartbeat of a lost owner: %v, want ErrLost", err)
-	}
+	testenv.Equal(t, "the record after a lost owner's abort", rawRecord(t, r.Client, first.key), before)
+	testenv.ErrorIs(t, "heartbeat of a lost owner", second.Ticket.Heartbeat(t.Context()), ErrLost)
 	// Its publication counts: only the holder of the committed row may make one.
 	second.Ticket.Commit(t.Context(), result)
 	d := begin(t, g, request("k", "a"))
 	wantOutcome(t, d, Replay)
 	third.Ticket.Commit(t.Context(), Record{Status: 500, Ref: "other"})
-	if d := begin(t, guardOn(t, r.URL()), request("k", "a")); d.Record != result {
-		t.Errorf("a finished record was changed to %+v", d.Record)
-	}
+	replays(t, guardOn(t, r.URL()), request("k", "a"), result)
 }
 
 func TestKeepRenewsTheLeaseAndNoticesItsLoss(t *testing.T) {
@@ -97,9 +88,7 @@ func TestKeepRenewsTheLeaseAndNoticesItsLoss(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("the loss was not noticed")
 	}
-	if err := context.Cause(kept); !errors.Is(err, ErrLost) {
-		t.Errorf("cause %v, want ErrLost", err)
-	}
+	testenv.ErrorIs(t, "cause", context.Cause(kept), ErrLost)
 }
 
 func TestResentScriptsAreHarmless(t *testing.T) {
@@ -134,9 +123,7 @@ func TestScriptsHealAfterAFlush(t *testing.T) {
 		d.Ticket.Commit(t.Context(), result)
 		hasPrefix(t, rawRecord(t, r.Client, d.Ticket.key), "C|")
 	}
-	if n := testutil.ToFloat64(g.metrics.requests.WithLabelValues("/t", OutcomeDegraded)); n != 0 {
-		t.Errorf("%v degraded requests", n)
-	}
+	testenv.Equal(t, "degraded", testutil.ToFloat64(g.metrics.requests.WithLabelValues("/t", OutcomeDegraded)), 0)
 }
 
 func TestAnUnusableRecordDegradesOnlyItsKey(t *testing.T) {
@@ -155,10 +142,7 @@ func TestAnUnusableRecordDegradesOnlyItsKey(t *testing.T) {
 		for range 4 { // more than the breaker stands
 			must(t, put(req.Key.String()))
 			d := begin(t, g, req)
-			wantOutcome(t, d, Proceed)
-			if !d.Ticket.Degraded() {
-				t.Errorf("record %d was used", i)
-			}
+			wantGuarded(t, d, false)
 			r.Client.Del(t.Context(), req.Key.String())
 		}
 		_ = put(req.Key.String())
@@ -168,14 +152,15 @@ func TestAnUnusableRecordDegradesOnlyItsKey(t *testing.T) {
 			hasPrefix(t, rawRecord(t, r.Client, req.Key), "C|")
 		}
 	}
-	if d := begin(t, g, request("fresh", "a")); d.Ticket.Degraded() {
-		t.Error("other keys are degraded too")
-	}
+	wantGuarded(t, begin(t, g, request("fresh", "a")), true)
 }
 
 func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 	t.Parallel()
 	started := make(chan error, 1)
+	does := func(args ...any) func(r *testenv.RedisServer) error {
+		return func(r *testenv.RedisServer) error { return r.Client.Do(context.Background(), args...).Err() }
+	}
 	for name, c := range map[string]struct {
 		down, up func(r *testenv.RedisServer) error
 	}{
@@ -190,28 +175,11 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 		"loading": {
 			func(r *testenv.RedisServer) error { return loading(r, started) },
 			func(r *testenv.RedisServer) error {
-				if err := r.Client.ConfigSet(context.Background(), "key-load-delay", "0").Err(); err != nil {
-					return err
-				}
-				return <-started
+				return errors.Join(does("CONFIG", "SET", "key-load-delay", "0")(r), <-started)
 			},
 		},
-		"full": {
-			func(r *testenv.RedisServer) error {
-				return r.Client.ConfigSet(context.Background(), "maxmemory", "1").Err()
-			},
-			func(r *testenv.RedisServer) error {
-				return r.Client.ConfigSet(context.Background(), "maxmemory", "0").Err()
-			},
-		},
-		"readonly": {
-			func(r *testenv.RedisServer) error {
-				return r.Client.Do(context.Background(), "REPLICAOF", "127.0.0.1", "1").Err()
-			},
-			func(r *testenv.RedisServer) error {
-				return r.Client.Do(context.Background(), "REPLICAOF", "NO", "ONE").Err()
-			},
-		},
+		"full":     {does("CONFIG", "SET", "maxmemory", "1"), does("CONFIG", "SET", "maxmemory", "0")},
+		"readonly": {does("REPLICAOF", "127.0.0.1", "1"), does("REPLICAOF", "NO", "ONE")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -222,10 +190,7 @@ func TestWithoutRedisRequestsGoOnQuickly(t *testing.T) {
 			start := time.Now()
 			for i := range 50 {
 				d := begin(t, g, request(fmt.Sprint("down", i), "a"))
-				wantOutcome(t, d, Proceed)
-				if !d.Ticket.Degraded() {
-					t.Fatal("a ticket with a token although Redis is " + name)
-				}
+				wantGuarded(t, d, false)
 				d.Ticket.Commit(t.Context(), result)
 			}
 			// Three calls to open the breaker, and one a second while it is open; each bounded.
@@ -265,4 +230,34 @@ func loading(r *testenv.RedisServer, started chan error) error {
 			return nil
 		}
 	}
+}
+
+// Batched publications have the same results as single ones, also if the server has lost the script.
+func TestManyPublicationsAtOnce(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL())
+	for round := range 5 {
+		const n = 100
+		tickets := make([]*Ticket, n)
+		for i := range tickets {
+			tickets[i] = begin(t, g, request(fmt.Sprint(round, " ", i), "a")).Ticket
+		}
+		r.Client.ScriptFlush(t.Context())
+		var wg sync.WaitGroup
+		for i, ticket := range tickets {
+			wg.Go(func() { ticket.Commit(t.Context(), Record{Status: 201, Ref: fmt.Sprint(i)}) })
+		}
+		wg.Wait()
+		for i, ticket := range tickets {
+			rec, _, err := parseRecord(rawRecord(t, r.Client, ticket.key))
+			if err != nil || rec.Ref != fmt.Sprint(i) {
+				t.Fatalf("record %d: %+v, %v", i, rec, err)
+			}
+		}
+	}
+	testenv.Eventually(t, 20*time.Second, func() error {
+		flying, waiting := g.node("").publications.State()
+		return testenv.FailIf(flying+waiting != 0, "the queue is not at rest")
+	})
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 )
 
 func TestKeySyntax(t *testing.T) {
@@ -79,4 +81,57 @@ func TestPreferWait(t *testing.T) {
 			t.Errorf("%q: %v %v, want %v", value, wait, applied, want)
 		}
 	}
+}
+
+func TestKeysAreUnambiguous(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		a := rapid.SliceOfN(rapid.String(), 0, 5).Draw(t, "a")
+		b := rapid.SliceOfN(rapid.String(), 0, 5).Draw(t, "b")
+		same := len(a) == len(b)
+		for i := 0; same && i < len(a); i++ {
+			same = a[i] == b[i]
+		}
+		if (NewKey(a...) == NewKey(b...)) != same {
+			t.Fatalf("%q and %q", a, b)
+		}
+	})
+	if NewKey("ab", "c") == NewKey("a", "bc") || NewKey("a") == NewKey("a", "") {
+		t.Error("the parts' borders are lost")
+	}
+	if len(NewKey("x").String()) != 24 {
+		t.Errorf("record name %q", NewKey("x"))
+	}
+	if NewFingerprint(1, "a") == NewFingerprint(2, "a") {
+		t.Error("the version is lost")
+	}
+}
+
+// FuzzParseKey: an accepted key is short and visible, and its quoted form names the same key.
+func FuzzParseKey(f *testing.F) {
+	for _, seed := range []string{
+		"", `""`, "0123456789abcdef", `"0123456789abcdef"`, `"0123456789\"\\abcdef"`, `"0123456789abcdef`, `"\`,
+		`"0123456789abcdef";p=1`, "0123456789abcdef, 0123456789abcdef", "0123456789abcdef\r\nX: y",
+	} {
+		f.Add(seed)
+	}
+	quotes := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+	f.Fuzz(func(t *testing.T, line string) {
+		key, err := ParseKey(http.Header{KeyHeader: {line}})
+		if err != nil {
+			if key != "" || !errors.Is(err, ErrKeyMissing) && !errors.Is(err, ErrKeyInvalid) {
+				t.Fatalf("%q: %q, %v", line, key, err)
+			}
+			return
+		}
+		if len(key) < MinKeyLength || len(key) > MaxKeyLength || strings.ContainsFunc(key, func(r rune) bool {
+			return r < 0x21 || r > 0x7e
+		}) {
+			t.Fatalf("%q became %q", line, key)
+		}
+		again, err := ParseKey(http.Header{KeyHeader: {`"` + quotes.Replace(key) + `"`}})
+		if err != nil || again != key {
+			t.Fatalf("%q, quoted again: %q, %v", key, again, err)
+		}
+	})
 }

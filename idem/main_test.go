@@ -67,6 +67,21 @@ func wantOutcome(tb testing.TB, d Decision, want Outcome) {
 	}
 }
 
+// wantGuarded requires a ticket that is guarded by Redis, or one that is not.
+func wantGuarded(tb testing.TB, d Decision, guarded bool) {
+	tb.Helper()
+	wantOutcome(tb, d, Proceed)
+	testenv.Equal(tb, "the ticket is guarded", !d.Ticket.Degraded(), guarded)
+}
+
+// replays requires that a request is answered with a record.
+func replays(tb testing.TB, g *Guard, r Request, want Record) {
+	tb.Helper()
+	d := begin(tb, g, r)
+	wantOutcome(tb, d, Replay)
+	testenv.Equal(tb, "the record", d.Record, want)
+}
+
 func rawRecord(tb testing.TB, c *redis.Client, k Key) string {
 	tb.Helper()
 	v, err := c.Get(tb.Context(), k.String()).Result()

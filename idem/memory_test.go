@@ -62,9 +62,7 @@ func bytesOf(t *testing.T, n int, payload string) int {
 		must(t, err)
 	}
 	each := (used() - before) / n
-	if got := r.Client.DBSize(t.Context()).Val(); got != int64(n) {
-		t.Errorf("%d keys, want %d", got, n)
-	}
+	testenv.Equal(t, "keys", r.Client.DBSize(t.Context()).Val(), int64(n))
 	return each
 }
 

@@ -46,9 +46,7 @@ func eachStack(t *testing.T, f func(t *testing.T, r *testenv.RedisServer, serve 
 			r := testenv.Redis(t)
 			f(t, r, func(o idem.HTTPOptions, h http.HandlerFunc) *httptest.Server {
 				c, err := idem.PatientClient(r.URL())
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				t.Cleanup(func() { _ = c.Close() })
 				o.Route = "/pay"
 				if o.Scope == nil {
@@ -70,9 +68,7 @@ func pay(tb testing.TB, s *httptest.Server, user, key, body string,
 ) (status int, header http.Header, text string) {
 	tb.Helper()
 	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, s.URL+"/pay", strings.NewReader(body))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testenv.Must(tb, err)
 	req.Header.Set("User", user)
 	req.Header.Set(idem.KeyHeader, key)
 	req.Header.Set("Prefer", "wait=10")
@@ -85,10 +81,16 @@ func pay(tb testing.TB, s *httptest.Server, user, key, body string,
 	}
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testenv.Must(tb, err)
 	return res.StatusCode, res.Header, string(b)
+}
+
+// paid is pay for an answer with a status and a text in it.
+func paid(tb testing.TB, s *httptest.Server, want int, part, user, key, body string) {
+	tb.Helper()
+	status, _, text := pay(tb, s, user, key, body)
+	testenv.Equal(tb, "status", status, want)
+	testenv.Contains(tb, "the answer", text, part)
 }
 
 const key = "0123456789abcdef"
@@ -126,23 +128,11 @@ func TestHandlerRunsOnceAndItsResponseIsReplayed(t *testing.T) {
 				t.Fatal(text)
 			}
 		}
-		if runs.Load() != 1 {
-			t.Errorf("%d runs", runs.Load())
-		}
-		if status, _, text := pay(t, s, "u", key, "6 EUR"); status != 422 ||
-			!strings.Contains(text, "idempotency_key_reused") {
-			t.Error(status, text)
-		}
-		if status, _, text := pay(t, s, "other", key, "6 EUR"); status != 201 || !strings.Contains(text, "receipt 2") {
-			t.Error(status, text)
-		}
-		if status, _, text := pay(t, s, "u", "", "x"); status != 400 ||
-			!strings.Contains(text, "idempotency_key_missing") {
-			t.Error(status, text)
-		}
-		if status, _, text := pay(t, s, "u", key+"2", strings.Repeat("x", 65<<10)); status != 413 {
-			t.Error(status, text)
-		}
+		testenv.Equal(t, "runs", runs.Load(), 1)
+		paid(t, s, 422, "idempotency_key_reused", "u", key, "6 EUR")
+		paid(t, s, 201, "receipt 2", "other", key, "6 EUR")
+		paid(t, s, 400, "idempotency_key_missing", "u", "", "x")
+		paid(t, s, 413, "", "u", key+"2", strings.Repeat("x", 65<<10))
 	})
 }
 
@@ -235,13 +225,9 @@ func TestWithoutAScopeNothingIsRun(t *testing.T) {
 	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve serve) {
 		var runs atomic.Int64
 		s := serve(idem.HTTPOptions{}, func(http.ResponseWriter, *http.Request) { runs.Add(1) })
-		status, _, text := pay(t, s, "", key, "1")
-		if status != 401 || !strings.Contains(text, `"code":"unauthorized"`) || runs.Load() != 0 {
-			t.Errorf("status %d, %s, %d runs", status, text, runs.Load())
-		}
-		if status, _, _ := pay(t, s, "u", key, "1"); status != 200 {
-			t.Errorf("with a scope: status %d", status)
-		}
+		paid(t, s, 401, `"code":"unauthorized"`, "", key, "1")
+		testenv.Equal(t, "runs", runs.Load(), 0)
+		paid(t, s, 200, "", "u", key, "1")
 	})
 }
 
@@ -261,11 +247,10 @@ func TestAReferenceCannotForgeARecord(t *testing.T) {
 					_, _ = io.WriteString(w, "receipt")
 				})
 				for range 2 {
-					if status, _, text := pay(t, s, "u", key, "1"); status != 200 || text != "receipt" ||
-						runs.Load() != 1 {
-						t.Errorf("status %d, %q, %d runs", status, text, runs.Load())
-					}
+					status, _, text := pay(t, s, "u", key, "1")
+					testenv.Equal(t, "the answer", fmt.Sprint(status, text), "200receipt")
 				}
+				testenv.Equal(t, "runs", runs.Load(), 1)
 			})
 		})
 	}
@@ -279,9 +264,7 @@ func TestAClientThatHangsUpDoesNotCutTheWork(t *testing.T) {
 			runs.Add(1)
 			close(started)
 			<-goOn
-			if err := r.Context().Err(); err != nil {
-				t.Errorf("the work's context ended with the client: %v", err)
-			}
+			testenv.ErrorIs(t, "the work's context", r.Context().Err(), nil)
 			_, _ = io.WriteString(w, "done")
 		})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -304,8 +287,6 @@ func TestAClientThatHangsUpDoesNotCutTheWork(t *testing.T) {
 			header.Get("Idempotent-Replayed") != "true" {
 			t.Error(status, header, text)
 		}
-		if runs.Load() != 1 {
-			t.Errorf("%d runs", runs.Load())
-		}
+		testenv.Equal(t, "runs", runs.Load(), 1)
 	})
 }

@@ -48,9 +48,7 @@ func manyWaiters(t *testing.T, n int) (slowest time.Duration) {
 			released[i] = time.Now()
 		})
 	}
-	testenv.Eventually(t, 15*time.Second, func() error {
-		return testenv.FailIf(waiting(g, d.Ticket.key) < n, "not all wait yet")
-	})
+	testenv.Becomes(t, "waiters", n, func() int { return waiting(g, d.Ticket.key) })
 	before := calls(t, r, "get")
 	start := time.Now()
 	testenv.Eventually(t, 20*time.Second, func() error {
@@ -74,9 +72,8 @@ func manyWaiters(t *testing.T, n int) (slowest time.Duration) {
 		}
 		slowest = max(slowest, released[i].Sub(published))
 	}
-	if waited := testutil.ToFloat64(g.metrics.requests.WithLabelValues("/t", OutcomeWaited)); waited != float64(n) {
-		t.Errorf("%v counted as waited, want %d", waited, n)
-	}
+	waited := testutil.ToFloat64(g.metrics.requests.WithLabelValues("/t", OutcomeWaited))
+	testenv.Equal(t, "counted as waited", waited, float64(n))
 	return slowest
 }
 
@@ -91,9 +88,7 @@ func TestWaitersOfTheSameProcessAreWokenAtOnce(t *testing.T) {
 		req.Wait = 20 * time.Second
 		done <- begin(t, g, req)
 	}()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(waiting(g, d.Ticket.key) == 0, "nobody waits")
-	})
+	testenv.Becomes(t, "waiters", 1, func() int { return waiting(g, d.Ticket.key) })
 	d.Ticket.Abort(t.Context())
 	select {
 	case d := <-done:
@@ -131,16 +126,10 @@ func TestWaitEndsWithTheClient(t *testing.T) {
 		_, err := g.Begin(ctx, req)
 		done <- err
 	}()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		return testenv.FailIf(waiting(g, k) == 0, "nobody waits")
-	})
+	testenv.Becomes(t, "waiters", 1, func() int { return waiting(g, k) })
 	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want context.Canceled", err)
-	}
-	if n := waiting(g, k); n != 0 {
-		t.Errorf("%d waiters left behind", n)
-	}
+	testenv.ErrorIs(t, "Begin", <-done, context.Canceled)
+	testenv.Equal(t, "waiters left behind", waiting(g, k), 0)
 }
 
 func TestTheDatabaseDecidesAboutAPendingRecordOfAnotherCommand(t *testing.T) {
@@ -159,9 +148,7 @@ func TestTheDatabaseDecidesAboutAPendingRecordOfAnotherCommand(t *testing.T) {
 		req := request(name, "a")
 		req.Lookup = func(context.Context) (Found, error) { return c.found, nil }
 		d := begin(t, g, req)
-		if d.Outcome != c.want {
-			t.Errorf("%s: outcome %d, want %d", name, d.Outcome, c.want)
-		}
+		testenv.Equal(t, name, d.Outcome, c.want)
 		if c.want == Replay {
 			hasPrefix(t, rawRecord(t, r.Client, req.Key), "C|"+req.Fingerprint.text())
 		}
