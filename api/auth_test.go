@@ -1,7 +1,6 @@
 package api
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -197,13 +196,8 @@ func TestKeysFollowTheirFile(t *testing.T) {
 	keys, err := LoadKeys(path)
 	must(t, err)
 	w := newWorld(t, func(o *Options) { o.Keys = keys })
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.s.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		testenv.ErrorIs(t, "Run", <-done, nil)
-	})
+	stop := testenv.Background(t, w.s.Run)
+	t.Cleanup(func() { testenv.ErrorIs(t, "Run", stop(), nil) })
 	status := func(key string) int {
 		return w.do("GET", "/orders?user_id="+testUser, "", "Authorization", "Bearer "+key).status
 	}

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,11 +30,7 @@ func newCreditWorld(t *testing.T, sync bool, edit ...func(*Options)) *world {
 	bank := credits.New(credits.Options{Redis: c, Connections: connections, Pool: w.db.Pool, Logger: log})
 	w.start(w.db.URL, w.redis.URL(), append([]func(*Options){func(o *Options) { o.Credits = bank }}, edit...)...)
 	if sync {
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		s := credits.NewSync(credits.SyncOptions{Redis: c, Pool: w.db.Pool, Logger: log})
-		go func() { defer close(done); _ = s.Run(ctx) }()
-		t.Cleanup(func() { cancel(); <-done })
+		testenv.Background(t, credits.NewSync(credits.SyncOptions{Redis: c, Pool: w.db.Pool, Logger: log}).Run)
 	}
 	return w
 }

@@ -8,12 +8,15 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/internal/testenv"
+	"posthaste/sql"
 )
 
 func TestWithoutRedisOrdersFlowAndStayUnique(t *testing.T) {
@@ -181,13 +184,41 @@ func TestRunWatchesRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- w.s.Run(ctx) }()
+	stop := testenv.Background(t, w.s.Run)
 	testenv.Eventually(t, 20*time.Second, func() error {
 		policy := w.s.eviction.Load()
 		return testenv.FailIf(policy == nil || *policy != "allkeys-lru", "not yet")
 	})
-	cancel()
-	testenv.ErrorIs(t, "Run", <-done, nil)
+	must(t, stop())
+}
+
+// Readiness checks take no connection from orders, and concurrent ones share an answer.
+func TestAskingForReadinessLeavesTheOrdersTheirConnections(t *testing.T) {
+	t.Parallel()
+	var probe *sql.Pool
+	w := newWorld(t, func(o *Options) {
+		cfg := o.Pool.Config()
+		cfg.MaxConns = 1
+		var err error
+		if probe, err = pgxpool.NewWithConfig(context.Background(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(probe.Close)
+		o.Probe = probe
+	})
+	before := w.s.o.Pool.Stat().AcquireCount()
+	h := w.s.Readyz()
+	var all sync.WaitGroup
+	for range 40 {
+		all.Go(func() {
+			rec := httptest.NewRecorder()
+			h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil))
+			testenv.Equal(t, "status", rec.Code, http.StatusOK)
+		})
+	}
+	all.Wait()
+	testenv.Equal(t, "connections of the orders' that were taken", w.s.o.Pool.Stat().AcquireCount()-before, 0)
+	if n := probe.Stat().AcquireCount(); n == 0 || n > 20 {
+		t.Errorf("%d connections were taken", n)
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,12 +21,8 @@ func (w *world) relay() (stopSync, stopPayments func()) {
 	must(w.tb, err)
 	log := testenv.Logger(w.tb)
 	background := func(run func(context.Context) error) func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() { defer close(done); _ = run(ctx) }()
-		stop := sync.OnceFunc(func() { cancel(); <-done })
-		w.tb.Cleanup(stop)
-		return stop
+		stop := testenv.Background(w.tb, run)
+		return func() { _ = stop() }
 	}
 	w.tb.Cleanup(func() { _ = c.Close() })
 	bank := credits.New(credits.Options{Redis: c, Connections: connections, Pool: w.db.Pool, Logger: log})

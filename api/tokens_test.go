@@ -11,14 +11,12 @@ import (
 	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -599,54 +597,33 @@ func TestKeySetsThatAreNotTaken(t *testing.T) {
 	}
 }
 
-// certificate returns one for a host, signed by a CA, or self-signed without one.
-func certificate(tb testing.TB, host string, expires time.Time, ca *tls.Certificate) *tls.Certificate {
-	tb.Helper()
-	key := newECKey()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: host}, DNSNames: []string{host},
-		NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: expires, IsCA: ca == nil, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-	}
-	parent, signer := template, key
-	if ca != nil {
-		parent, signer = ca.Leaf, ca.PrivateKey.(*ecdsa.PrivateKey)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
-	must(tb, err)
-	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: need(x509.ParseCertificate(der))}
-}
-
 // Keys are read only from a server with a valid certificate for the issuer's name.
 func TestTheIssuerShowsACertificate(t *testing.T) {
 	t.Parallel()
-	later := time.Now().Add(time.Hour)
-	ca, otherCA := certificate(t, "ca", later, nil), certificate(t, "other ca", later, nil)
-	roots := x509.NewCertPool()
-	roots.AddCert(ca.Leaf)
+	ca, otherCA := testenv.NewCA(t), testenv.NewCA(t)
 	ec := newECKey()
 	from := &issuer{}
 	from.publish(pub("k", &ec.PublicKey))
 	for name, c := range map[string]struct {
-		shown *tls.Certificate
+		shown tls.Certificate
 		want  any
 	}{
-		"valid":      {certificate(t, "localhost", later, ca), nil},
-		"wrong host": {certificate(t, "issuer.example", later, ca), new(x509.HostnameError)},
-		"wrong CA":   {certificate(t, "localhost", later, otherCA), new(x509.UnknownAuthorityError)},
-		"expired":    {certificate(t, "localhost", time.Now().Add(-time.Hour), ca), new(x509.CertificateInvalidError)},
+		"valid":      {ca.Pair(t), nil},
+		"wrong host": {ca.Pair(t, testenv.Elsewhere), new(x509.HostnameError)},
+		"wrong CA":   {otherCA.Pair(t), new(x509.UnknownAuthorityError)},
+		"expired":    {ca.Pair(t, testenv.Expired), new(x509.CertificateInvalidError)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := httptest.NewUnstartedServer(from)
-			server.TLS = &tls.Config{Certificates: []tls.Certificate{*c.shown}, MinVersion: tls.VersionTLS12}
+			server.TLS = &tls.Config{Certificates: []tls.Certificate{c.shown}, MinVersion: tls.VersionTLS12}
 			server.Config.ErrorLog = slog.NewLogLogger(testenv.Logger(t).Handler(), slog.LevelDebug)
 			server.StartTLS()
 			t.Cleanup(server.Close)
 			_, port, _ := strings.Cut(server.Listener.Addr().String(), ":")
 			tokens := newTokens(t, "https://localhost:"+port)
 			transport := tokens.keys.client.Transport.(*http.Transport)
-			transport.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+			transport.TLSClientConfig = &tls.Config{RootCAs: ca.Pool, MinVersion: tls.VersionTLS12}
 			err := tokens.keys.fetch(t.Context())
 			if c.want == nil && err != nil || c.want != nil && (err == nil || !errors.As(err, c.want)) {
 				t.Errorf("%v, want %T", err, c.want)

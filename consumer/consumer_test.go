@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
@@ -193,5 +196,166 @@ func TestMetricsAtStart(t *testing.T) {
 		"outbox_consumer_inflight_events", "outbox_consumer_redis_errors_total", "outbox_consumer_handle_seconds",
 	} {
 		testenv.Equal(t, name, sample(t, reg, name), 0)
+	}
+}
+
+// An orderly stop lets the running event end and acknowledges it; another consumer takes waiting events at once, not
+// after the claim time.
+func TestOrderlyStop(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	ids := fill(t, r.Client, "outbox.order", 50, 1)
+	var rec record
+	begun, end := make(chan struct{}, 1), make(chan struct{})
+	logs := &syncBuffer{}
+	c := start(t, consumer.Options{
+		Client: r.Client, Prefix: "outbox.", Logger: logTo(logs),
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			begun <- struct{}{}
+			<-end
+			return rec.handle(ctx, ev)
+		},
+	})
+	<-begun
+	c.cancel()
+	logs.wait(t, "consumer stopping")
+	close(end)
+	must(t, c.stop())
+	testenv.Equal(t, "events that ran", len(rec.list()), 1)
+	if st, err := consumer.Inspect(t.Context(), r.Client, "outbox.order", "g"); err != nil || st.Pending+st.Lag != 49 ||
+		st.Pending == 0 {
+		t.Errorf("after the stop: %+v, %v; want 49 pending or unread", st, err)
+	}
+	start(t, consumer.Options{Client: r.Client, Prefix: "outbox.", ClaimIdle: time.Hour, Handler: rec.handle})
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	allOnce(t, ids, rec.times())
+	evs := rec.list()
+	for i, ev := range evs {
+		if number(t, ev) != i {
+			t.Fatalf("event %d ran in place %d", number(t, ev), i)
+		}
+	}
+}
+
+// A handler that does not end in time is left behind, and its event is not acknowledged.
+func TestDrainTimeout(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	add(t, r.Client, "outbox.order", event{"a", "s", 1})
+	begun := make(chan struct{})
+	c := start(t, consumer.Options{
+		Client: r.Client, Prefix: "outbox.", DrainTimeout: 50 * time.Millisecond,
+		Handler: func(ctx context.Context, _ consumer.Event) error {
+			close(begun)
+			<-ctx.Done()
+			return nil // wrongly: but it has ended, and says that it is done
+		},
+	})
+	<-begun
+	testenv.ErrorIs(t, "Run", c.stop(), consumer.ErrDrain)
+}
+
+// Acknowledgements are refused while events run that had waited without their payloads. None of the workers waits for
+// that, so the consumer stops in order.
+func TestAStopWithoutAcknowledgements(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	const n = 500
+	for i := range n {
+		add(t, r.Client, "outbox.order", event{uuid.NewString(), "one", i})
+	}
+	fill(t, r.Client, "outbox.order", 300, 300)
+	gate := make(chan struct{})
+	var one, others record
+	run := start(t, consumer.Options{
+		Client: r.Client, Window: 64, Workers: 4, DrainTimeout: 3 * time.Second,
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			if ev.Subject != "one" {
+				return others.handle(ctx, ev)
+			}
+			<-gate
+			return one.handle(ctx, ev)
+		},
+	})
+	eventuallyRan(t, &others, 20*time.Second, 300)
+	must(t, r.Client.Do(t.Context(), "acl", "setuser", "default", "-xack").Err())
+	close(gate)
+	eventuallyRan(t, &one, 20*time.Second, n)
+	must(t, run.stop())
+}
+
+// A consumer that names a type's only stream reads those that the type is spread over, once a relay has marked it, but
+// not the stream of another type whose name only looks like one of them.
+func TestShardsOfANamedStream(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	var f failing
+	add(t, r.Client, "outbox.user.1", event{"another type", "s", 1})
+	add(t, r.Client, "outbox.order", event{"before", "s", 1})
+	start(t, consumer.Options{Client: r.Client, Streams: []string{"outbox.order", "outbox.user"}, Handler: f.run})
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	streams := []string{"outbox.order"}
+	for _, n := range []int{0, 3, 15} {
+		name := fmt.Sprintf("outbox.order.%d", n)
+		streams = append(streams, name)
+		add(t, r.Client, name, event{name, "s", 2 + n})
+	}
+	must(t, r.Client.Set(t.Context(), "outbox.order#sharded", 1, 0).Err())
+	testenv.Eventually(t, 30*time.Second, func() error {
+		n := len(f.times())
+		return testenv.FailIf(n < len(streams), "%d events, want %d", n, len(streams))
+	})
+	settled(t, r.Client, 20*time.Second, "g", streams...)
+	testenv.Equal(t, "events of another type", f.times()["another type"], 0)
+	found, err := consumer.Streams(t.Context(), r.Client, "outbox.")
+	if err != nil || !slices.Contains(found, "outbox.order.3") || slices.Contains(found, "outbox.order#sharded") {
+		t.Errorf("streams %q, %v", found, err)
+	}
+	bases, err := consumer.Bases(t.Context(), r.Client,
+		append(streams, "outbox.user.1", "outbox.order.16", "outbox.order.03"))
+	if want := map[string]string{
+		"outbox.order.0": "outbox.order", "outbox.order.3": "outbox.order", "outbox.order.15": "outbox.order",
+	}; err != nil || !maps.Equal(bases, want) {
+		t.Errorf("bases %v, %v", bases, err)
+	}
+	if n := r.Client.Exists(t.Context(), "outbox.order.1", "outbox.user").Val(); n > 1 {
+		t.Error("a stream was made that nobody publishes to")
+	}
+}
+
+// In a cluster every stream is read by itself, and a dead event stays in its stream's slot, so that the move is atomic
+// there too. One node with all slots refuses what crosses slots just as several would.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t, "cluster-enabled yes")
+	must(t, r.Client.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
+	testenv.Eventually(t, 20*time.Second, func() error { return r.Client.Set(t.Context(), "probe", 1, 0).Err() })
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{r.Addr()}})
+	defer client.Close()
+	for _, ordered := range []bool{false, true} {
+		var want []string
+		for i := range 60 {
+			ev := event{fmt.Sprintf("%v-%d", ordered, i), fmt.Sprintf("s%d", i%5), i}
+			want = append(want, ev.id)
+			add(t, client, []string{"outbox.order", "outbox.user", "outbox.order.3"}[i%3], ev)
+		}
+		group := fmt.Sprintf("g-%v", ordered)
+		var f failing
+		f.ids.Store(want[0], consumer.Permanent(errBoom))
+		c := start(t, consumer.Options{
+			Client: client, Group: group, Prefix: "outbox.", Ordered: ordered, Handler: f.run,
+		})
+		settled(t, client, 20*time.Second, group, "outbox.order", "outbox.user", "outbox.order.3")
+		must(t, c.stop())
+		got := f.times()
+		for _, id := range want[1:] {
+			testenv.Equal(t, "runs of event "+id, got[id], 1)
+		}
+		list := dead(t, client)
+		i := slices.IndexFunc(list, func(d consumer.DeadEntry) bool { return d.Group == group && d.EventID == want[0] })
+		if i < 0 || list[i].DeadStream != "dead.{outbox.order}" || list[i].Stream != "outbox.order" {
+			t.Fatalf("dead: %+v", list)
+		}
+		must(t, consumer.Retry(t.Context(), client, list[i]))
 	}
 }

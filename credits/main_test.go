@@ -114,10 +114,7 @@ func (w *world) newSync() *Sync {
 
 // run runs the sync in the background until the test ends.
 func (w *world) run() {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = w.sync.Run(ctx) }()
-	w.tb.Cleanup(func() { cancel(); <-done })
+	testenv.Background(w.tb, w.sync.Run)
 }
 
 // settle runs rounds until the streams are empty.

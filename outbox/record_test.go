@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -97,4 +98,102 @@ func TestEntriesAreCompared(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestStreamNames(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		aggregate string
+		shards    int
+		want      string
+	}{
+		{"a", 0, "outbox.order"},
+		{"a", 1, "outbox.order"},
+		{"a", 16, "outbox.order.1"},
+		{"", 16, "outbox.order.13"},
+		{"", 8, "outbox.order.5"},
+		{"", 4, "outbox.order.1"},
+		{"", 2, "outbox.order.1"},
+	} {
+		got := outbox.Layout{Prefix: "outbox.", Shards: c.shards}.Stream("order", c.aggregate)
+		testenv.Equal(t, "the stream of "+c.aggregate, got, c.want)
+		testenv.Equal(t, "the base of "+got, outbox.BaseName(got, c.shards), "outbox.order")
+	}
+}
+
+// Each number of streams divides the parts, and so whatever is together with more streams is together with fewer.
+func TestShardCounts(t *testing.T) {
+	t.Parallel()
+	for i, n := range outbox.ShardCounts {
+		testenv.Equal(t, "parts that are left over", outbox.Partitions%n, 0)
+		used := map[string]bool{}
+		for a := range 1000 {
+			id := fmt.Sprint(a)
+			used[outbox.Layout{Shards: n}.Stream("t", id)] = true
+			if i > 0 && outbox.PartOf(id)%n%outbox.ShardCounts[i-1] != outbox.PartOf(id)%outbox.ShardCounts[i-1] {
+				t.Errorf("%s changes its place", id)
+			}
+		}
+		testenv.Equal(t, "streams that are used", len(used), n)
+	}
+}
+
+// Naming a stream costs the name, and nothing else, whatever the aggregate is called.
+//
+//nolint:paralleltest // it counts what the whole process allocates
+func TestStreamNameAllocates(t *testing.T) {
+	id := "018f3a52-7c1e-7b9a-8d4e-1f2a3b4c5d6e and more than thirty-two bytes"
+	for _, shards := range outbox.ShardCounts {
+		l := outbox.Layout{Prefix: "outbox.", Shards: shards}
+		if n := testing.AllocsPerRun(100, func() { _ = l.Stream("order", id) }); n > 1 {
+			t.Errorf("with %d streams: %v allocations", shards, n)
+		}
+	}
+}
+
+func TestSnapshotVisible(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, snap string
+		xid        uint32
+		want       bool
+	}{
+		{"below xmin", "100:110:100,105", 99, true},
+		{"running", "100:110:100,105", 105, false},
+		{"ended between", "100:110:100,105", 104, true},
+		{"at xmax", "100:110:100,105", 110, false},
+		{"beyond xmax", "100:110:100,105", 400, false},
+		{"later epoch, below", "12884901988:12884901998:12884901988", 99, true}, // 3<<32 + 100 …
+		{"later epoch, running", "12884901988:12884901998:12884901988", 100, false},
+		{"just wrapped, id of before", "12884901890:12884901893:", 4294967290, true},
+		{"about to wrap, id of after", "12884901880:12884901885:", 5, false},
+		{"nothing running", "100:100:", 99, true},
+	} {
+		s, err := outbox.ParseSnapshot(c.snap)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		testenv.Equal(t, c.name+": visible in "+c.snap, s.Visible(c.xid), c.want)
+	}
+	for _, bad := range []string{"", "1:2", "x:2:", "1:y:", "1:2:z", "1:2:3:4"} {
+		if _, err := outbox.ParseSnapshot(bad); err == nil {
+			t.Errorf("ParseSnapshot(%q) gave no error", bad)
+		}
+	}
+}
+
+// Whatever the server sends, there is no panic, and an id that is listed as running is not visible.
+func FuzzParseSnapshot(f *testing.F) {
+	f.Add("100:110:100,105", uint32(105))
+	f.Add("12884901890:12884901893:", uint32(4294967290))
+	f.Add("1:2:3:4", uint32(0))
+	f.Fuzz(func(t *testing.T, text string, xid uint32) {
+		if s, err := outbox.ParseSnapshot(text); err == nil {
+			s.Visible(xid)
+		}
+		snap := fmt.Sprintf("%d:%d:%d", xid, uint64(xid)+1, xid)
+		if s, err := outbox.ParseSnapshot(snap); err != nil || s.Visible(xid) {
+			t.Errorf("%d is visible in %s, or %v", xid, snap, err)
+		}
+	})
 }

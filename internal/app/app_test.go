@@ -3,10 +3,10 @@ package app_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -41,25 +41,18 @@ func TestTheGuardHasARedisOfItsOwn(t *testing.T) {
 	c.GuardRedisURL, c.RedisURL = guard.URL(), other.URL()
 	serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
 	must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- serve.Run(ctx) }()
-	a, err := testenv.Request(ctx, http.MethodPost, "http://"+serve.PublicAddr().String()+"/orders",
+	stop := testenv.Background(t, serve.Run)
+	a, err := testenv.Request(t.Context(), http.MethodPost, "http://"+serve.PublicAddr().String()+"/orders",
 		`{"user_id":"01937c6e-5d0c-7c3a-9d1e-0f5a3c8b2e71","amount":100,"currency":"USD"}`,
 		"Idempotency-Key", `"a-key-of-the-guard"`)
 	must(t, err)
 	if by := a.Header.Get("Idempotency-Guard"); a.Status != http.StatusCreated || by == "db" {
 		t.Errorf("status %d, guarded by %q", a.Status, by)
 	}
-	testenv.Eventually(t, 20*time.Second, func() error {
-		there, here := guard.Client.Keys(ctx, "i:*").Val(), other.Client.Keys(ctx, "i:*").Val()
-		if len(there) != 1 || len(here) != 0 {
-			return fmt.Errorf("records %v in the guard's Redis, %v in the other one", there, here)
-		}
-		return nil
-	})
-	cancel()
-	if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+	keys := func(r *testenv.RedisServer) int { return len(r.Client.Keys(t.Context(), "i:*").Val()) }
+	testenv.Becomes(t, "records in the guard's Redis", 1, func() int { return keys(guard) })
+	testenv.Equal(t, "records in the other one", keys(other), 0)
+	if err := stop(); err != nil && !errors.Is(err, context.Canceled) {
 		t.Errorf("ended with %v", err)
 	}
 }
@@ -72,22 +65,19 @@ func TestRelayNamesItsSink(t *testing.T) {
 		c.RedisURL, c.SinkURL = "redis://127.0.0.1:1", url
 		relay, err := app.NewRelay(t.Context(), c, testenv.Logger(t))
 		must(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- relay.Run(ctx) }()
+		stop := testenv.Background(t, relay.Run)
 		at := "http://" + relay.AdminAddr().String()
 		for path, want := range map[string]string{
 			"/readyz": `"` + name + `: `,
 			"/relay":  map[string]string{"redis": "Redis", "nats": "NATS"}[name] + " does not take events",
 		} {
 			testenv.Eventually(t, 20*time.Second, func() error {
-				a, err := testenv.Request(ctx, http.MethodGet, at+path, "")
+				a, err := testenv.Request(t.Context(), http.MethodGet, at+path, "")
 				must(t, err)
 				return testenv.FailIf(!strings.Contains(string(a.Body), want), "%s of %s: %s", path, name, a.Body)
 			})
 		}
-		cancel()
-		must(t, <-done)
+		must(t, stop())
 	}
 }
 
@@ -176,3 +166,18 @@ func get(t *testing.T, url string) int {
 }
 
 var must = testenv.Must
+
+func TestOneProcessor(t *testing.T) {
+	const name = "GOMAXPROCS"
+	before := runtime.GOMAXPROCS(3)
+	defer runtime.GOMAXPROCS(before)
+	t.Setenv(name, "3")
+	undo := app.OneProcessor()
+	testenv.Equal(t, "processors that the environment names", runtime.GOMAXPROCS(0), 3)
+	undo()
+	_ = os.Unsetenv(name) // Setenv restores it
+	undo = app.OneProcessor()
+	testenv.Equal(t, "processors", runtime.GOMAXPROCS(0), 1)
+	undo()
+	testenv.Equal(t, "processors after all", runtime.GOMAXPROCS(0), 3)
+}

@@ -70,13 +70,11 @@ func TestListenersSpeakTLS(t *testing.T) {
 	c.HTTPTLS, c.AdminTLS, c.AdminClientCA = with.HTTPTLS, with.AdminTLS, with.AdminClientCA
 	serve, err := app.NewServe(t.Context(), c, testenv.Logger(t))
 	must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- serve.Run(ctx) }()
+	stop := testenv.Background(t, serve.Run)
 	ask := func(ca *testenv.CA, url string, certs ...tls.Certificate) (int, string, error) {
 		tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool, Certificates: certs}}
 		defer tr.CloseIdleConnections()
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 		must(t, err)
 		resp, err := (&http.Client{Transport: tr, Timeout: time.Minute}).Do(req)
 		if err != nil {
@@ -117,8 +115,7 @@ func TestListenersSpeakTLS(t *testing.T) {
 			t.Errorf("HTTP: %d, %v", code, err)
 		}
 	}
-	cancel()
-	if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+	if err := stop(); err != nil && !errors.Is(err, context.Canceled) {
 		t.Errorf("ended with %v", err)
 	}
 }
@@ -133,18 +130,16 @@ func refusesLargeFrames(t *testing.T, addr string, config *tls.Config) {
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
 	const settings, goAway, frameSizeError = 4, 7, 6
 	hello := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 0, 0, 0, settings, 0, 0, 0, 0, 0)
-	if _, err := conn.Write(append(hello, 0x0f, 0xff, 0xff, 0, 0, 0, 0, 0, 1)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = conn.Write(append(hello, 0x0f, 0xff, 0xff, 0, 0, 0, 0, 0, 1))
+	must(t, err)
 	for {
 		head := make([]byte, 9)
 		if _, err := io.ReadFull(conn, head); err != nil {
 			t.Fatalf("a frame of a megabyte is not refused: %v", err)
 		}
 		body := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
-		if _, err := io.ReadFull(conn, body); err != nil {
-			t.Fatal(err)
-		}
+		_, err := io.ReadFull(conn, body)
+		must(t, err)
 		if head[3] == goAway {
 			testenv.Equal(t, "the error by which a frame of a megabyte is refused", body[7], frameSizeError)
 			return

@@ -1,8 +1,10 @@
 package testenv
 
 import (
+	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -50,4 +52,15 @@ func ErrorSays(tb testing.TB, what string, err error, parts ...string) {
 		return
 	}
 	Contains(tb, what, err.Error(), parts...)
+}
+
+// Background runs a process until the test ends or stop is called, which returns how the process has ended.
+func Background(tb testing.TB, run func(context.Context) error) (stop func() error) {
+	tb.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	stop = sync.OnceValue(func() error { cancel(); return <-done })
+	tb.Cleanup(func() { _ = stop() })
+	return stop
 }

@@ -1,7 +1,6 @@
 package console_test
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -62,17 +61,14 @@ func newWorld(t *testing.T, change func(o *console.Options)) *world {
 		change(&o)
 	}
 	c := console.New(o)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- c.Run(ctx) }()
+	stop := testenv.Background(t, c.Run)
 	srv := httptest.NewServer(admin.Handler(admin.Options{
 		Source: ops.Source{Pool: pool, RelayName: w.db.Relay, Slots: slots},
 		Ready:  http.NotFoundHandler(), Gatherer: metrics, Console: c,
 	}))
 	w.url = srv.URL
 	t.Cleanup(func() {
-		cancel()
-		testenv.ErrorIs(t, "Run", <-done, nil)
+		testenv.ErrorIs(t, "Run", stop(), nil)
 		srv.Close()
 	})
 	var session struct{ CSRF string }
