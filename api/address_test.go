@@ -81,7 +81,8 @@ func TestTheRateLimitOfAnAddress(t *testing.T) {
 	want(t, v.do("GET", "/openapi.yaml", "", "X-Forwarded-For", "198.51.100.4"), 429, "rate_limited")
 }
 
-// Limits of any number of addresses take bounded memory. No address exceeds its limit while there are at most maxLimits.
+// Limits of any number of addresses take bounded memory. No address exceeds its limit while there are at most
+// maxLimits.
 func TestLimitsAreForgotten(t *testing.T) {
 	t.Parallel()
 	l := newLimits[int](0.001)

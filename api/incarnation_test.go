@@ -25,9 +25,7 @@ func (w *world) placesAnew(key, body string) reply {
 func (w *world) repeats(key, body string, first reply) {
 	w.tb.Helper()
 	for _, p := range []*world{w, w.again()} {
-		r := p.post(key, body)
-		want(w.tb, r, 201, "")
-		r.replays(w.tb, "again", first)
+		p.post(key, body).replays(w.tb, "again", first)
 	}
 	want(w.tb, w.again().do("GET", "/orders/"+first.order(w.tb).ID.String(), ""), 200, "")
 }
@@ -46,9 +44,8 @@ func on(t *testing.T, d *testenv.Database, s *testenv.Server) *testenv.Database 
 	c := *d
 	c.URL = s.URL(d.Name)
 	var err error
-	if c.Pool, err = pgxpool.New(t.Context(), c.URL); err != nil {
-		t.Fatal(err)
-	}
+	c.Pool, err = pgxpool.New(t.Context(), c.URL)
+	must(t, err)
 	t.Cleanup(c.Pool.Close)
 	return &c
 }

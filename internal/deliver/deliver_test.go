@@ -475,13 +475,8 @@ func consume(t *testing.T, r *testenv.RedisServer, url string, change ...func(o 
 	}
 	c, err := consumer.New(o)
 	must(t, err)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		testenv.ErrorIs(t, "Run", <-done, nil)
-	})
+	stop := testenv.Background(t, c.Run)
+	t.Cleanup(func() { testenv.ErrorIs(t, "Run", stop(), nil) })
 }
 
 // fill adds n events of so many subjects to the stream. Their ids have a prefix.
