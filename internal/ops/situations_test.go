@@ -130,19 +130,27 @@ func situations() map[string]situation {
 			func(s *Snapshot) { s.Postgres.Led, s.Postgres.Relays = false, 0 },
 			Broken, "No relay publishes", partPath, "Events wait in Postgres and none is lost; host:1 led last",
 		},
-		"relay takes over": {func(s *Snapshot) { s.Postgres.Led = false }, Degraded, "No relay publishes", partPath,
-			"a relay is connected and takes over"},
+		"relay takes over": {
+			func(s *Snapshot) { s.Postgres.Led = false }, Degraded, "No relay publishes", partPath,
+			"a relay is connected and takes over",
+		},
 		"nobody takes over": {func(s *Snapshot) {
 			s.Postgres.Led = false
 			late(7, 300*time.Second)(s)
 		}, Broken, "No relay publishes", partPath, "7 events wait in Postgres"},
-		"one event waits": {late(1, time.Minute), Broken, "Events are late: the oldest waits 60 s", partOutbox,
-			"1 event waits in the outbox"},
+		"one event waits": {
+			late(1, time.Minute), Broken, "Events are late: the oldest waits 60 s", partOutbox,
+			"1 event waits in the outbox",
+		},
 		"not late yet": {late(7, lateAfter-1), OK, fine, "", ""},
-		"late": {late(7, 6*time.Second), Degraded, "Events are late: the oldest waits 6 s", partOutbox,
-			"7 events wait in the outbox"},
-		"very late": {late(7, 300*time.Second), Broken, "Events are late: the oldest waits 5 min", partOutbox,
-			""},
+		"late": {
+			late(7, 6*time.Second), Degraded, "Events are late: the oldest waits 6 s", partOutbox,
+			"7 events wait in the outbox",
+		},
+		"very late": {
+			late(7, 300*time.Second), Broken, "Events are late: the oldest waits 5 min", partOutbox,
+			"",
+		},
 		"late, a right is missing": {
 			func(s *Snapshot) {
 				s.Refused = "NOPERM no permissions to run the 'xadd' command"
@@ -184,8 +192,10 @@ func situations() map[string]situation {
 			func(s *Snapshot) { s.Postgres.Mode, s.Postgres.Desired = outbox.ModePoll, outbox.ModePoll },
 			OK, fine, "", "events flow in mode poll, as desired",
 		},
-		"draining": {func(s *Snapshot) { s.Postgres.Mode = outbox.ModePoll }, OK, fine, "",
-			"events flow in mode poll; cdc follows when the backlog is drained"},
+		"draining": {
+			func(s *Snapshot) { s.Postgres.Mode = outbox.ModePoll }, OK, fine, "",
+			"events flow in mode poll; cdc follows when the backlog is drained",
+		},
 		"starting": {func(s *Snapshot) { s.Postgres.Mode = outbox.ModeStandby }, OK, fine, "", "a relay is starting"},
 		"slot lost": {
 			func(s *Snapshot) { s.Postgres.Slot.Lost, s.Postgres.Slot.Reason = true, "wal_removed" },
