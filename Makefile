@@ -46,8 +46,9 @@ test: ## install what tests need, run every test against real servers
 	@# Two packages at a time, because linking a test is for one core, and four to six tests of each even on two cores: each starts
 	@# its own servers and processes, and mostly waits for them. A program with the race detector sleeps for a second before it
 	@# ends, by default, and the tests start hundreds. `make check` has all of go vet.
-	@# The one that takes longest begins first. The calls of internal/socket are others with the race detector.
-	$(GO) test -vet=off -p 2 -parallel 6 -timeout 30m -skip '$(RACED)' $(PLAIN) ./internal/socket
+	@# The one that takes longest begins first. The calls of internal/socket are others with the race detector, and the worlds of
+	@# relay (TestCrashPoints) are fewer.
+	$(GO) test -vet=off -p 2 -parallel 6 -timeout 30m -skip '$(RACED)' $(PLAIN) ./internal/socket ./relay
 	GORACE=atexit_sleep_ms=10 $(GO) test -race -vet=off -p 2 -parallel 4 -timeout 30m \
 		$(filter-out $(PLAIN),$(shell $(GO) list ./...))
 	$(GO) test -race -vet=off -parallel 5 -timeout 30m -run '$(RACED)' ./cmd/posthaste

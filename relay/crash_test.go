@@ -521,7 +521,7 @@ func TestPairsOfCrashPoints(t *testing.T) {
 			calls[call] = true
 		}
 	}
-	share := uint32(200)
+	share := 200 * worlds
 	if os.Getenv("POSTHASTE_TEST_FULL") == "1" {
 		share = 20
 	}
@@ -590,7 +590,7 @@ func faultsOf(scenario string, counts map[string]int) (faults []fault) {
 				f := fault{call, n, k}
 				h := fnv.New32a()
 				_, _ = h.Write([]byte(scenario + f.String()))
-				if full || h.Sum32()%sample == 0 {
+				if full || h.Sum32()%(sample*worlds) == 0 {
 					faults = append(faults, f)
 				}
 			}
@@ -599,8 +599,10 @@ func faultsOf(scenario string, counts map[string]int) (faults []fault) {
 	return faults
 }
 
-// sample is how many of the faults one stands for.
+// sample is how many of the faults one stands for. Of those, one in so many worlds is run.
 const sample = 40
+
+var worlds uint32 = 1
 
 // places are the calls of one kind that fail: the first few, and then fewer and fewer.
 func places(calls int) (at []int) {
