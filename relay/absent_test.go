@@ -121,8 +121,7 @@ func TestAStreamIsAdoptedWhenItAnswersAgain(t *testing.T) {
 				w.rd.revert("outbox.order", old)
 				w.rd.away["outbox.order"] = false
 			})
-			w.settles(mode)
-			w.judge()
+			w.ends(mode)
 		})
 	}
 }
@@ -193,8 +192,7 @@ func TestEveryStreamFailsInAStepOfItsOwn(t *testing.T) {
 		failing.Store(false)
 		w.do(func() { w.rd.away["outbox.order"] = false })
 		w.event("order", "a")
-		w.settles(outbox.ModeCDC)
-		w.judge()
+		w.ends(outbox.ModeCDC)
 	})
 }
 
@@ -259,8 +257,7 @@ func TestTheKeyOfAShardedTypeIsAway(t *testing.T) {
 			}
 			w.rd.away["outbox.order#sharded"] = false
 		})
-		w.settles(outbox.ModePoll)
-		w.judge()
+		w.ends(outbox.ModePoll)
 	})
 }
 
@@ -327,8 +324,7 @@ func TestAnAdoptionWaitsIfPostgresHasGoneBack(t *testing.T) {
 		if h.Ready || !strings.HasPrefix(h.Reasons[0], "restore: postgres has gone") {
 			t.Errorf("health %+v", h)
 		}
-		w.settles(outbox.ModePoll)
-		w.judge()
+		w.ends(outbox.ModePoll)
 	})
 }
 
@@ -362,7 +358,6 @@ func TestAStreamThatWasLeftOutAnswersFirst(t *testing.T) {
 			}
 			w.rd.away["outbox.user"] = false
 		})
-		w.settles(outbox.ModePoll)
-		w.judge()
+		w.ends(outbox.ModePoll)
 	})
 }

@@ -15,13 +15,26 @@ import (
 	"posthaste/relay/stream"
 )
 
+// opens opens a session for locks.
+func (i *instance) opens() *lockSession {
+	s, err := memLocks{i}.Open(context.Background())
+	i.w.must(err)
+	return s.(*lockSession)
+}
+
+// shares has another instance poll.
+func (w *world) shares() *lockSession {
+	s := w.instance("two").opens()
+	if ok, err := s.TryPipe(context.Background(), false); err != nil || !ok {
+		w.t.Fatalf("another poller: %v, %v", ok, err)
+	}
+	return s
+}
+
 // lead gives the instance the leader lock and returns its leadership, which is not running.
 func (i *instance) lead(t *testing.T) *leadership {
 	t.Helper()
-	locks, err := memLocks{i}.Open(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	locks := i.opens()
 	if ok, err := locks.TryLead(context.Background()); err != nil || !ok {
 		t.Fatalf("leads: %v, %v", ok, err)
 	}
@@ -37,7 +50,14 @@ func inLeadership(t *testing.T, o Options, do func(w *world, l *leadership)) {
 	inWorld(t, o, func(w *world) {
 		i := w.instance("one")
 		do(w, i.lead(t))
-		w.failed()
+	})
+}
+
+// adopting adopts in the background.
+func (l *leadership) adopting() <-chan error {
+	return background(func() error {
+		_, err := l.adopt(context.Background())
+		return err
 	})
 }
 
@@ -135,17 +155,13 @@ func TestNobodyAdoptsBesideACopy(t *testing.T) {
 			bad, _ := l.health.lists()
 			return strings.Join(bad, ", ")
 		}
-		done := make(chan error, 1)
-		go func() {
-			_, err := l.adopt(context.Background())
-			done <- err
-		}()
-		_ = pause.For(context.Background(), 5*time.Second)
+		done := l.adopting()
+		elapse(5 * time.Second)
 		if text := told(); !strings.HasPrefix(text, "adopt: host-2") {
 			t.Errorf("before it has signed anew: %s", text)
 		}
 		w.do(func() { w.rd.alive = &outbox.Sign{Member: w.rd.alive.Member, Text: "2"} })
-		_ = pause.For(context.Background(), 5*time.Second)
+		elapse(5 * time.Second)
 		if text := told(); !strings.HasPrefix(text, "copy: host-2") || strings.Contains(text, ", adopt") {
 			t.Errorf("after it has: %s", text)
 		}
@@ -153,9 +169,7 @@ func TestNobodyAdoptsBesideACopy(t *testing.T) {
 			t.Error("something was adopted")
 		}
 		w.do(func() { w.rd.alive = nil })
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		w.must(<-done)
 		if text := told(); text != "" || w.count("Sink.Adopt") != 1 {
 			t.Errorf("at last: %s, %d gates", text, w.count("Sink.Adopt"))
 		}
@@ -191,11 +205,7 @@ func TestAForeignStreamIsNamed(t *testing.T) {
 	inLeadership(t, Options{}, func(w *world, l *leadership) {
 		w.pg.streams = streamsOf("outbox.order")
 		w.rd.gates["outbox.order"] = &gate{owner: outbox.Owner{Source: [16]byte{9}, Epoch: 3}}
-		done := make(chan error, 1)
-		go func() {
-			_, err := l.adopt(context.Background())
-			done <- err
-		}()
+		done := l.adopting()
 		pass(time.Minute)
 		bad, _ := l.health.lists()
 		if len(bad) != 1 || !strings.HasPrefix(bad[0], "foreign_stream: ") ||
@@ -203,9 +213,7 @@ func TestAForeignStreamIsNamed(t *testing.T) {
 			t.Errorf("reasons %v", bad)
 		}
 		w.do(func() { delete(w.rd.gates, "outbox.order") })
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		w.must(<-done)
 		l.health.says(t)
 	})
 }
@@ -216,11 +224,7 @@ func TestAnAdoptionWaitsForTheSink(t *testing.T) {
 	for _, superseded := range []bool{false, true} {
 		inLeadership(t, Options{}, func(w *world, l *leadership) {
 			w.rd.down = true
-			done := make(chan error, 1)
-			go func() {
-				_, err := l.adopt(context.Background())
-				done <- err
-			}()
+			done := l.adopting()
 			pass(time.Minute)
 			l.health.says(t, "adopt: ")
 			w.do(func() {
@@ -298,13 +302,7 @@ func TestTakePipe(t *testing.T) {
 		holds("streaming", true, false)
 		take(true, false)
 		holds("polling", false, true)
-		other, err := memLocks{w.instance("two")}.Open(context.Background())
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		if ok, err := other.TryPipe(context.Background(), false); err != nil || !ok {
-			w.t.Fatalf("another poller: %v, %v", ok, err)
-		}
+		other := w.shares()
 		take(false, false) // shared for the time being
 		holds("streaming is wanted beside another poller", false, true)
 		other.Close()
@@ -346,16 +344,11 @@ func TestARepairPublishesWhatIsMissing(t *testing.T) {
 			rows := r.transactions(3)
 			r.settleAll()
 			r.pg.repairs = []outbox.Repair{{Stream: "outbox.order", To: 1, Missing: missing}}
-			if err := r.gates.Ensure(context.Background(), "outbox.order"); err != nil {
-				t.Fatal(err)
-			}
+			r.must(r.gates.Ensure(context.Background(), "outbox.order"))
 			repairs := r.i.relay.newLeadership(nil).reconciler
-			if _, err := repairs.run(context.Background(), r.gates.owner, &gates{}, nil); err != nil {
-				t.Fatal(err)
-			}
-			if n := len(r.published("outbox.order")); n != len(rows)*int(1-missing) {
-				t.Errorf("after mark %d: %d of %d events are published again", missing, n, len(rows))
-			}
+			_, err := repairs.run(context.Background(), r.gates.owner, &gates{}, nil)
+			r.must(err)
+			r.publishes("outbox.order", len(rows)*int(1-missing))
 		})
 	}
 }

@@ -85,13 +85,9 @@ func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 			r.s.chunks <- chunk(r.both("user")...)
 			pass(3 * time.Second)
 		}
-		if n := len(r.published("outbox.user")); n != 1+17 {
-			t.Errorf("%d events of the other stream are published, want 18", n)
-		}
+		r.publishes("outbox.user", 1+17)
 		// Events of a transaction that also has late events are unsettled as well.
-		if n := r.owedRows(); n != 15 {
-			t.Errorf("%d rows are owed, want 15", n)
-		}
+		r.owes(15)
 		// And what is behind that in its stream stays in the gate; the first of all may be in one batch with it.
 		if n, _ := r.s.window.inflight(); n != 15+11 && n != 15+12 {
 			t.Errorf("the window holds %d events, want 15 that are owed, and 11 or 12 that are remembered", n)
@@ -105,11 +101,8 @@ func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 				t.Errorf("the gate has forgotten row %d, which is owed", row.Seq)
 			}
 		}
-		bad, _ := r.i.reasons()
-		if text := strings.Join(bad, " "); !strings.Contains(text, "streams: publishing to outbox.order is blocked") ||
-			!strings.Contains(text, errDown.Error()) {
-			t.Errorf("reasons %q", text)
-		}
+		r.i.complains("streams: publishing to outbox.order is blocked")
+		r.i.complains(errDown.Error())
 		r.away(false, "outbox.order")
 		pass(10 * time.Second)
 		orders := r.published("outbox.order")
@@ -159,17 +152,9 @@ func TestOthersGoOnBesideANewStreamThatStandsStill(t *testing.T) {
 					soon()
 				}
 				pass(publishTimeout + 3*time.Second)
-				if n := len(r.published("outbox.user")); n != 1+6 {
-					t.Errorf("%d events of the other stream are published, want 7", n)
-				}
-				if n := r.owedRows(); n != 9 {
-					t.Errorf("%d rows are owed, want 9", n)
-				}
-				bad, _ := r.i.reasons()
-				if text := strings.Join(bad, " "); !strings.Contains(text,
-					"streams: publishing to outbox.fresh is blocked") {
-					t.Errorf("reasons %q", text)
-				}
+				r.publishes("outbox.user", 1+6)
+				r.owes(9)
+				r.i.complains("streams: publishing to outbox.fresh is blocked")
 				back()
 				pass(10 * time.Second)
 				fresh := r.published("outbox.fresh")
@@ -179,9 +164,7 @@ func TestOthersGoOnBesideANewStreamThatStandsStill(t *testing.T) {
 				rows := r.both("user", "fresh")
 				r.s.chunks <- chunk(rows...)
 				pass(3 * time.Second)
-				if n := r.count("Sink.ForgetDoubt"); n != forgotten+2 {
-					t.Errorf("forgotten %d times, want once for each stream", n-forgotten)
-				}
+				r.called("Sink.ForgetDoubt", forgotten+2) // once for each stream
 				if n, _ := r.s.window.inflight(); r.owedRows() != 0 || n != 0 || r.i.settled != rows[1].End {
 					t.Errorf("%d rows are owed, %d are held, afterwards", r.owedRows(), n)
 				}
@@ -214,9 +197,7 @@ func TestOthersAreSettledBesideAStreamThatCannotBeConfirmed(t *testing.T) {
 			r.s.chunks <- chunk(r.both("user")...)
 			pass(4 * time.Second)
 		}
-		if n := r.owedRows(); n != 1 {
-			t.Errorf("%d rows are owed, want 1", n)
-		}
+		r.owes(1)
 		r.away(false, "outbox.order")
 		pass(8 * time.Second)
 		if n, _ := r.s.window.inflight(); r.owedRows() != 0 || n != 0 || len(r.s.settler.tracker.portions) > 0 {
@@ -236,24 +217,17 @@ func TestOthersAreSettledBesideAServerThatHangs(t *testing.T) {
 		pass(100 * time.Millisecond) // published, and not yet confirmed
 		thaw := r.freeze("outbox.order")
 		pass(publishTimeout + probeWait + 2*time.Second)
-		if n := r.owedRows(); n != 1 {
-			t.Errorf("%d rows are owed, want 1", n)
-		}
+		r.owes(1)
 		asked := r.count("Sink.Confirm")
 		for range 30 {
 			r.s.chunks <- chunk(r.both("user")...)
 			pass(2 * time.Second)
-			if n := r.owedRows(); n != 1 {
-				t.Fatalf("%d rows are owed, want 1", n)
-			}
+			r.owes(1)
 		}
 		if n := r.count("Sink.Confirm") - asked; n < 30 || n > 70 {
 			t.Errorf("confirmed %d times in a minute", n)
 		}
-		bad, _ := r.i.reasons()
-		if !strings.Contains(strings.Join(bad, " "), "settle: confirm: ") {
-			t.Errorf("reasons %q", bad)
-		}
+		r.i.complains("settle: confirm: ")
 		thaw()
 		pass(8 * time.Second)
 		n, _ := r.s.window.inflight()
@@ -311,9 +285,7 @@ func TestTheWindowBoundsWhatAGateRemembers(t *testing.T) {
 			r.s.chunks <- chunk(r.both("bill")...)
 			soon()
 		}
-		if n := len(r.published("outbox.bill")); n != 32 {
-			t.Errorf("%d events are published, want 32", n)
-		}
+		r.publishes("outbox.bill", 32)
 		go func() {
 			for range 100 {
 				r.s.chunks <- chunk(r.both("user")...)
@@ -357,10 +329,7 @@ func TestTheWindowBoundsWhatIsLate(t *testing.T) {
 		if _, known := r.s.progress(); known { // or the auditor would find that the stream is stalled
 			t.Error("it is not known why the stream stands still")
 		}
-		if bad, _ := r.i.reasons(); !strings.Contains(strings.Join(bad, " "),
-			"the window is full of events for the blocked ones") {
-			t.Errorf("reasons %q", bad)
-		}
+		r.i.complains("the window is full of events for the blocked ones")
 		r.away(false, "outbox.order")
 		pass(60 * time.Second)
 		if _, known := r.s.progress(); !known {
@@ -382,18 +351,12 @@ func TestAStopLeavesWhatIsLate(t *testing.T) {
 		r.away(true, "outbox.order")
 		late := r.both("user", "order")
 		r.s.chunks <- chunk(late...)
-		tx := r.begin()
-		tx.insert("user", late[0].AggregateID, "done")
-		tx.commitNow()
+		tx := r.commits("user " + late[0].AggregateID)
 		r.s.chunks <- chunk(append(tx.delivered(), r.both("user")...)...)
 		pass(100 * time.Millisecond)
 		r.end(errors.New("stop"))
-		if err := <-publishing; err != nil {
-			t.Errorf("the publisher ended with %v", err)
-		}
-		if err := <-settling; err != nil {
-			t.Errorf("the settler ended with %v", err)
-		}
+		r.must(<-publishing)
+		r.must(<-settling)
 		if n := r.owedRows(); n != 3 || r.i.settled >= late[1].End {
 			t.Errorf("%d rows are owed, want 3; the slot is told %v, behind %v", n, r.i.settled, late[1].End)
 		}
@@ -415,16 +378,12 @@ func TestDoubtIsKeptWhileSomethingIsLate(t *testing.T) {
 		r.s.chunks <- chunk(late...)
 		r.s.chunks <- chunk(after...)
 		soon()
-		if n := r.count("Sink.ForgetDoubt"); n != 0 {
-			t.Errorf("forgotten %d times while something is late", n)
-		}
+		r.called("Sink.ForgetDoubt", 0)
 		r.away(false, "outbox.order")
 		pass(5 * time.Second)
 		r.s.chunks <- outbox.Chunk{Position: r.pg.wal}
 		soon()
-		if n := r.count("Sink.ForgetDoubt"); n != 2 {
-			t.Errorf("forgotten %d times, want once for each stream", n)
-		}
+		r.called("Sink.ForgetDoubt", 2)
 	})
 }
 
@@ -449,12 +408,7 @@ func TestAGiantTransactionBesideABlockedStream(t *testing.T) {
 		r.away(true, "outbox.order")
 		r.s.chunks <- chunk(r.both("order")...)
 		soon()
-		tx := r.begin()
-		for range 300 {
-			tx.insert("user", "a", "done")
-		}
-		tx.commitNow()
-		r.s.chunks <- chunk(tx.delivered()...)
+		r.s.chunks <- chunk(r.commits(slices.Repeat([]string{"user a"}, 300)...).delivered()...)
 		pass(time.Minute)
 		select {
 		case err := <-publishing:
@@ -490,10 +444,7 @@ func TestABlockedStreamWhoseRowsAreParkedIsNotBlocked(t *testing.T) {
 		publishing, _ := r.met("user")
 		r.s.router.blocks.add(&outbox.Record{ID: [16]byte{1}, AggregateType: "fresh", AggregateID: "a"})
 		r.away(true, "outbox.fresh")
-		tx := r.begin()
-		tx.insert("fresh", "a", "done")
-		tx.commitNow()
-		r.s.chunks <- chunk(tx.delivered()...)
+		r.s.chunks <- chunk(r.commits("fresh a").delivered()...)
 		pass(3 * time.Second)
 		r.away(false, "outbox.fresh")
 		pass(10 * time.Second)
@@ -522,12 +473,9 @@ func TestARetriedEventIsNotPassed(t *testing.T) {
 		r.met("order")
 		dead := &outbox.Record{ID: [16]byte{1}, AggregateType: "order", AggregateID: "p"}
 		r.s.router.blocks.add(dead)
-		tx := r.begin()
-		waits := tx.insert("order", "p", "done")
-		retried := tx.insert("order", "p", "done")
+		tx := r.commits("order p", "order p", "order p")
+		waits, retried, later := tx.rows[0], tx.rows[1], tx.rows[2]
 		retried.ID = dead.ID
-		later := tx.insert("order", "p", "done")
-		tx.commitNow()
 		r.s.chunks <- chunk(tx.delivered()...)
 		pass(10 * time.Second)
 		var parked []int64
@@ -584,9 +532,7 @@ func TestAStopInTheMiddleOfATransaction(t *testing.T) {
 		r.s.chunks <- chunk(rows[1:]...)
 		pass(5 * time.Second)
 		r.end(errors.New("toggled"))
-		if err := <-publishing; err != nil {
-			t.Errorf("ended with %v", err)
-		}
+		r.must(<-publishing)
 		began := time.Now()
 		pass(10 * time.Second)
 		if len(settling) == 0 {
@@ -633,17 +579,12 @@ func TestAParkThatSucceedsClearsNoOthersCondition(t *testing.T) {
 		h := &hanging{DeadEvents: r.s.router.dead, typ: "order"}
 		h.broken.Store(true)
 		r.s.router.dead = h
-		tx := r.begin()
-		tx.insert("order", "a", "poison")
-		tx.commitNow()
+		tx := r.commits("order a poison")
 		r.s.chunks <- chunk(tx.delivered()...)
 		pass(10 * time.Second)
 		green := 0
 		for range 20 {
-			tx := r.begin()
-			tx.insert("user", "a", "poison")
-			tx.commitNow()
-			r.s.chunks <- chunk(tx.delivered()...)
+			r.s.chunks <- chunk(r.commits("user a poison").delivered()...)
 			for range 20 {
 				pass(100 * time.Millisecond)
 				if bad, _ := r.i.reasons(); !strings.Contains(strings.Join(bad, " "), "park") {

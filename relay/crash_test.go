@@ -41,14 +41,12 @@ var scenarios = map[string]scenario{
 		}
 	}},
 	"open transaction": {story: func(w *world) {
-		tx := w.begin()
-		tx.insert("order", "z", "done")
+		tx := w.begin("order z")
 		elapse(8 * time.Second)
 		tx.commitNow()
 	}},
 	"budget": {o: Options{WALBudget: 20_000}, story: func(w *world) {
-		tx := w.begin()
-		tx.insert("user", "y", "done")
+		tx := w.begin("user y")
 		elapse(7 * time.Second)
 		w.do(func() { w.grow(18_000) })
 		elapse(2 * time.Second)
@@ -98,15 +96,9 @@ var scenarios = map[string]scenario{
 			elapse(1300 * time.Millisecond)
 			w.do(func() { w.rd.away["outbox.order"] = true })
 			elapse(700 * time.Millisecond)
-			tx := w.begin()
-			tx.insert("user", "q", "done")
-			tx.insert("order", "p", "done")
-			tx.insert("user", "q", "done")
-			tx.commitNow()
+			w.commits("user q", "order p", "user q")
 			elapse(100 * time.Millisecond)
-			tx = w.begin()
-			tx.insert("user", "q", "done")
-			tx.commitNow()
+			w.commits("user q")
 			elapse(700 * time.Millisecond)
 			w.do(func() {
 				w.rd.away["outbox.order"] = false
@@ -131,10 +123,7 @@ var scenarios = map[string]scenario{
 				w.rd.away["outbox.order"] = true
 				w.pg.state.Desired = []outbox.Mode{outbox.ModePoll, outbox.ModeAuto}[round%2]
 			})
-			tx := w.begin()
-			tx.insert("user", "q", "done")
-			tx.insert("order", "p", "done")
-			tx.commitNow()
+			w.commits("user q", "order p")
 			elapse(4 * time.Second)
 			if round == 4 {
 				w.do(func() { w.rd.flush(); w.rd.restart() })
@@ -202,16 +191,12 @@ var scenarios = map[string]scenario{
 	// A commit is streamed long before it is visible, and the mode changes twice until then.
 	"held back": {standby: true, story: func(w *world) {
 		elapse(1500 * time.Millisecond)
-		tx := w.begin()
-		tx.insert("order", "v", "done")
-		tx.write()
+		tx := w.writes("order v")
 		elapse(time.Second)
 		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
 		elapse(4 * time.Second)
 		tx.show()
-		again := w.begin()
-		again.insert("order", "v", "done")
-		again.write()
+		again := w.writes("order v")
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
 		elapse(3 * time.Second)
 		again.show()
@@ -224,9 +209,7 @@ var scenarios = map[string]scenario{
 			return w.pg.state.Active == outbox.ModePoll && (w.pg.slot == nil || w.pg.slot.active == nil)
 		})
 		elapse(6 * time.Second) // so that the leader has seen where it rests
-		tx := w.begin()
-		tx.insert("order", "x", "done")
-		tx.write()
+		tx := w.writes("order x")
 		w.do(w.moveSlot)
 		elapse(time.Second)
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
@@ -247,18 +230,11 @@ var scenarios = map[string]scenario{
 	}},
 	// A transaction is larger than the window, and runs concurrently with others.
 	"giant": {story: func(w *world) {
-		tx := w.begin()
-		for n := range 40 {
-			tx.insert("order", string(rune('x'+n%3)), "done")
-		}
+		tx := w.begin(slices.Repeat([]string{"order x", "order y", "order z"}, 14)...)
 		elapse(2 * time.Second)
 		tx.commitNow()
 		elapse(time.Second)
-		tx = w.begin()
-		for range 30 {
-			tx.insert("user", "x", "done")
-		}
-		tx.write()
+		tx = w.writes(slices.Repeat([]string{"user x"}, 30)...)
 		elapse(2 * time.Second)
 		tx.show()
 	}},
@@ -271,9 +247,7 @@ var scenarios = map[string]scenario{
 			w.do(func() { w.pg.state.Desired = []outbox.Mode{outbox.ModeAuto, outbox.ModePoll}[n%2] })
 			elapse(time.Second)
 			// A commit that is streamed, and is not visible before the change has begun.
-			tx := w.begin()
-			tx.insert("order", "v", "done")
-			tx.write()
+			tx := w.writes("order v")
 			elapse(500 * time.Millisecond)
 			finish := w.spread(shards)
 			elapse(3 * time.Second)
@@ -407,12 +381,7 @@ func (w *world) consume() (stop func()) {
 // while.
 func poisonous(w *world) {
 	for range 3 {
-		tx := w.begin()
-		tx.insert("order", "p", "done")
-		tx.insert("order", "p", "poison")
-		tx.insert("order", "p", "done")
-		tx.insert("user", "q", "done")
-		tx.commitNow()
+		w.commits("order p", "order p poison", "order p", "user q")
 		elapse(800 * time.Millisecond)
 	}
 	w.do(func() { w.rd.wrongType["outbox.item"] = true })
@@ -456,8 +425,7 @@ func (s scenario) run(t *testing.T, plan ...fault) (r result) {
 		if s.ends != "" {
 			mode = s.ends
 		}
-		w.settles(mode)
-		w.judge()
+		w.ends(mode)
 		r = result{w.counts, w.struck && len(w.then) == 0, len(w.wrong) == 0}
 	})
 	return r

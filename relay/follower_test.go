@@ -15,16 +15,10 @@ func following(t *testing.T, do func(w *world, i *instance, assist func() error,
 	inWorld(t, Options{}, func(w *world) {
 		leader := w.instance("leader").lead(t)
 		w.pg.state.Desired = outbox.ModePoll
-		if _, err := leader.adopt(context.Background()); err != nil {
-			w.t.Fatal(err)
-		}
+		leader.adopts(w.t)
 		w.pg.state.Active = outbox.ModePoll
 		i := w.instance("one")
-		locks, err := memLocks{i}.Open(context.Background())
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		s := locks.(*lockSession)
+		s := i.opens()
 		do(w, i, func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
@@ -33,7 +27,6 @@ func following(t *testing.T, do func(w *world, i *instance, assist func() error,
 		if len(w.pg.sharing) > 1 || w.pg.sharing[s] > 0 {
 			t.Error("the pipe is still held")
 		}
-		w.failed()
 	})
 }
 
@@ -49,8 +42,7 @@ func TestTheFollowerSweepsAlong(t *testing.T) {
 		"the leader is gone": func(w *world, _ *lockSession) { w.pg.leader = nil },
 	} {
 		following(t, func(w *world, i *instance, assist func() error, locks *lockSession) {
-			done := make(chan error, 1)
-			go func() { done <- assist() }()
+			done := background(assist)
 			row := w.event("order", "a")
 			pass(2 * time.Second)
 			if w.pg.owed(row) || w.published("outbox.order") == nil {

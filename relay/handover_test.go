@@ -38,9 +38,8 @@ func compact(calls []string) []string { return slices.Compact(calls) }
 func TestTheShortCutComesAfterAPassThatSawEverything(t *testing.T) {
 	t.Parallel()
 	inHandOver(t, func(w *world, l *leadership) {
-		tx := w.begin()
-		row := tx.insert("order", "a", "done")
-		tx.write()
+		tx := w.writes("order a")
+		row := tx.rows[0]
 		w.after(2*time.Second, tx.over)
 		from := len(w.trace)
 		tr, err := l.handOver(context.Background())
@@ -113,8 +112,7 @@ func TestWhatThePublicationLeftOutIsWaitedFor(t *testing.T) {
 		w.event("order", "a")
 		w.settles(outbox.ModeCDC)
 		w.do(func() { w.pg.unpublished = true })
-		tx := w.begin()
-		tx.insert("order", "a", "done")
+		tx := w.begin("order a")
 		w.do(func() { w.pg.unpublished = false; w.pg.publication++ })
 		w.event("user", "b")
 		pass(time.Minute)
@@ -125,8 +123,7 @@ func TestWhatThePublicationLeftOutIsWaitedFor(t *testing.T) {
 		})
 		tx.commitNow()
 		w.event("order", "a")
-		w.settles(outbox.ModeCDC)
-		w.judge()
+		w.ends(outbox.ModeCDC)
 	})
 }
 
@@ -279,9 +276,8 @@ func TestReadinessDoesNotFlicker(t *testing.T) {
 		inHandOver(t, func(w *world, l *leadership) {
 			l.noted, l.failures, l.degraded = 500, failures, "slot_lost"
 			l.health.degrade(conditionSlot, "slot_lost")
-			if _, err := l.endHandOver(context.Background()); err != nil {
-				w.t.Fatal(err)
-			}
+			_, err := l.endHandOver(context.Background())
+			w.must(err)
 			_, degraded := l.health.lists()
 			if (len(degraded) > 0) != (failures > 0) || (w.pg.state.Degraded != "") != (failures > 0) {
 				t.Errorf("after %d failures: degraded %v, state %q", failures, degraded, w.pg.state.Degraded)

@@ -119,15 +119,13 @@ func TestTheFirstPrefixIsRecordedAtOnce(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
 		w.pg.state.Desired = outbox.ModePoll
-		long := w.begin()
-		long.insert("user", "x", "done")
+		long := w.begin("user x")
 		w.do(func() { w.prefix = "events." })
 		w.start("one")
 		row := w.event("order", "a")
 		w.eventually("it is published", time.Minute, func() bool { return w.rd.has("events.order", row.ID) })
 		long.commitNow()
-		w.settles(outbox.ModePoll)
-		w.judge()
+		w.ends(outbox.ModePoll)
 	})
 }
 
@@ -150,8 +148,7 @@ func TestAnAdoptionAwaitsTheLayout(t *testing.T) {
 			}
 			w.pg.unawaited = false
 		})
-		w.settles(outbox.ModePoll)
-		w.judge()
+		w.ends(outbox.ModePoll)
 	})
 }
 

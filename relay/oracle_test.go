@@ -60,6 +60,13 @@ func (w *world) settles(mode outbox.Mode) {
 	})
 }
 
+// ends waits until all is settled, and judges that.
+func (w *world) ends(mode outbox.Mode) {
+	w.t.Helper()
+	w.settles(mode)
+	w.judge()
+}
+
 // forgotten reports whether Redis has lost a settled event; the relay notices that a moment later. The caller holds mu.
 func (w *world) forgotten() bool {
 	return len(w.pg.rows(func(r *tableRow) bool {

@@ -80,9 +80,7 @@ func TestAStreamThatRefusesIsNotTriedAgainAndAgain(t *testing.T) {
 func TestParkingWaitsUntilTheRowIsVisible(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		tx := r.begin()
-		tx.insert("order", "a", "poison")
-		tx.write()
+		tx := r.writes("order a poison")
 		r.goPublish()
 		r.s.chunks <- chunk(tx.delivered()...)
 		pass(10 * time.Second)

@@ -20,17 +20,14 @@ func inPoll(t *testing.T, do func(w *world, i *instance, held *transaction)) {
 		w.event("order", "a") // a stream that is met later would ask the table
 		first := w.start("first")
 		pass(2 * time.Second)
-		tx := w.begin()
-		tx.insert("order", "a", "done")
-		tx.write()
+		tx := w.writes("order a")
 		pass(time.Second)
 		if len(w.published("outbox.order")) != 2 {
 			w.t.Fatal("it is not streamed")
 		}
 		w.do(func() { first.die(true); w.pg.state.Desired = outbox.ModePoll })
 		do(w, w.start("second"), tx)
-		w.settles(outbox.ModePoll)
-		w.judge()
+		w.ends(outbox.ModePoll)
 	})
 }
 
@@ -40,13 +37,12 @@ func TestDoubtOutlivesWhatNobodySees(t *testing.T) {
 	t.Parallel()
 	inPoll(t, func(w *world, _ *instance, held *transaction) {
 		pass(time.Minute)
-		if n := w.count("Sink.ForgetDoubt"); n != 1 { // the first owner's
-			t.Errorf("forgotten %d times while a commit is held back", n)
-		}
+		w.called("Sink.ForgetDoubt", 1) // the first owner's
 		held.show()
 		pass(5 * time.Second)
-		if n := w.count("Sink.ForgetDoubt"); n != 2 || len(w.rd.gates["outbox.order"].doubt) > 0 {
-			t.Errorf("forgotten %d times, want once when all is visible", n)
+		w.called("Sink.ForgetDoubt", 2) // once when all is visible
+		if n := len(w.rd.gates["outbox.order"].doubt); n > 0 {
+			t.Errorf("%d events are in doubt", n)
 		}
 	})
 }
@@ -81,9 +77,8 @@ func TestDoubtOfStreamsMetLaterStays(t *testing.T) {
 		pass(time.Second)
 		tx.rollback()
 		pass(3 * time.Second)
-		if n := w.count("Sink.ForgetDoubt"); n != 0 || w.count("Store.Horizon") != 1 {
-			t.Errorf("forgotten %d times, for streams that the adoption did not know", n)
-		}
+		w.called("Sink.ForgetDoubt", 0)
+		w.called("Store.Horizon", 1)
 		w.judge()
 	})
 }
@@ -96,21 +91,14 @@ func TestPollingEndsWhenThePipeIsFree(t *testing.T) {
 		w.event("order", "a")
 		w.start("one")
 		pass(time.Second)
-		other, err := memLocks{w.instance("two")}.Open(context.Background())
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		if ok, err := other.TryPipe(context.Background(), false); !ok || err != nil {
-			w.t.Fatalf("%v, %v", ok, err)
-		}
+		other := w.shares()
 		w.do(func() { w.pg.state.Desired = outbox.ModeCDC })
 		pass(10 * time.Second)
 		if w.pg.state.Active != outbox.ModePoll || w.pg.state.Owner.Epoch != 1 {
 			t.Errorf("active %s under epoch %d beside another poller", w.pg.state.Active, w.pg.state.Owner.Epoch)
 		}
 		other.Close()
-		w.settles(outbox.ModeCDC)
-		w.judge()
+		w.ends(outbox.ModeCDC)
 	})
 }
 
@@ -141,8 +129,7 @@ func TestASlotThatCannotBeUsed(t *testing.T) {
 				t.Errorf("health %+v", h)
 			}
 			tx.rollback()
-			w.settles(outbox.ModeCDC)
-			w.judge()
+			w.ends(outbox.ModeCDC)
 		})
 	}
 }
@@ -155,14 +142,10 @@ func TestGatesAreWatched(t *testing.T) {
 		l.adopts(w.t)
 		watch := func() error { return l.watchGates(context.Background()) }
 		for range 10 {
-			if err := watch(); err != nil {
-				w.t.Fatal(err)
-			}
+			w.must(watch())
 			pass(200 * time.Millisecond)
 		}
-		if n := w.count("Sink.Check"); n != 2 {
-			t.Errorf("asked %d times in 2 s", n)
-		}
+		w.called("Sink.Check", 2)
 		owner := &w.rd.gates["outbox.order"].owner
 		for name, c := range map[string]struct {
 			disturb, restore func()
@@ -328,8 +311,7 @@ func TestASweepEndsWhenPollingIsWanted(t *testing.T) {
 		}
 		tx.rollback()
 		w.event("order", "a")
-		w.settles(outbox.ModePoll)
-		w.judge()
+		w.ends(outbox.ModePoll)
 	})
 }
 

@@ -57,17 +57,14 @@ func TestRunEndsOnlyAtItsStart(t *testing.T) {
 		}}
 		ctx, cancel = context.WithCancel(context.Background())
 		defer cancel()
-		done := make(chan error, 1)
-		go func() { done <- i.relay.Run(ctx) }()
+		done := background(func() error { return i.relay.Run(ctx) })
 		soon()
 		w.do(func() { i.session.end(); i.session.notice() })
 		pass(time.Minute)
 		if len(done) > 0 || registered.Load() < 10 {
 			t.Errorf("ended, or tried %d times in a minute", registered.Load())
 		}
-		if bad, _ := i.reasons(); !slices.Contains(bad, "postgres: "+second.Error()) {
-			t.Errorf("reasons %v", bad)
-		}
+		i.complains("postgres: " + second.Error())
 		cancel()
 		if err := <-done; err != nil || i.relay.Status().Phase != string(phaseStopped) {
 			t.Errorf("%v, status %+v", err, i.relay.Status())
@@ -144,8 +141,7 @@ func TestWhatFailsAgainAndAgainIsCounted(t *testing.T) {
 			return nil
 		}}, &refuses}
 		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- i.relay.Run(ctx) }()
+		done := background(func() error { return i.relay.Run(ctx) })
 		pass(70 * time.Second)
 		said("without a session", map[string]int{
 			"relay session ended": 3, "relay session ended\" component=relay failures=": 2,
@@ -174,8 +170,7 @@ func TestALostLockEndsTheLeadership(t *testing.T) {
 		if st := i.relay.Status(); !st.Leader || st.Mode != outbox.ModeCDC || st.Epoch != 1 {
 			t.Errorf("status %+v", st)
 		}
-		tx := w.begin()
-		tx.insert("order", "a", "done")
+		tx := w.begin("order a")
 		tx.write() // something is in flight
 		soon()
 		i.relay.health.fail(conditionPublish, "left over")
@@ -195,8 +190,7 @@ func TestALostLockEndsTheLeadership(t *testing.T) {
 			t.Errorf("gauges of a leader are left, or %d times unobserved", forgotten)
 		}
 		tx.show()
-		w.settles(outbox.ModeCDC)
-		w.judge()
+		w.ends(outbox.ModeCDC)
 	})
 }
 

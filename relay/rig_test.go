@@ -48,7 +48,6 @@ func inRig(t *testing.T, o Options, do func(r *rig)) {
 		defer stopWork(nil)
 		defer bound(end, stopWork)()
 		do(r)
-		w.failed()
 	})
 }
 
@@ -103,12 +102,11 @@ func (r *rig) settleAll() {
 
 // commit commits events of one transaction, and returns them as the slot delivers them.
 func (r *rig) commit(types ...string) []outbox.Row {
-	tx := r.begin()
+	var events []string
 	for _, t := range types {
-		tx.insert("order", "a", t)
+		events = append(events, "order a "+t)
 	}
-	tx.commitNow()
-	return tx.delivered()
+	return r.commits(events...).delivered()
 }
 
 // transactions commits events of one transaction each.
@@ -139,13 +137,10 @@ func chunk(rows ...outbox.Row) outbox.Chunk {
 
 // goPublish runs the publisher; the channel gets what ends it.
 func (r *rig) goPublish() <-chan error {
-	done := make(chan error, 1)
-	go func() {
-		err := r.s.router.run(r.span, func(err error) { r.end(err) })
-		close(r.s.settler.ended)
-		done <- err
-	}()
-	return done
+	return background(func() error {
+		defer close(r.s.settler.ended)
+		return r.s.router.run(r.span, func(err error) { r.end(err) })
+	})
 }
 
 // forgetDoubt waits a second and then makes the settler clear the doubt, if allowed.
@@ -207,6 +202,44 @@ func (w *world) count(name string) (n int) {
 	return n
 }
 
+// called checks how often a call was made.
+func (w *world) called(name string, want int) {
+	w.t.Helper()
+	if n := w.count(name); n != want {
+		w.t.Errorf("%s was called %d times, want %d", name, n, want)
+	}
+}
+
+// publishes checks how many events are in a stream.
+func (w *world) publishes(stream string, want int) {
+	w.t.Helper()
+	if got := w.published(stream); len(got) != want {
+		w.t.Errorf("%d events are published to %s, want %d: %v", len(got), stream, want, got)
+	}
+}
+
+// owes checks how many rows are unsettled.
+func (w *world) owes(want int) {
+	w.t.Helper()
+	if n := w.owedRows(); n != want {
+		w.t.Errorf("%d rows are owed, want %d", n, want)
+	}
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// background runs f; the channel gets what it returns.
+func background(f func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return done
+}
+
 // pass lets time pass, and everything happen that does so meanwhile: what it has written may be read then.
 func pass(d time.Duration) {
 	elapse(d)
@@ -228,6 +261,14 @@ func value(t *testing.T, m prometheus.Metric) float64 {
 
 // reasons are why the instance is not ready, and what is wrong although it is.
 func (i *instance) reasons() (bad, degraded []string) { return i.relay.health.lists() }
+
+// complains checks that the instance is not ready for a reason with the text.
+func (i *instance) complains(text string) {
+	i.w.t.Helper()
+	if bad, _ := i.reasons(); !strings.Contains(strings.Join(bad, "; "), text) {
+		i.w.t.Errorf("reasons %q, want %q", bad, text)
+	}
+}
 
 // says checks what is wrong with the instance, by the beginning of each reason.
 func (i *instance) says(t testing.TB, want ...string) {

@@ -22,8 +22,8 @@ func wantSeqs(t *testing.T, got []int64, want ...int64) {
 func TestPublisherPassesWhatIsSettled(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		tx := r.begin() // it runs when the mark is written
-		running := tx.insert("order", "b", "done")
+		tx := r.begin("order b") // it runs when the mark is written
+		running := tx.rows[0]
 		settled := r.commit("done", "done")
 		r.settleAll()
 		tx.commitNow()
@@ -54,27 +54,19 @@ func TestAStreamMetLateHasItsOwnH(t *testing.T) {
 		r.from(first[0].End)
 		r.gates.fresh = r.s.router.meet
 		r.plan = fault{"Store.InsertLSN", 0, refused}
-		tx := r.begin()
-		tx.insert("user", "b", "done")
-		tx.commitNow()
+		tx := r.commits("user b")
 		r.goPublish()
 		r.s.chunks <- chunk(first...)
 		r.forgetDoubt()
-		if n := r.count("Sink.ForgetDoubt"); n != 0 {
-			r.t.Fatalf("forgotten %d times before a late H is passed", n)
-		}
+		r.called("Sink.ForgetDoubt", 0)
 		r.do(func() { r.grow(100) })
 		r.s.chunks <- chunk(tx.delivered()...)
 		r.forgetDoubt()
 		wantSeqs(t, r.published("outbox.user"), tx.rows[0].Seq)
-		if n := r.count("Sink.ForgetDoubt"); n != 0 {
-			r.t.Errorf("forgotten %d times, and H is not passed", n)
-		}
+		r.called("Sink.ForgetDoubt", 0)
 		r.s.chunks <- outbox.Chunk{Position: r.pg.wal}
 		r.forgetDoubt()
-		if n := r.count("Sink.ForgetDoubt"); n != 2 {
-			r.t.Errorf("forgotten %d times, want once for each stream", n)
-		}
+		r.called("Sink.ForgetDoubt", 2)
 	})
 }
 
@@ -132,22 +124,16 @@ func TestPublisherWaitsForTheWindow(t *testing.T) {
 		done := r.goPublish()
 		r.s.chunks <- chunk(rows...)
 		soon()
-		if n := len(r.published("outbox.order")); n != 4 {
-			r.t.Fatalf("%d events are published and not settled, want 4", n)
-		}
+		r.publishes("outbox.order", 4)
 		if passed, _ := r.s.progress(); passed != 0 {
 			r.t.Errorf("%v counts as passed, and is not published", passed)
 		}
 		f := r.landed()
 		r.s.window.release(f.events, f.bytes)
 		soon()
-		if n := len(r.published("outbox.order")); n != 6 {
-			r.t.Errorf("%d events are published, want two more", n)
-		}
+		r.publishes("outbox.order", 6)
 		r.end(errors.New("toggled"))
-		if err := <-done; err != nil {
-			r.t.Errorf("ended with %v", err)
-		}
+		r.must(<-done)
 	})
 }
 

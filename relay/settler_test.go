@@ -16,15 +16,13 @@ import (
 
 // goSettle runs the settler on what the publisher hands on; the channel gets what ends it.
 func (r *rig) goSettle() <-chan error {
-	done := make(chan error, 1)
-	go func() {
+	return background(func() error {
 		err := r.s.settler.run(r.span)
 		if err != nil {
 			r.end(err)
 		}
-		done <- err
-	}()
-	return done
+		return err
+	})
 }
 
 // stream publishes and settles what is handed to it, from the mark as it is on.
@@ -79,9 +77,8 @@ func TestSettlingHasAnOrder(t *testing.T) {
 func TestSettlingWaitsUntilTheRowIsVisible(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		tx := r.begin()
-		held := tx.insert("order", "a", "done")
-		tx.write()
+		tx := r.writes("order a")
+		held := tx.rows[0]
 		next := r.commit("done")
 		r.from(1)
 		r.goPublish()
@@ -109,8 +106,8 @@ func TestSettlingWaitsUntilTheRowIsVisible(t *testing.T) {
 func TestALongTransactionHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		long, silent := r.begin(), r.begin()
-		late := long.insert("order", "b", "done")
+		long, silent := r.begin("order b"), r.begin()
+		late := long.rows[0]
 		next := r.commit("done")
 		r.stream(next...)
 		pass(time.Minute)
@@ -174,10 +171,7 @@ func TestAnUndoneTransactionIsPassedAround(t *testing.T) {
 		inRig(t, Options{}, func(r *rig) {
 			var rows []outbox.Row
 			for _, aggregate := range []string{"a", "b", "c"} {
-				tx := r.begin()
-				tx.insert("order", aggregate, "done")
-				tx.commitNow()
-				row := tx.delivered()[0]
+				row := r.commits("order " + aggregate).delivered()[0]
 				row.End = 0 // the stream has not come to it
 				rows = append(rows, row)
 			}
@@ -237,9 +231,7 @@ func TestADeletedRowIsNoEvidence(t *testing.T) {
 		r.do(func() { r.pg.remove(table[0]) })
 		r.stream(rows[:2]...)
 		pass(5 * time.Second)
-		if r.owedRows() != 2 {
-			t.Errorf("%d rows are owed, want both that are there", r.owedRows())
-		}
+		r.owes(2)
 		r.s.chunks <- chunk(rows[2])
 		pass(3 * time.Second)
 		if r.owedRows() != 0 || r.i.settled != rows[2].End {
@@ -346,8 +338,7 @@ func TestACrashIsNoMissedRow(t *testing.T) {
 		_, settling := r.stream(r.commit("done")...)
 		pass(3 * time.Second)
 		r.s.chunks <- outbox.Chunk{Position: r.pg.wal} // so that a look sees all
-		tx := r.begin()
-		tx.insert("order", "b", "done")
+		tx := r.begin("order b")
 		tx.show() // and its commit is not on disk
 		pass(3 * time.Second)
 		r.do(func() { tx.undo(); r.pg.crash() })
@@ -479,9 +470,7 @@ func TestLooksThatTakeLongAreRare(t *testing.T) {
 		r.s.settler.store = &slowStore{r.s.settler.store, 2 * time.Second}
 		r.stream(r.transactions(40)...)
 		pass(60 * time.Second)
-		if n := r.owedRows(); n > 0 {
-			t.Errorf("%d rows are owed after 60 s", n)
-		}
+		r.owes(0)
 	})
 }
 
@@ -512,15 +501,7 @@ func (m *slowMarker) Look(ctx context.Context, since outbox.Settled, below uint6
 func TestMarksNoteEntries(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		both := func() []outbox.Row {
-			tx := r.begin()
-			tx.insert("user", "b", "done")
-			tx.insert("order", "a", "done")
-			tx.insert("order", "a", "done")
-			tx.commitNow()
-			return tx.delivered()
-		}
-		rows := both()
+		rows := r.commits("user b", "order a", "order a").delivered()
 		r.stream(rows[0])
 		soon()
 		r.s.chunks <- chunk(rows[1:]...)
@@ -588,8 +569,8 @@ func TestSettlingAcrossACrash(t *testing.T) {
 		r.begin().rollback()
 		pass(3 * time.Second) // a look sees an id that is nowhere written
 		r.do(r.pg.crash)
-		again := r.begin()
-		late := again.insert("order", "b", "done")
+		again := r.begin("order b")
+		late := again.rows[0]
 		pass(5 * time.Second)
 		again.commitNow()
 		pass(3 * time.Second)
@@ -643,9 +624,7 @@ func TestTheLastFlightsAreSettled(t *testing.T) {
 	inRig(t, Options{}, func(r *rig) {
 		_, settling := r.stream(r.commit("done")...)
 		pass(3 * time.Second)
-		tx := r.begin()
-		tx.insert("order", "b", "done")
-		tx.write()
+		tx := r.writes("order b")
 		r.s.chunks <- chunk(tx.delivered()...)
 		pass(10 * time.Millisecond)
 		r.end(errors.New("stopping"))

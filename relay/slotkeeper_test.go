@@ -178,9 +178,7 @@ func TestASlotIsMadeUnderABarrier(t *testing.T) {
 			l.adopts(w.t)
 			prepare(w, l.keeper)
 			from := len(w.trace)
-			if err := l.keeper.ensure(context.Background()); err != nil {
-				w.t.Fatal(err)
-			}
+			w.must(l.keeper.ensure(context.Background()))
 			want := []string{
 				"Slots.Status", "Slots.Ensure", "Store.RaiseBarrier", "Slots.Create", "Store.Horizon",
 				"Store.RaiseBarrier",
@@ -211,14 +209,11 @@ func TestASlotOfOurOwnIsNoSurprise(t *testing.T) {
 		l.activity.enter(phaseSweep, "")
 		w.tick(t, l.keeper)
 		tx := w.begin() // the slot waits for it
-		made := make(chan error)
-		go func() { made <- l.keeper.ensure(ctx) }()
+		made := background(func() error { return l.keeper.ensure(ctx) })
 		elapse(time.Second)
 		w.tick(t, l.keeper)
 		tx.rollback()
-		if err := <-made; err != nil {
-			w.t.Fatal(err)
-		}
+		w.must(<-made)
 		w.tick(t, l.keeper)
 		w.tick(t, l.keeper)
 		if b := w.pg.state.Barrier; b == 0 || b == outbox.BarrierUnknown {

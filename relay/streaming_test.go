@@ -15,7 +15,7 @@ type running struct {
 	*rig
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	done   chan error
+	done   <-chan error
 	begun  int
 	// why ends the stream when the guard is asked next.
 	why error
@@ -25,7 +25,7 @@ type running struct {
 func inStream(t *testing.T, o Options, do func(s *running)) {
 	t.Helper()
 	inRig(t, o, func(r *rig) {
-		s := &running{rig: r, done: make(chan error, 1)}
+		s := &running{rig: r}
 		s.ctx, s.cancel = context.WithCancelCause(context.Background())
 		defer bound(s.cancel)()
 		r.pg.slot = &slot{w: r.world, confirmed: r.pg.wal, restart: r.pg.wal}
@@ -39,7 +39,7 @@ func inStream(t *testing.T, o Options, do func(s *running)) {
 			return err
 		}
 		r.s = r.i.relay.newStream(r.gates, begin, guard)
-		go func() { s.done <- r.s.run(s.ctx) }()
+		s.done = background(func() error { return r.s.run(s.ctx) })
 		soon()
 		do(s)
 	})
@@ -57,9 +57,8 @@ func (s *running) ends(why error) (took time.Duration, cause error) {
 func TestAStopSettlesWhatWasTaken(t *testing.T) {
 	t.Parallel()
 	inStream(t, Options{}, func(s *running) {
-		tx := s.begin()
-		row := tx.insert("order", "a", "done")
-		tx.write()
+		tx := s.writes("order a")
+		row := tx.rows[0]
 		soon() // published; nobody sees it, so it cannot be settled
 		why := errors.New("stopping")
 		s.after(2*time.Second, tx.over)
@@ -79,9 +78,8 @@ func TestAStopSettlesWhatWasTaken(t *testing.T) {
 func TestAStopIsBounded(t *testing.T) {
 	t.Parallel()
 	inStream(t, Options{DrainTimeout: 6 * time.Second}, func(s *running) {
-		tx := s.begin()
-		row := tx.insert("order", "a", "done")
-		tx.write()
+		tx := s.writes("order a")
+		row := tx.rows[0]
 		soon()
 		s.after(time.Minute, tx.over) // or it would take forever
 		took, _ := s.ends(errors.New("stopping"))
@@ -106,9 +104,7 @@ func TestAHopelessStreamEndsAtOnce(t *testing.T) {
 		&outbox.FencedError{Stream: "outbox.order", Epoch: 9},
 	} {
 		inStream(t, Options{}, func(s *running) {
-			tx := s.begin()
-			tx.insert("order", "a", "done")
-			tx.write()
+			tx := s.writes("order a")
 			soon()
 			if took, err := s.ends(why); !errors.Is(err, why) || took > time.Second {
 				t.Errorf("%v: ended with %v after %v", why, err, took)
@@ -238,8 +234,7 @@ func TestASlotMovedBeforeAStartThatFails(t *testing.T) {
 		pass(3 * time.Second)
 		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
 		pass(6 * time.Second)
-		tx = w.begin()
-		tx.insert("order", "x", "first")
+		tx = w.begin("order x first")
 		armed.Store(true)
 		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
 		w.eventually("the start has failed", 20*time.Second, func() bool { return !armed.Load() })
@@ -250,8 +245,7 @@ func TestASlotMovedBeforeAStartThatFails(t *testing.T) {
 		if missed != 0 {
 			t.Errorf("the audit found %v rows that the stream had passed by", missed)
 		}
-		w.settles(outbox.ModeCDC)
-		w.judge()
+		w.ends(outbox.ModeCDC)
 	})
 }
 
@@ -271,12 +265,9 @@ func TestAStopWhileTheGuardHangs(t *testing.T) {
 					return nil
 				})
 			ctx, cancel := context.WithCancelCause(context.Background())
-			done := make(chan error, 1)
-			go func() { done <- r.s.run(ctx) }()
+			done := background(func() error { return r.s.run(ctx) })
 			soon()
-			tx := r.begin()
-			tx.insert("order", "a", "done")
-			tx.write()
+			tx := r.writes("order a")
 			soon()
 			hang.Store(true)
 			pass(guardInterval + 10*time.Millisecond)

@@ -15,9 +15,7 @@ func TestOthersGoOnInASweepBesideABlockedStream(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
 		w.pg.state.Desired = outbox.ModePoll
-		tx := w.begin()
-		tx.insert("user", "late", "done")
-		tx.write()
+		tx := w.writes("user late")
 		w.start("one")
 		w.event("order", "a")
 		w.event("user", "a")
@@ -39,8 +37,7 @@ func TestOthersGoOnInASweepBesideABlockedStream(t *testing.T) {
 			}
 			w.rd.away["outbox.order"] = false
 		})
-		w.settles(outbox.ModePoll)
-		w.judge()
+		w.ends(outbox.ModePoll)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -152,13 +153,33 @@ func newPostgres(w *world) *postgres {
 	return pg
 }
 
-// begin opens a writer's transaction.
-func (w *world) begin() *transaction {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	tx := &transaction{w: w, xid: w.pg.xid, begun: w.pg.wal}
-	w.pg.xid++
-	w.pg.running[tx.xid] = tx
+// begin opens a writer's transaction with events. Each is the type and the id of its aggregate, and its own type, which
+// may be left out.
+func (w *world) begin(events ...string) *transaction {
+	tx := &transaction{w: w}
+	w.do(func() {
+		tx.xid, tx.begun = w.pg.xid, w.pg.wal
+		w.pg.xid++
+		w.pg.running[tx.xid] = tx
+	})
+	for _, e := range events {
+		f := append(strings.Fields(e), "done")
+		tx.insert(f[0], f[1], f[2])
+	}
+	return tx
+}
+
+// writes is a transaction whose commit nobody sees yet.
+func (w *world) writes(events ...string) *transaction {
+	tx := w.begin(events...)
+	tx.write()
+	return tx
+}
+
+// commits is a transaction that has ended.
+func (w *world) commits(events ...string) *transaction {
+	tx := w.begin(events...)
+	tx.commitNow()
 	return tx
 }
 
@@ -261,9 +282,7 @@ func (pg *postgres) writes() {
 
 // event commits one event.
 func (w *world) event(aggregateType, aggregate string) *tableRow {
-	tx := w.begin()
-	defer tx.commitNow()
-	return tx.insert(aggregateType, aggregate, "done")
+	return w.commits(aggregateType + " " + aggregate).rows[0]
 }
 
 // remove deletes a row, as its writer may.

@@ -230,8 +230,7 @@ type reading struct {
 func (r *reading) started(ctx context.Context, started func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- started(ctx) }()
+	done := background(func() error { return started(ctx) })
 	select {
 	case err := <-done:
 		return err

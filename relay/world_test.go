@@ -38,6 +38,7 @@ type world struct {
 	counts    map[string]int
 	trace     []step
 	wrong     []string
+	told      bool // what is wrong
 	// raised has, by epoch, the streams whose gates were raised to it; known, the streams its adoption found noted.
 	raised  map[int64]map[string]bool
 	known   map[int64][]string
@@ -71,11 +72,12 @@ func newWorld(t testing.TB, o Options) *world {
 	return w
 }
 
-// inWorld runs do in a bubble with a world of its own.
+// inWorld runs do in a bubble with a world of its own, and reports what was wrong in it.
 func inWorld(t *testing.T, o Options, do func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, o)
+		defer w.failed()
 		defer w.stopAll()
 		do(w)
 	})
@@ -138,13 +140,14 @@ func (w *world) describe() string {
 	return text
 }
 
-// failed reports what went wrong.
-func (w *world) failed() bool {
+// failed reports what went wrong, once.
+func (w *world) failed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.wrong) == 0 {
-		return false
+	if len(w.wrong) == 0 || w.told {
+		return
 	}
+	w.told = true
 	var b strings.Builder
 	for _, s := range w.trace[max(0, len(w.trace)-150):] {
 		fmt.Fprintf(&b, "%9.3f %s %s", s.at.Seconds(), s.who, s.what)
@@ -155,7 +158,6 @@ func (w *world) failed() bool {
 	}
 	w.t.Logf("the last calls:\n%s", b.String())
 	w.t.Errorf("fault %v (struck: %v): %s", w.plan, w.struck, strings.Join(w.wrong, "\n"))
-	return true
 }
 
 // instance is one process that runs a relay.
