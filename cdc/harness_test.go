@@ -227,6 +227,13 @@ func (e *env) insertMany(t testing.TB, prefix string, n int) {
 		prefix))
 }
 
+// insertOf writes n events in one transaction. Subject and payload are expressions, in which i counts the events.
+func (e *env) insertOf(t testing.TB, subject, payload string, n int) {
+	t.Helper()
+	e.db.Exec(t, fmt.Sprintf(`INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT gen_random_uuid(), 'order', %s, 't', %s FROM generate_series(1, %d) i`, subject, payload, n))
+}
+
 // status reads the slot.
 func (e *env) status(t testing.TB) outbox.SlotStatus {
 	t.Helper()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,13 +26,12 @@ func TestRowsArriveInCommitOrderWithTheirFields(t *testing.T) {
 	rows := c.wait(t, 2)
 	a, b := rows[0], rows[1]
 	if a.ID.String() != "01890a5d-ac96-774b-bcce-b302099a8057" || a.AggregateType != "order" ||
-		a.AggregateID != "o-1" ||
-		a.Type != "order.created" || a.Seq != 1 {
+		a.AggregateID != "o-1" || a.Type != "order.created" || a.Seq != 1 {
 		t.Errorf("first row: %+v", a)
 	}
-	if want := testenv.Value[string](t, e.db,
-		"SELECT payload::text FROM outbox WHERE seq = 1"); string(a.Payload) != want {
-		t.Errorf("payload %q, want %q", a.Payload, want)
+	text := testenv.Value[string](t, e.db, "SELECT payload::text FROM outbox WHERE seq = 1")
+	if string(a.Payload) != text {
+		t.Errorf("payload %q, want %q", a.Payload, text)
 	}
 	if a.TraceParent() != "00-a" || b.Headers != nil || string(b.Payload) != "null" || b.AggregateID != "" {
 		t.Errorf("headers %q, second row %+v", a.Headers, b)
@@ -43,15 +43,7 @@ func TestRowsArriveInCommitOrderWithTheirFields(t *testing.T) {
 	if a.Time.Before(before) || time.Since(a.Time) > time.Minute || a.Time.Before(created) {
 		t.Errorf("created %v, commit %v", created, a.Time)
 	}
-	if err := c.stop(); !errors.Is(err, context.Canceled) {
-		t.Errorf("run ended with %v", err)
-	}
-}
-
-func TestOrderIsThatOfCommits(t *testing.T) {
-	t.Parallel()
-	e := setup(t)
-	c := e.run(t, true)
+	// The order is that of commits.
 	ctx := t.Context()
 	first, err := e.db.Pool.Begin(ctx)
 	must(t, err)
@@ -59,17 +51,27 @@ func TestOrderIsThatOfCommits(t *testing.T) {
 	must(t, err)
 	for i := range 3 {
 		for name, tx := range map[string]pgx.Tx{"first": first, "second": second} {
-			if _, err := tx.Exec(ctx, insertOne, fmt.Sprintf("%s-%d", name, i)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := tx.Exec(ctx, insertOne, fmt.Sprintf("%s-%d", name, i))
+			must(t, err)
 		}
 	}
-	if err := errors.Join(second.Commit(ctx), first.Commit(ctx)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(second.Commit(ctx), first.Commit(ctx)))
 	want := []string{"second-0", "second-1", "second-2", "first-0", "first-1", "first-2"}
-	if got := subjects(c.wait(t, 6)); !slices.Equal(got, want) {
+	if got := subjects(c.wait(t, 8)[2:]); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+	// A large payload, and the row behind it.
+	e.insertOf(t, "'large'", "to_jsonb(repeat('0123456789', 500000))", 1)
+	e.insert(t, "after")
+	rows = c.wait(t, 10)[8:]
+	if p := string(rows[0].Payload); p != `"`+strings.Repeat("0123456789", 500000)+`"` {
+		t.Errorf("payload of %d bytes is not what was written", len(p))
+	}
+	if string(rows[1].Payload) != `{"n": 1}` || rows[1].AggregateID != "after" {
+		t.Errorf("the row behind it: %+v", rows[1])
+	}
+	if err := c.stop(); !errors.Is(err, context.Canceled) {
+		t.Errorf("run ended with %v", err)
 	}
 }
 

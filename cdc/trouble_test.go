@@ -304,8 +304,7 @@ func TestConnectionCutInTheMiddleOfARow(t *testing.T) {
 	a := c.wait(t, 1)[0]
 	e.confirmed(t, a.End)
 	p.Set(testenv.Trouble{CutReplies: 150000})
-	e.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
-		SELECT gen_random_uuid(), 'order', i::text, 't', to_jsonb(repeat('x', 100000)) FROM generate_series(1, 3) i`)
+	e.insertOf(t, "i::text", "to_jsonb(repeat('x', 100000))", 3)
 	wantReason(t, c.ended(t, 20*time.Second), outbox.ReasonConnection)
 	for _, row := range c.events()[1:] {
 		if row.End != 0 || len(row.Payload) != 100002 {
