@@ -3,8 +3,6 @@ package sweep_test
 import (
 	"context"
 	"errors"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -66,16 +64,13 @@ func TestAPassGoesOnAfterAKill(t *testing.T) {
 		}
 	}}
 	r.must(sweep.New(first).Run(ctx, r.scope()))
-	var later uuid.UUID
 	if n := r.owed(); n != 8 || len(r.entries("order")) != 6 {
 		t.Fatalf("%d rows are owed and %d entries published, want 8 and 6", n, len(r.entries("order")))
 	}
-	later = r.insert("order", aggregates[0], "{}")
+	later := r.insert("order", aggregates[0], "{}")
 	r.run(r.options(1, 3))
 	r.oracle().WaitEmpty(t, 20*time.Second)
-	if got := r.entries("order"); !slices.Equal(got, append(want, later)) {
-		t.Errorf("published %v, want %v", got, append(want, later))
-	}
+	r.streamed("order", append(want, later)...)
 	if n := testenv.Value[int](t, r.db, "SELECT count(DISTINCT pass::text) FROM outbox_mark WHERE part = 3"); n != 1 {
 		t.Errorf("%d passes of several pages, want the one that was killed", n)
 	}
@@ -101,9 +96,7 @@ func TestAZombieWakes(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			load := testenv.Bulk(t, r.db, 400, 10)
-			asleep, wake := make(chan struct{}), make(chan struct{})
-			var once sync.Once
-			sleep := func() { once.Do(func() { close(asleep); <-wake }) }
+			sleep, asleep, wake := pauses()
 			o := r.options(1, 30)
 			if when == "before publishing" {
 				r.ensure = func(string) error { sleep(); return nil }
@@ -156,10 +149,9 @@ func TestRowsHeldByAnotherSession(t *testing.T) {
 	tx := r.begin()
 	_, err := tx.Exec(t.Context(), "SELECT FROM outbox WHERE id = $1 FOR UPDATE", held)
 	r.must(err)
-	asleep, wake := make(chan struct{}), make(chan struct{})
-	var once sync.Once
 	o := r.options(1, 10)
-	o.Sink = hooked{r.sink, func() { once.Do(func() { close(asleep); <-wake }) }}
+	sleep, asleep, wake := pauses()
+	o.Sink = hooked{r.sink, sleep}
 	r.run(o)
 	r.await(asleep)
 	// In the middle of a page the worker has locked no row of the table, and keeps no snapshot.
@@ -172,9 +164,7 @@ func TestRowsHeldByAnotherSession(t *testing.T) {
 	}
 	close(wake)
 	r.oracle().WaitEmpty(t, 20*time.Second)
-	if got := r.entries("order"); !slices.Equal(got, []uuid.UUID{held}) {
-		t.Errorf("published %v, want %v", got, held)
-	}
+	r.streamed("order", held)
 	r.must(tx.Commit(t.Context()))
 }
 

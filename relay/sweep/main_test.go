@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -287,6 +288,14 @@ func (r *rig) entries(typ string) []uuid.UUID {
 	return ids
 }
 
+// streamed checks which entries are in the stream of typ.
+func (r *rig) streamed(typ string, want ...uuid.UUID) {
+	r.tb.Helper()
+	if got := r.entries(typ); !slices.Equal(got, want) {
+		r.tb.Errorf("%s: %d entries, want %d in order: %v, want %v", typ, len(got), len(want), got, want)
+	}
+}
+
 // eventually waits for what, by the condition.
 func (r *rig) eventually(within time.Duration, what string, cond func() bool) {
 	r.tb.Helper()
@@ -336,6 +345,13 @@ func (r *rig) pass() outbox.Pass {
 	p, err := r.store.BeginPass(r.tb.Context(), r.owner)
 	r.must(err)
 	return p
+}
+
+// pauses returns a function that sleeps when it is called for the first time, until wake is closed.
+func pauses() (sleep func(), asleep, wake chan struct{}) {
+	asleep, wake = make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	return func() { once.Do(func() { close(asleep); <-wake }) }, asleep, wake
 }
 
 // begin opens a transaction that ends with the test at the latest.
