@@ -95,31 +95,6 @@ func TestNothingIsConfirmedBeforeItIsSettled(t *testing.T) {
 	}
 }
 
-func TestSettlingOutOfOrderConfirmsOnlyWhatIsContiguous(t *testing.T) {
-	t.Parallel()
-	e := setup(t)
-	c := e.run(t, false)
-	e.insertMany(t, "x", 5)
-	rows := c.wait(t, 5)
-	c.r.Settled(rows[2].End - 1) // not the end of the third: two are settled
-	c.r.Settled(rows[0].End)     // late
-	e.confirmed(t, rows[1].End)
-	e.wantConfirmed(t, rows[1], rows[2])
-	// If Settled is called just before the end of Run, the server still gets the position, and the slot is free when
-	// Run returns.
-	c.r.Settled(rows[3].End)
-	if err := c.stop(); !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
-	}
-	e.wantConfirmed(t, rows[3], rows[4])
-	if st := e.status(t); st.Active {
-		t.Errorf("after the end: %+v", st)
-	}
-	if got := subjects(start(t, c.r, true).wait(t, 1)); got[0] != "x5" {
-		t.Errorf("got %v", got)
-	}
-}
-
 // A confirmed position lives in the server's memory until a checkpoint: after a crash confirmed events come again, and
 // none is missing.
 func TestConfirmedIsNotDurable(t *testing.T) {

@@ -75,23 +75,29 @@ func TestRowsArriveInCommitOrderWithTheirFields(t *testing.T) {
 	}
 }
 
+// Settled confirms what is contiguous, whatever the order of its calls, also just before the end of Run: the server still
+// gets the position, and the slot is free when Run returns.
 func TestRestartResumesExactlyBehindWhatWasSettled(t *testing.T) {
 	t.Parallel()
 	e := setup(t)
 	c := e.run(t, false)
-	for i := range 10 {
-		e.insert(t, fmt.Sprint(i))
-	}
+	e.insertMany(t, "x", 10)
 	rows := c.wait(t, 10)
+	c.r.Settled(rows[2].End - 1) // not the end of the third: two are settled
+	c.r.Settled(rows[0].End)     // late
+	e.confirmed(t, rows[1].End)
+	e.wantConfirmed(t, rows[1], rows[2])
 	c.r.Settled(rows[4].End)
-	e.confirmed(t, rows[4].End)
 	if err := c.stop(); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	e.insert(t, "10") // while nobody reads
+	if st := e.status(t); st.Active {
+		t.Errorf("after the end: %+v", st)
+	}
+	e.insert(t, "y") // while nobody reads
 	e.wantConfirmed(t, rows[4], rows[5])
 	again := start(t, c.r, true)
-	if got, want := subjects(again.wait(t, 6)), []string{"5", "6", "7", "8", "9", "10"}; !slices.Equal(got, want) {
+	if got, want := subjects(again.wait(t, 6)), []string{"x6", "x7", "x8", "x9", "x10", "y"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
