@@ -181,9 +181,7 @@ func TestWhatRelaysDidOnce(t *testing.T) {
 			text, err := os.ReadFile(name)
 			testenv.Must(t, err)
 			var c recording
-			if err = json.Unmarshal(text, &c); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, json.Unmarshal(text, &c))
 			if refused := c.refused(t); (refused != "") != (kind == "refused") {
 				t.Errorf("%s: %s", name, refused)
 			}
@@ -238,9 +236,8 @@ func newRun(t *testing.T, program string, sc scene) *run {
 		plan: parsePlan(sc.plan), procs: map[int]int{},
 	}
 	var err error
-	if r.output, err = os.Create(filepath.Join(t.TempDir(), "output")); err != nil {
-		t.Fatal(err)
-	}
+	r.output, err = os.Create(filepath.Join(t.TempDir(), "output"))
+	testenv.Must(t, err)
 	t.Cleanup(func() {
 		r.end()
 		_ = r.output.Close()
@@ -294,17 +291,12 @@ func (r *run) relay(place int, failpoints ...string) *local.Process {
 // says appends a line of the test to the log.
 func (r *run) says(moment, step string, values ...any) {
 	line, err := json.Marshal(failpoint.Event{Moment: moment, Step: step, Values: values})
-	if err != nil {
-		r.Fatal(err)
-	}
+	testenv.Must(r, err)
 	f, err := os.OpenFile(r.file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		r.Fatal(err)
-	}
+	testenv.Must(r, err)
 	defer f.Close()
-	if _, err = f.Write(append(line, '\n')); err != nil {
-		r.Fatal(err)
-	}
+	_, err = f.Write(append(line, '\n'))
+	testenv.Must(r, err)
 }
 
 type execer interface {
@@ -315,9 +307,7 @@ func (r *run) insert(ctx context.Context, db execer, id uuid.UUID, aggregate str
 	r.Helper()
 	const stmt = "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) " +
 		"VALUES ($1, 'order', $2, 'one', '{}') RETURNING seq"
-	if err := db.QueryRow(ctx, stmt, id, aggregate).Scan(new(int64)); err != nil {
-		r.Fatal(err)
-	}
+	testenv.Must(r, db.QueryRow(ctx, stmt, id, aggregate).Scan(new(int64)))
 }
 
 // commit commits the next transaction of the plan.
@@ -326,9 +316,7 @@ func (r *run) commit() {
 	k := slices.IndexFunc(r.plan.events, func(e event) bool { return int(e.of) == len(r.ids) })
 	n := int(r.plan.events[k].tx)
 	tx, err := r.db.Pool.Begin(r.Context())
-	if err != nil {
-		r.Fatal(err)
-	}
+	testenv.Must(r, err)
 	r.says("before", "insert", n)
 	for _, e := range r.plan.events {
 		if int(e.tx) == n {
@@ -339,9 +327,7 @@ func (r *run) commit() {
 	}
 	r.says("after", "insert", n)
 	r.says("before", "commit", n)
-	if err := tx.Commit(r.Context()); err != nil {
-		r.Fatal(err)
-	}
+	testenv.Must(r, tx.Commit(r.Context()))
 	r.says("after", "commit", n)
 }
 
@@ -435,16 +421,12 @@ func (r *run) end() {
 
 func (r *run) events() (list []failpoint.Event) {
 	text, err := os.ReadFile(r.file)
-	if err != nil {
-		r.Fatal(err)
-	}
+	testenv.Must(r, err)
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		var e failpoint.Event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			r.Fatal(err)
-		}
+		testenv.Must(r, json.Unmarshal(lines.Bytes(), &e))
 		list = append(list, e)
 	}
 	return list
@@ -501,26 +483,20 @@ func (r *run) record() *recording {
 	for _, id := range r.ids {
 		var w row
 		const query = "SELECT part, xid::text::bigint, seq FROM outbox_rows WHERE id = $1"
-		if err := r.db.Pool.QueryRow(r.Context(), query, id).Scan(&w.Part, &w.XID, &w.Seq); err != nil {
-			r.Fatal(err)
-		}
+		testenv.Must(r, r.db.Pool.QueryRow(r.Context(), query, id).Scan(&w.Part, &w.XID, &w.Seq))
 		c.Rows = append(c.Rows, w)
 	}
 	const marks = "SELECT epoch, part, coalesce(settled::text, ''), coalesce(pass::text, ''), coalesce(mode, ''), " +
 		"coalesce(hi, 0), coalesce(cursor, 0) FROM outbox_mark ORDER BY id"
 	rows, err := r.db.Pool.Query(r.Context(), marks)
-	if err != nil {
-		r.Fatal(err)
-	}
+	testenv.Must(r, err)
 	var w notedMark
 	_, err = pgx.ForEachRow(rows, []any{&w.Epoch, &w.Part, &w.Settled, &w.Pass, &w.Mode, &w.High, &w.Cursor},
 		func() error {
 			c.Marks = append(c.Marks, w)
 			return nil
 		})
-	if err != nil {
-		r.Fatal(err)
-	}
+	testenv.Must(r, err)
 	return c
 }
 
@@ -630,9 +606,7 @@ func (r *reader) holds(part int, settled string, hi int64, pass string, high, cu
 			return false
 		}
 		s, err := outbox.ParseSnapshot(text)
-		if err != nil {
-			r.Fatal(err)
-		}
+		testenv.Must(r, err)
 		return s.Sees(uint64(xid))
 	}
 	for e, row := range r.Rows {
@@ -694,9 +668,7 @@ func (r *reader) op(i, end int) *op {
 		}
 	case is(" sink.Sink.Adopt "):
 		epoch, err := strconv.ParseInt(text(v[4]), 10, 64)
-		if err != nil {
-			r.Fatal(err)
-		}
+		testenv.Must(r, err)
 		o.apply = func(w *watch, s state) (list []state) {
 			if s.rd.gate.epoch == int8(epoch-r.Base) {
 				list = append(list, s)
