@@ -7,12 +7,30 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/uuid"
 
 	"posthaste/outbox"
 	"posthaste/relay/stream"
 )
+
+// ordered is an event of an aggregate.
+func ordered(seq int64, aggregate string) *outbox.Record {
+	return &outbox.Record{ID: uuid.New(), Seq: seq, AggregateType: "order", AggregateID: aggregate}
+}
+
+// listing returns the parked events to a refresh.
+func listing(list ...*outbox.Record) func() ([]outbox.Dead, error) {
+	return func() (dead []outbox.Dead, _ error) {
+		for _, e := range list {
+			dead = append(dead, outbox.Dead{
+				ID: e.ID, Seq: e.Seq, AggregateType: e.AggregateType, AggregateID: e.AggregateID,
+			})
+		}
+		return dead, nil
+	}
+}
 
 func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
 	t.Parallel()
@@ -21,91 +39,75 @@ func TestBlocksKeepTheOrderOfAnAggregate(t *testing.T) {
 		t.Error("without block-key something is blocked")
 	}
 	b := newBlocks()
-	ev := func(seq int64, aggregate string) *outbox.Record {
-		return &outbox.Record{ID: uuid.New(), Seq: seq, AggregateType: "order", AggregateID: aggregate}
+	blocked := func(what string, e *outbox.Record, by string) {
+		t.Helper()
+		if got := b.blocker(e); got != by {
+			t.Errorf("%s: blocked by %q, want %q", what, got, by)
+		}
 	}
-	first, second, other := ev(1, "a"), ev(2, "a"), ev(3, "b")
+	first, second := ordered(1, "a"), ordered(2, "a")
 	b.add(first)
-	if got := b.blocker(second); got != first.ID.String() {
-		t.Errorf("the event behind a parked one: blocked by %q, want %s", got, first.ID)
-	}
-	if got := b.blocker(other); got != "" {
-		t.Errorf("another aggregate is blocked by %q", got)
-	}
+	blocked("the event behind a parked one", second, first.ID.String())
+	blocked("another aggregate", ordered(3, "b"), "")
 	b.add(second)
 	// A retry gives the first event a new number; its place stays the first.
-	again, retried := *first, *second
+	again, retried, parked := *first, *second, *second
 	again.Seq, retried.Seq = 10, 11
-	if got := b.blocker(&retried); got != first.ID.String() {
-		t.Errorf("the retried second event: blocked by %q, want the first", got)
-	}
-	if got := b.blocker(&again); got != "" {
-		t.Errorf("the retried first event is blocked by %q", got)
-	}
-	if got := b.blocker(&retried); got != "" {
-		t.Errorf("the second event, retried behind the first, is blocked by %q", got)
-	}
-	early := ev(9, "a")
-	if got := b.blocker(early); got == "" {
+	blocked("the retried second event", &retried, first.ID.String())
+	blocked("the retried first event", &again, "")
+	blocked("the second event, retried behind the first", &retried, "")
+	if b.blocker(ordered(9, "a")) == "" {
 		t.Error("an event before the retried rows overtakes them")
 	}
 	b.add(&again)
-	if got := b.blocker(&retried); got != first.ID.String() {
-		t.Errorf("the retried second event, the first being parked again: blocked by %q, want the first", got)
-	}
-	// The first is published: only the second is parked.
-	err := b.refresh(func() ([]outbox.Dead, error) {
-		return []outbox.Dead{{ID: second.ID, Seq: 2, AggregateType: "order", AggregateID: "a"}}, nil
-	})
-	if err != nil {
+	blocked("the retried second event, the first being parked again", &retried, first.ID.String())
+	if err := b.refresh(listing(&parked)); err != nil { // the first is published
 		t.Fatal(err)
 	}
-	if got := b.blocker(&retried); got != "" {
-		t.Errorf("the retried second event is blocked by %q, though the first is gone", got)
-	}
+	blocked("the retried second event, though the first is gone", &retried, "")
 }
 
 // A retried event that has to wait again stays in front of the events behind its new row.
 func TestBlocksHoldWhatWaitsBehindARetry(t *testing.T) {
 	t.Parallel()
 	b := newBlocks()
-	ev := func(seq int64) *outbox.Record {
-		return &outbox.Record{ID: uuid.New(), Seq: seq, AggregateType: "order", AggregateID: "a"}
-	}
-	first, second := ev(1), ev(2)
+	first, second := ordered(1, "a"), ordered(2, "a")
 	b.add(first)
 	b.add(second)
 	second.Seq, first.Seq = 10, 11 // retried in the wrong order
 	want := []string{first.ID.String(), "", second.ID.String()}
-	if got := b.blockers([]*outbox.Record{second, first, ev(12)}); !slices.Equal(got, want) {
+	if got := b.blockers([]*outbox.Record{second, first, ordered(12, "a")}); !slices.Equal(got, want) {
 		t.Errorf("blocked by %q, want %q", got, want)
 	}
 }
 
-// A refresh keeps an event that is parked while the list of parked events is being read.
+// A refresh keeps an event that is parked while the list of parked events is being read, also if another one begins
+// meanwhile.
 func TestBlocksRefreshKeepsWhatIsParkedMeanwhile(t *testing.T) {
 	t.Parallel()
-	b := newBlocks()
-	parked := &outbox.Record{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
-	err := b.refresh(func() ([]outbox.Dead, error) {
-		b.add(parked) // committed after the list's snapshot
-		return nil, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := b.blocker(&outbox.Record{
-		ID: uuid.New(), Seq: 2, AggregateType: "order",
-		AggregateID: "a",
-	}); got != parked.ID.String() {
-		t.Errorf("blocked by %q, want %s", got, parked.ID)
-	}
-	failure := errors.New("postgres is gone")
-	if err := b.refresh(func() ([]outbox.Dead, error) { return nil, failure }); !errors.Is(err, failure) {
-		t.Errorf("got %v", err)
-	}
-	if b.blocker(&outbox.Record{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
-		t.Error("a failed refresh forgot what was known")
+	for _, another := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b, parked, behind := newBlocks(), ordered(1, "a"), ordered(2, "a")
+			err := b.refresh(func() ([]outbox.Dead, error) {
+				b.add(parked)
+				if another {
+					go func() { _ = b.refresh(listing(parked)) }()
+					synctest.Wait()
+				}
+				return nil, nil // the list is older than the parking
+			})
+			synctest.Wait()
+			if got := b.blocker(behind); err != nil || got != parked.ID.String() {
+				t.Errorf("another %v: blocked by %q, want %s; %v", another, got, parked.ID, err)
+			}
+			failure := errors.New("postgres is gone")
+			if err := b.refresh(func() ([]outbox.Dead, error) { return nil, failure }); !errors.Is(err, failure) {
+				t.Errorf("got %v", err)
+			}
+			if b.blocker(behind) == "" {
+				t.Error("a failed refresh forgot what was known")
+			}
+		})
 	}
 }
 
@@ -124,33 +126,6 @@ func TestReasonsOfErrors(t *testing.T) {
 	}
 	if got := slotReason(fmt.Errorf("x: %w", outbox.ErrSuperseded)); got != outbox.ReasonFenced {
 		t.Errorf("superseded: %s", got)
-	}
-}
-
-// Of two concurrent refreshes, the one that began first keeps the events that were parked while the second was reading.
-func TestBlocksRefreshesDoNotMeet(t *testing.T) {
-	t.Parallel()
-	b := newBlocks()
-	parked := &outbox.Record{ID: uuid.New(), Seq: 1, AggregateType: "order", AggregateID: "a"}
-	reading, second := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(second)
-		<-reading
-		_ = b.refresh(func() ([]outbox.Dead, error) {
-			return []outbox.Dead{{ID: parked.ID, Seq: 1, AggregateType: "order", AggregateID: "a"}}, nil
-		})
-	}()
-	err := b.refresh(func() ([]outbox.Dead, error) {
-		close(reading)
-		b.add(parked)
-		return nil, nil // the list is older than the parking
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-second
-	if b.blocker(&outbox.Record{ID: uuid.New(), Seq: 2, AggregateType: "order", AggregateID: "a"}) == "" {
-		t.Error("a parked event was forgotten")
 	}
 }
 
