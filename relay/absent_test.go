@@ -36,18 +36,12 @@ func TestOthersGoOnBesideAStreamThatCannotBeAdopted(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		before, after, active outbox.Mode
-		change                func(w *world)
+		another               bool
 	}{
-		"to poll": {outbox.ModeCDC, outbox.ModePoll, outbox.ModePoll, nil},
-		"to cdc":  {outbox.ModePoll, outbox.ModeAuto, outbox.ModeCDC, nil},
-		"another leader polls": {outbox.ModePoll, outbox.ModePoll, outbox.ModePoll, func(w *world) {
-			w.instances[0].die(true)
-			w.replace()
-		}},
-		"another leader streams": {outbox.ModeCDC, outbox.ModeCDC, outbox.ModeCDC, func(w *world) {
-			w.instances[0].die(true)
-			w.replace()
-		}},
+		"to poll":                {outbox.ModeCDC, outbox.ModePoll, outbox.ModePoll, false},
+		"to cdc":                 {outbox.ModePoll, outbox.ModeAuto, outbox.ModeCDC, false},
+		"another leader polls":   {outbox.ModePoll, outbox.ModePoll, outbox.ModePoll, true},
+		"another leader streams": {outbox.ModeCDC, outbox.ModeCDC, outbox.ModeCDC, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -57,17 +51,17 @@ func TestOthersGoOnBesideAStreamThatCannotBeAdopted(t *testing.T) {
 				w.do(func() {
 					w.rd.away["outbox.order"] = true
 					w.pg.state.Desired = c.after
-					if c.change != nil {
-						c.change(w)
+					if c.another {
+						w.instances[0].die(true)
+						w.replace()
 					}
 				})
 				elapse(10 * time.Second)
 				row, fresh := w.event("user", "a"), w.event("item", "a")
 				elapse(5 * time.Second)
+				w.arrives(row, true)
+				w.arrives(fresh, true)
 				w.do(func() {
-					if !w.rd.has("outbox.user", row.ID) || !w.rd.has("outbox.item", fresh.ID) {
-						t.Error("the events of the other streams are not published")
-					}
 					if st := w.pg.state; st.Active != c.active || st.Owner.Epoch == epoch || st.Sink != incomplete {
 						t.Errorf("state %+v, epoch %d before", st, epoch)
 					}
@@ -83,12 +77,8 @@ func TestOthersGoOnBesideAStreamThatCannotBeAdopted(t *testing.T) {
 				if h.Ready || !strings.HasPrefix(h.Reasons[0], "streams: publishing to outbox.order") {
 					t.Errorf("health %+v", h)
 				}
-				w.do(func() {
-					if w.rd.has("outbox.order", late.ID) {
-						t.Error("a stream was published to that does not answer")
-					}
-					w.rd.away["outbox.order"] = false
-				})
+				w.arrives(late, false)
+				w.away(false, "outbox.order")
 				w.settles(c.active)
 				w.do(func() {
 					if st := w.pg.state; st.Owner.Epoch != epoch+2 || st.Sink == incomplete {
@@ -113,8 +103,7 @@ func TestAStreamIsAdoptedWhenItAnswersAgain(t *testing.T) {
 			w.event("order", "a")
 			w.settles(mode)
 			w.follows("outbox.order")
-			elapse(20 * time.Second)
-			w.do(func() {
+			w.later(20*time.Second, func() {
 				if w.pg.state.Sink != incomplete || w.pg.state.Active != mode {
 					t.Errorf("state %+v", w.pg.state)
 				}
@@ -160,8 +149,7 @@ func TestAStreamIsAdoptedBesideAnotherThatHangs(t *testing.T) {
 		w.launch(i)
 		elapse(20 * time.Second)
 		failing.Store(true)
-		elapse(time.Second)
-		w.do(func() {
+		w.later(time.Second, func() {
 			if w.pg.state.Sink != incomplete {
 				t.Errorf("state %+v", w.pg.state)
 			}
@@ -190,7 +178,7 @@ func TestEveryStreamFailsInAStepOfItsOwn(t *testing.T) {
 			t.Errorf("%d adoptions, health %+v", n, h)
 		}
 		failing.Store(false)
-		w.do(func() { w.rd.away["outbox.order"] = false })
+		w.away(false, "outbox.order")
 		w.event("order", "a")
 		w.ends(outbox.ModeCDC)
 	})
@@ -204,7 +192,7 @@ func TestAnAdoptionWaitsAMoment(t *testing.T) {
 		w.rd.away["outbox.order"] = true
 		w.start("one")
 		elapse(blockedWait / 2)
-		w.do(func() { w.rd.away["outbox.order"] = false })
+		w.away(false, "outbox.order")
 		w.event("order", "a")
 		w.settles(outbox.ModeCDC)
 		if st := w.pg.state; st.Owner.Epoch != 1 || st.Sink == incomplete {
@@ -250,13 +238,8 @@ func TestTheKeyOfAShardedTypeIsAway(t *testing.T) {
 		elapse(10 * time.Second)
 		row := w.event("user", "a")
 		elapse(2 * time.Minute)
-		w.do(func() {
-			if !w.rd.has(w.pg.stream(row), row.ID) {
-				h := w.instances[1].relay.Health()
-				t.Errorf("the other stream stands still for two minutes; health %+v", h)
-			}
-			w.rd.away["outbox.order#sharded"] = false
-		})
+		w.arrives(row, true)
+		w.away(false, "outbox.order#sharded")
 		w.ends(outbox.ModePoll)
 	})
 }
@@ -280,22 +263,15 @@ func TestAFollowerOfAnAnonymousServer(t *testing.T) {
 			})
 			elapse(8 * time.Second)
 			w.replace()
-			elapse(5 * time.Second)
-			w.do(func() { w.rd.revert("outbox.order", old) })
+			w.later(5*time.Second, func() { w.rd.revert("outbox.order", old) })
 			w.event("order", "a")
 			elapse(3 * time.Second)
-			w.do(func() { w.rd.away["outbox.order"] = false })
+			w.away(false, "outbox.order")
 			w.settles(outbox.ModePoll)
 			elapse(10 * time.Second)
-			w.do(func() {
-				var seqs []int64
-				for _, e := range w.rd.streams["outbox.order"].entries {
-					seqs = append(seqs, e.Seq)
-				}
-				if len(seqs) != 3 || !slices.IsSorted(seqs) {
-					t.Errorf("published %v", seqs)
-				}
-			})
+			if seqs := w.published("outbox.order"); len(seqs) != 3 || !slices.IsSorted(seqs) {
+				t.Errorf("published %v", seqs)
+			}
 		})
 	}
 }
@@ -314,12 +290,8 @@ func TestAnAdoptionWaitsIfPostgresHasGoneBack(t *testing.T) {
 		elapse(time.Minute)
 		row := w.event("user", "a")
 		elapse(time.Minute)
-		w.do(func() {
-			if w.rd.has("outbox.user", row.ID) {
-				t.Error("an event is published before the stream is compared")
-			}
-			w.rd.away["outbox.order"] = false
-		})
+		w.arrives(row, false) // before the stream is compared
+		w.away(false, "outbox.order")
 		h := w.instances[1].relay.Health()
 		if h.Ready || !strings.HasPrefix(h.Reasons[0], "restore: postgres has gone") {
 			t.Errorf("health %+v", h)
@@ -334,30 +306,20 @@ func TestAStreamThatWasLeftOutAnswersFirst(t *testing.T) {
 	inWorld(t, Options{}, func(w *world) {
 		w.leads(outbox.ModePoll)
 		w.follows("outbox.order")
-		for range 20000 {
-			elapse(500 * time.Microsecond)
-			left := false
-			w.do(func() {
+		for n, left := 0, false; n < 20000 && !left; n++ {
+			w.later(500*time.Microsecond, func() {
 				if left = w.pg.state.Sink == incomplete; left {
 					w.rd.away["outbox.user"] = true
 				}
 			})
-			if left {
-				break
-			}
 		}
 		elapse(5 * time.Second)
-		w.do(func() { w.rd.away["outbox.order"] = false })
+		w.away(false, "outbox.order")
 		elapse(10 * time.Second)
 		row := w.event("order", "a")
 		elapse(2 * time.Minute)
-		w.do(func() {
-			if !w.rd.has("outbox.order", row.ID) {
-				t.Errorf("a stream that answers stands still for two minutes: %+v, %+v", w.instances[1].relay.Health(),
-					w.pg.state)
-			}
-			w.rd.away["outbox.user"] = false
-		})
+		w.arrives(row, true)
+		w.away(false, "outbox.user")
 		w.ends(outbox.ModePoll)
 	})
 }

@@ -18,15 +18,6 @@ import (
 	"posthaste/relay/stream"
 )
 
-// away makes the servers of streams stop answering, or answer again.
-func (r *rig) away(gone bool, streams ...string) {
-	r.do(func() {
-		for _, s := range streams {
-			r.rd.away[s] = gone
-		}
-	})
-}
-
 // freeze makes the servers of streams take calls, and answer none; thaw has them answer.
 func (r *rig) freeze(streams ...string) (thaw func()) {
 	done := make(chan struct{})

@@ -37,7 +37,7 @@ var scenarios = map[string]scenario{
 	"toggles": {standby: true, story: func(w *world) {
 		for _, m := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModePoll, outbox.ModeAuto} {
 			elapse(900 * time.Millisecond)
-			w.do(func() { w.pg.state.Desired = m })
+			w.wants(m)
 		}
 	}},
 	"open transaction": {story: func(w *world) {
@@ -47,8 +47,7 @@ var scenarios = map[string]scenario{
 	}},
 	"budget": {o: Options{WALBudget: 20_000}, story: func(w *world) {
 		tx := w.begin("user y")
-		elapse(7 * time.Second)
-		w.do(func() { w.grow(18_000) })
+		w.later(7*time.Second, func() { w.grow(18_000) })
 		elapse(2 * time.Second)
 		tx.write()
 		w.do(func() { w.grow(18_000) })
@@ -56,51 +55,39 @@ var scenarios = map[string]scenario{
 		tx.show()
 	}},
 	"redis": {story: func(w *world) {
-		elapse(1500 * time.Millisecond)
-		w.do(w.rd.restart)
-		elapse(time.Second)
-		w.do(w.rd.flush)
-		elapse(time.Second)
-		w.do(func() { w.rd.down = true })
-		elapse(time.Second)
-		w.do(func() { w.rd.down = false; w.rd.restart() })
+		w.later(1500*time.Millisecond, w.rd.restart)
+		w.later(time.Second, w.rd.flush)
+		w.later(time.Second, func() { w.rd.down = true })
+		w.later(time.Second, func() { w.rd.down = false; w.rd.restart() })
 	}},
 	// Redis goes back in time as a whole, or a part of it does, under both ways.
 	"redis goes back": {standby: true, story: func(w *world) {
 		for _, m := range []outbox.Mode{outbox.ModeAuto, outbox.ModePoll} {
-			w.do(func() { w.pg.state.Desired = m })
+			w.wants(m)
 			elapse(1300 * time.Millisecond)
 			var old *redis
 			w.do(func() { old = w.rd.copy() })
-			elapse(700 * time.Millisecond)
-			w.do(func() { w.rd.back(old) })
-			elapse(900 * time.Millisecond)
-			w.do(func() { w.rd.drop("outbox.order") })
-			elapse(900 * time.Millisecond)
-			w.do(func() { delete(w.rd.gates, "outbox.order") })
-			elapse(600 * time.Millisecond)
-			w.do(func() { old = w.rd.copy() })
-			elapse(600 * time.Millisecond)
-			w.do(func() { w.rd.gates = old.gates }) // they alone
-			elapse(400 * time.Millisecond)
-			w.do(func() { w.rd.flush(); w.rd.restart() })
-			elapse(200 * time.Millisecond)
-			w.do(w.rd.flush)
+			w.later(700*time.Millisecond, func() { w.rd.back(old) })
+			w.later(900*time.Millisecond, func() { w.rd.drop("outbox.order") })
+			w.later(900*time.Millisecond, func() { delete(w.rd.gates, "outbox.order") })
+			w.later(600*time.Millisecond, func() { old = w.rd.copy() })
+			w.later(600*time.Millisecond, func() { w.rd.gates = old.gates }) // they alone
+			w.later(400*time.Millisecond, func() { w.rd.flush(); w.rd.restart() })
+			w.later(200*time.Millisecond, w.rd.flush)
 		}
-		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+		w.wants(outbox.ModeAuto)
 	}},
 	// The server of one stream is down and the others are up. It returns as it was, or restarted, or all have lost
 	// everything. An event follows one of a transaction that also has an event for the server that is down.
 	"apart": {o: Options{}, story: func(w *world) {
 		for round := range 4 {
 			elapse(1300 * time.Millisecond)
-			w.do(func() { w.rd.away["outbox.order"] = true })
+			w.away(true, "outbox.order")
 			elapse(700 * time.Millisecond)
 			w.commits("user q", "order p", "user q")
 			elapse(100 * time.Millisecond)
 			w.commits("user q")
-			elapse(700 * time.Millisecond)
-			w.do(func() {
+			w.later(700*time.Millisecond, func() {
 				w.rd.away["outbox.order"] = false
 				switch round {
 				case 1:
@@ -118,8 +105,7 @@ var scenarios = map[string]scenario{
 			var old *redis
 			w.do(func() { old = w.rd.copy() })
 			w.event("order", "p")
-			elapse(900 * time.Millisecond)
-			w.do(func() {
+			w.later(900*time.Millisecond, func() {
 				w.rd.away["outbox.order"] = true
 				w.pg.state.Desired = []outbox.Mode{outbox.ModePoll, outbox.ModeAuto}[round%2]
 			})
@@ -129,8 +115,7 @@ var scenarios = map[string]scenario{
 				w.do(func() { w.rd.flush(); w.rd.restart() })
 			}
 			w.event("user", "q")
-			elapse(time.Second)
-			w.do(func() {
+			w.later(time.Second, func() {
 				w.rd.away["outbox.order"] = false
 				switch round {
 				case 1:
@@ -142,19 +127,18 @@ var scenarios = map[string]scenario{
 				}
 			})
 		}
-		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+		w.wants(outbox.ModeAuto)
 	}},
 	// Another database shares the streams, and is the first to publish after a loss, or not.
 	"shared": {standby: true, story: func(w *world) {
 		beside := func(times int) {
 			for range times {
-				elapse(170 * time.Millisecond)
-				w.do(func() { w.rd.neighbour("outbox.order"); w.rd.neighbour("outbox.user") })
+				w.later(170*time.Millisecond, func() { w.rd.neighbour("outbox.order"); w.rd.neighbour("outbox.user") })
 			}
 		}
 		both := func(f func(name string)) { f("outbox.order"); f("outbox.user") }
 		for _, m := range []outbox.Mode{outbox.ModeAuto, outbox.ModePoll} {
-			w.do(func() { w.pg.state.Desired = m })
+			w.wants(m)
 			beside(6)
 			w.do(func() { both(w.rd.drop); both(w.rd.neighbour) }) // it is first
 			beside(3)
@@ -171,13 +155,11 @@ var scenarios = map[string]scenario{
 			w.do(func() { delete(w.rd.gates, "outbox.order"); delete(w.rd.neighbours, "outbox.user") })
 			beside(3)
 		}
-		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+		w.wants(outbox.ModeAuto)
 	}},
 	"slot": {story: func(w *world) {
-		elapse(1500 * time.Millisecond)
-		w.do(w.dropSlot)
-		elapse(time.Second)
-		w.do(func() {
+		w.later(1500*time.Millisecond, w.dropSlot)
+		w.later(time.Second, func() {
 			if w.pg.slot != nil {
 				w.pg.slot.lost = true
 				if ws := w.pg.slot.active; ws != nil {
@@ -185,26 +167,25 @@ var scenarios = map[string]scenario{
 				}
 			}
 		})
-		elapse(time.Second)
-		w.do(func() { w.pg.unpublished = true })
+		w.later(time.Second, func() { w.pg.unpublished = true })
 	}},
 	// A commit is streamed long before it is visible, and the mode changes twice until then.
 	"held back": {standby: true, story: func(w *world) {
 		elapse(1500 * time.Millisecond)
 		tx := w.writes("order v")
 		elapse(time.Second)
-		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
+		w.wants(outbox.ModePoll)
 		elapse(4 * time.Second)
 		tx.show()
 		again := w.writes("order v")
-		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+		w.wants(outbox.ModeAuto)
 		elapse(3 * time.Second)
 		again.show()
 	}},
 	// Another program moves the idle slot past a commit that is not visible yet.
 	"moved": {led: true, story: func(w *world) {
 		elapse(time.Second)
-		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
+		w.wants(outbox.ModePoll)
 		w.eventually("it is swept", time.Minute, func() bool {
 			return w.pg.state.Active == outbox.ModePoll && (w.pg.slot == nil || w.pg.slot.active == nil)
 		})
@@ -212,7 +193,7 @@ var scenarios = map[string]scenario{
 		tx := w.writes("order x")
 		w.do(w.moveSlot)
 		elapse(time.Second)
-		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+		w.wants(outbox.ModeAuto)
 		elapse(7 * time.Second)
 		tx.show()
 	}},
@@ -220,12 +201,11 @@ var scenarios = map[string]scenario{
 	"crash": {standby: true, story: func(w *world) {
 		for _, m := range []outbox.Mode{outbox.ModeAuto, outbox.ModePoll, outbox.ModePoll, outbox.ModeAuto} {
 			elapse(1700 * time.Millisecond)
-			w.do(func() { w.pg.state.Desired = m })
+			w.wants(m)
 			for range 3 {
 				w.begin().rollback()
 			}
-			elapse(300 * time.Millisecond)
-			w.do(w.pg.crash)
+			w.later(300*time.Millisecond, w.pg.crash)
 		}
 	}},
 	// A transaction is larger than the window, and runs concurrently with others.
@@ -244,7 +224,7 @@ var scenarios = map[string]scenario{
 		defer stop()
 		for n, shards := range []int{4, 16, 1, 2} {
 			elapse(700 * time.Millisecond)
-			w.do(func() { w.pg.state.Desired = []outbox.Mode{outbox.ModeAuto, outbox.ModePoll}[n%2] })
+			w.wants([]outbox.Mode{outbox.ModeAuto, outbox.ModePoll}[n%2])
 			elapse(time.Second)
 			// A commit that is streamed, and is not visible before the change has begun.
 			tx := w.writes("order v")
@@ -254,7 +234,7 @@ var scenarios = map[string]scenario{
 			tx.show()
 			finish()
 		}
-		w.do(func() { w.pg.state.Desired = outbox.ModeAuto })
+		w.wants(outbox.ModeAuto)
 	}},
 	// The same, and another database publishes to the same streams, to new ones first or not.
 	"layout shared": {story: func(w *world) {
@@ -263,8 +243,7 @@ var scenarios = map[string]scenario{
 		for _, shards := range []int{2, 1} {
 			finish := w.spread(shards)
 			for n := range 20 {
-				elapse(170 * time.Millisecond)
-				w.do(func() {
+				w.later(170*time.Millisecond, func() {
 					w.rd.neighbour("outbox.order")
 					w.rd.neighbour(outbox.ShardName("outbox.order", n%2))
 					if n == 15 {
@@ -282,23 +261,20 @@ var scenarios = map[string]scenario{
 		for _, shards := range []int{2, 1, 4} {
 			elapse(900 * time.Millisecond)
 			w.spread(shards)()
-			elapse(400 * time.Millisecond)
-			w.do(func() {
+			w.later(400*time.Millisecond, func() {
 				for name := range w.rd.streams {
 					if len(name)%2 == 0 {
 						w.rd.drop(name)
 					}
 				}
 			})
-			elapse(400 * time.Millisecond)
-			w.do(func() { w.rd.flush(); w.rd.restart() })
+			w.later(400*time.Millisecond, func() { w.rd.flush(); w.rd.restart() })
 		}
 	}},
 	// Instances with another prefix replace the others, under load, and Redis loses the streams of both.
 	"prefix": {standby: true, story: func(w *world) {
 		for _, prefix := range []string{"events.", "outbox."} {
-			elapse(900 * time.Millisecond)
-			w.do(func() {
+			w.later(900*time.Millisecond, func() {
 				w.prefix = prefix
 				w.replace()
 				w.replace()
@@ -314,8 +290,7 @@ var scenarios = map[string]scenario{
 				elapse(100 * time.Millisecond)
 			}
 			w.eventually("the prefix is another one", 5*time.Minute, func() bool { return w.pg.state.Prefix == prefix })
-			elapse(700 * time.Millisecond)
-			w.do(func() { w.rd.flush(); w.rd.restart() })
+			w.later(700*time.Millisecond, func() { w.rd.flush(); w.rd.restart() })
 		}
 	}},
 	"skip":      {standby: true, story: poisonous},
@@ -386,8 +361,7 @@ func poisonous(w *world) {
 	}
 	w.do(func() { w.rd.wrongType["outbox.item"] = true })
 	w.event("item", "r")
-	elapse(2 * time.Second)
-	w.do(func() { w.rd.wrongType["outbox.item"] = false })
+	w.later(2*time.Second, func() { w.rd.wrongType["outbox.item"] = false })
 	w.event("item", "s")
 }
 

@@ -157,7 +157,7 @@ func TestWhatRefusesAHandOver(t *testing.T) {
 		failures int
 	}{
 		"a toggle": {func(w *world) {
-			w.do(func() { w.pg.state.Desired = outbox.ModePoll })
+			w.wants(outbox.ModePoll)
 		}, fault{}, onOver, 0},
 		"a gap":           {func(w *world) { w.do(w.rd.flush); w.event("order", "a") }, fault{}, onOver, 0},
 		"a dropped slot":  {func(w *world) { w.do(w.dropSlot) }, fault{}, onNotReady, 1},
@@ -208,7 +208,7 @@ func TestEventsDoNotWaitForTheSlotToBeMoved(t *testing.T) {
 			time.AfterFunc(2*time.Second, func() {
 				w.event("order", "a")
 				if c.toggled {
-					w.do(func() { w.pg.state.Desired = outbox.ModePoll })
+					w.wants(outbox.ModePoll)
 				}
 			})
 			time.AfterFunc(callLimit-time.Second, func() { published.Store(int64(len(w.published("outbox.order")))) })

@@ -92,7 +92,7 @@ func TestPollingEndsWhenThePipeIsFree(t *testing.T) {
 		w.start("one")
 		pass(time.Second)
 		other := w.shares()
-		w.do(func() { w.pg.state.Desired = outbox.ModeCDC })
+		w.wants(outbox.ModeCDC)
 		pass(10 * time.Second)
 		if w.pg.state.Active != outbox.ModePoll || w.pg.state.Owner.Epoch != 1 {
 			t.Errorf("active %s under epoch %d beside another poller", w.pg.state.Active, w.pg.state.Owner.Epoch)
@@ -304,7 +304,7 @@ func TestASweepEndsWhenPollingIsWanted(t *testing.T) {
 		if p := i.relay.Status().Phase; p != string(phaseSweep) || w.pg.alone == nil {
 			t.Errorf("it is in %s", p)
 		}
-		w.do(func() { w.pg.state.Desired = outbox.ModePoll })
+		w.wants(outbox.ModePoll)
 		pass(5 * time.Second)
 		if p := i.relay.Status().Phase; p != string(phasePoll) || w.pg.alone != nil {
 			t.Errorf("it is in %s, and the pipe is held alone: %v", p, w.pg.alone != nil)

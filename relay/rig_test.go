@@ -180,6 +180,28 @@ func (w *world) published(stream string) (seqs []int64) {
 	return seqs
 }
 
+// away makes the servers of streams stop answering, or answer again.
+func (w *world) away(gone bool, streams ...string) {
+	w.do(func() {
+		for _, s := range streams {
+			w.rd.away[s] = gone
+		}
+	})
+}
+
+// wants sets the mode that is wanted.
+func (w *world) wants(mode outbox.Mode) { w.do(func() { w.pg.state.Desired = mode }) }
+
+// arrives checks that an event is in its stream, or not.
+func (w *world) arrives(row *tableRow, want bool) {
+	w.t.Helper()
+	w.do(func() {
+		if name := w.pg.stream(row); w.rd.has(name, row.ID) != want {
+			w.t.Errorf("event %d is in %s: %v; %s", row.Seq, name, !want, w.describe())
+		}
+	})
+}
+
 // calls lists the calls made, in order, except those named in but.
 func (w *world) calls(from int, but ...string) (names []string) {
 	skip := map[string]bool{}

@@ -109,6 +109,12 @@ func (w *world) grow(bytes int) {
 // [pass].
 func elapse(d time.Duration) { _ = pause.For(context.Background(), d) }
 
+// later lets time pass, and then runs f on the world from outside.
+func (w *world) later(d time.Duration, f func()) {
+	elapse(d)
+	w.do(f)
+}
+
 // eventually waits until cond holds, which is asked with mu held.
 func (w *world) eventually(what string, within time.Duration, cond func() bool) {
 	w.t.Helper()
