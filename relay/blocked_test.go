@@ -112,9 +112,7 @@ func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 		rows := r.both("order", "user") // as before
 		r.s.chunks <- chunk(rows...)
 		pass(3 * time.Second)
-		if r.owedRows() != 0 || r.i.settled != rows[1].End {
-			t.Errorf("%d rows are owed afterwards", r.owedRows())
-		}
+		r.settlesTo(rows[1].End)
 	})
 }
 
@@ -294,9 +292,8 @@ func TestTheWindowBoundsWhatAGateRemembers(t *testing.T) {
 		}
 		r.away(false, "outbox.order")
 		pass(60 * time.Second)
-		if n := len(r.published("outbox.user")); n != 102 || r.owedRows() != 0 {
-			t.Errorf("%d events are published, want 102; %d are owed", n, r.owedRows())
-		}
+		r.publishes("outbox.user", 102)
+		r.owes(0)
 	})
 }
 

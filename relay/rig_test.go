@@ -248,6 +248,22 @@ func (w *world) owes(want int) {
 	}
 }
 
+// settlesTo checks that everything is settled, and that the slot is told so.
+func (r *rig) settlesTo(end outbox.LSN) {
+	r.t.Helper()
+	if r.owes(0); r.i.settled != end {
+		r.t.Errorf("the slot is told %v, want %v", r.i.settled, end)
+	}
+}
+
+// goesOn checks that a part has not ended.
+func (r *rig) goesOn(done <-chan error) {
+	r.t.Helper()
+	if len(done) > 0 {
+		r.t.Errorf("ended with %v", <-done)
+	}
+}
+
 func (w *world) must(err error) {
 	w.t.Helper()
 	if err != nil {

@@ -119,9 +119,7 @@ func TestALongTransactionHoldsUpNobody(t *testing.T) {
 		soon()
 		r.s.chunks <- chunk(long.delivered()...)
 		pass(3 * time.Second)
-		if r.i.settled != long.end || r.owedRows() != 0 {
-			t.Errorf("then the slot is told %v, want %v; %d rows are owed", r.i.settled, long.end, r.owedRows())
-		}
+		r.settlesTo(long.end)
 	})
 }
 
@@ -185,9 +183,7 @@ func TestAnUndoneTransactionIsPassedAround(t *testing.T) {
 			late.End = row.tx.end
 			r.s.chunks <- chunk(late)
 			pass(3 * time.Second)
-			if r.owedRows() != 0 || r.i.settled != late.End {
-				t.Errorf("row %d: then %d rows are owed", undone, r.owedRows())
-			}
+			r.settlesTo(late.End)
 		})
 	}
 }
@@ -234,9 +230,7 @@ func TestADeletedRowIsNoEvidence(t *testing.T) {
 		r.owes(2)
 		r.s.chunks <- chunk(rows[2])
 		pass(3 * time.Second)
-		if r.owedRows() != 0 || r.i.settled != rows[2].End {
-			t.Errorf("then %d rows are owed; the slot is told %v", r.owedRows(), r.i.settled)
-		}
+		r.settlesTo(rows[2].End)
 	})
 }
 
@@ -264,9 +258,7 @@ func TestWhatIsOnItsWayIsNotMissed(t *testing.T) {
 			}
 		}
 		pass(10 * time.Second)
-		if len(settling) > 0 {
-			t.Errorf("ended with %v", <-settling)
-		}
+		r.goesOn(settling)
 	})
 }
 
@@ -325,9 +317,8 @@ func TestWhatWasSettledLongAgo(t *testing.T) {
 		pass(3 * time.Second)
 		r.s.chunks <- chunk(r.commit("done")...)
 		pass(3 * time.Second)
-		if n := len(r.published("outbox.order")); n != 2 || r.owedRows() != 0 {
-			t.Errorf("%d events are published, %d rows are owed", n, r.owedRows())
-		}
+		r.publishes("outbox.order", 2)
+		r.owes(0)
 	})
 }
 
@@ -345,9 +336,7 @@ func TestACrashIsNoMissedRow(t *testing.T) {
 		pass(3 * time.Second)
 		r.s.chunks <- outbox.Chunk{Position: r.pg.wal}
 		pass(3 * time.Second)
-		if len(settling) > 0 {
-			t.Errorf("ended with %v", <-settling)
-		}
+		r.goesOn(settling)
 	})
 }
 
@@ -579,9 +568,7 @@ func TestSettlingAcrossACrash(t *testing.T) {
 		}
 		r.s.chunks <- chunk(again.delivered()...)
 		pass(3 * time.Second)
-		if r.owedRows() != 0 || r.i.settled != again.end {
-			t.Errorf("%d rows are owed; the slot is told %v, want %v", r.owedRows(), r.i.settled, again.end)
-		}
+		r.settlesTo(again.end)
 	})
 }
 

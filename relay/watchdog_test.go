@@ -39,17 +39,12 @@ func TestWatchdog(t *testing.T) {
 		"the table says nothing, and then nothing moves": {at: func(s int64) state {
 			return state{deaf: true, moves: min(s, 50)}
 		}, all: 50*time.Second + stallAfter},
-		"a part stands": {at: func(s int64) state {
-			return state{
-				first: map[int16]int64{1: 7, 2: s},
-				moves: s,
-			}
-		}, part: partStallAfter},
+		"a part stands": {
+			at:   func(s int64) state { return state{first: map[int16]int64{1: 7, 2: s}, moves: s} },
+			part: partStallAfter,
+		},
 		"a part waits its turn": {at: func(s int64) state {
-			return state{
-				first: map[int16]int64{1: s / 100, 2: s},
-				moves: s,
-			}
+			return state{first: map[int16]int64{1: s / 100, 2: s}, moves: s}
 		}},
 		"another instance sweeps": {
 			at:   func(s int64) state { return state{first: map[int16]int64{1: 7, 2: s}} },

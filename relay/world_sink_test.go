@@ -36,29 +36,19 @@ func sinkCommand(ctx context.Context, i *instance, name string, effect func(r *r
 	return err
 }
 
-// thawed waits until the servers of streams answer. What it was asked before then is not done.
-func (i *instance) thawed(ctx context.Context, streams ...string) error {
-	for _, name := range streams {
-		var frozen chan struct{}
-		i.w.do(func() { frozen = i.w.rd.frozen[name] })
-		if frozen == nil {
-			continue
-		}
-		select {
-		case <-frozen:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+// thawed waits until the server of a stream answers. What it was asked before then is not done.
+func (i *instance) thawed(ctx context.Context, stream string) error {
+	var frozen chan struct{}
+	i.w.do(func() { frozen = i.w.rd.frozen[stream] })
+	if frozen == nil {
+		return nil
 	}
-	return nil
-}
-
-// marked are the streams of marks.
-func marked(marks []outbox.Mark) (streams []string) {
-	for _, m := range marks {
-		streams = append(streams, m.Stream)
+	select {
+	case <-frozen:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return streams
 }
 
 func (s memSink) Bind(ctx context.Context) (string, error) {
@@ -182,23 +172,24 @@ func (s memSink) Check(ctx context.Context, o outbox.Owner, streams []string) er
 }
 
 func (s memSink) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
+	return s.marks(ctx, "Sink.Confirm", marks, func(r *redis, marks []outbox.Mark) error { return r.confirm(o, marks) })
+}
+
+// marks makes a call about marks.
+func (s memSink) marks(
+	ctx context.Context, name string, marks []outbox.Mark, effect func(r *redis, marks []outbox.Mark) error,
+) error {
 	marks = slices.Clone(marks)
-	if err := s.i.thawed(ctx, marked(marks)...); err != nil {
-		return err
+	for _, m := range marks {
+		if err := s.i.thawed(ctx, m.Stream); err != nil {
+			return err
+		}
 	}
-	return sinkCommand(ctx, s.i, "Sink.Confirm", func(r *redis) error {
-		return r.confirm(o, marks)
-	})
+	return sinkCommand(ctx, s.i, name, func(r *redis) error { return effect(r, marks) })
 }
 
 func (s memSink) Settled(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
-	marks = slices.Clone(marks)
-	if err := s.i.thawed(ctx, marked(marks)...); err != nil {
-		return err
-	}
-	return sinkCommand(ctx, s.i, "Sink.Settled", func(r *redis) error {
-		return r.settle(o, marks)
-	})
+	return s.marks(ctx, "Sink.Settled", marks, func(r *redis, marks []outbox.Mark) error { return r.settle(o, marks) })
 }
 
 func (s memSink) ForgetDoubt(ctx context.Context, o outbox.Owner, stream string) error {
