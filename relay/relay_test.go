@@ -215,45 +215,40 @@ func TestAStopIsRecorded(t *testing.T) {
 func TestTheSinkIsWatched(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{"": "redis: no replicas", "nats": "nats: no replicas"} {
-		watchTheSink(t, name, want)
-	}
-}
-
-func watchTheSink(t *testing.T, name, want string) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		var trouble atomic.Pointer[string]
-		r := New(Options{SinkName: name, SinkReady: func(ctx context.Context) error {
-			why := trouble.Load()
-			if why == nil {
-				return nil
+		synctest.Test(t, func(t *testing.T) {
+			var trouble atomic.Pointer[string]
+			r := New(Options{SinkName: name, SinkReady: func(ctx context.Context) error {
+				why := trouble.Load()
+				if why == nil {
+					return nil
+				}
+				<-ctx.Done() // it does not answer
+				return errors.New(*why)
+			}})
+			replicas, stopping := "no replicas", "asked while stopping"
+			r.health.clear(conditionPostgres)
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { r.watchSink(ctx); close(done) }()
+			trouble.Store(&replicas)
+			pass(5 * time.Second)
+			if h := r.Health(); h.Ready || !slices.Equal(h.Reasons, []string{want}) || h.Role != "standby" {
+				t.Errorf("health %+v", h)
 			}
-			<-ctx.Done() // it does not answer
-			return errors.New(*why)
-		}})
-		replicas, stopping := "no replicas", "asked while stopping"
-		r.health.clear(conditionPostgres)
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { r.watchSink(ctx); close(done) }()
-		trouble.Store(&replicas)
-		pass(5 * time.Second)
-		if h := r.Health(); h.Ready || !slices.Equal(h.Reasons, []string{want}) || h.Role != "standby" {
-			t.Errorf("health %+v", h)
-		}
-		trouble.Store(nil)
-		pass(5 * time.Second)
-		if h := r.Health(); !h.Ready {
-			t.Errorf("health %+v", h)
-		}
-		trouble.Store(&stopping)
-		pass(1500 * time.Millisecond)
-		stop()
-		<-done
-		if h := r.Health(); !h.Ready {
-			t.Errorf("after the stop: %+v", h)
-		}
-	})
+			trouble.Store(nil)
+			pass(5 * time.Second)
+			if h := r.Health(); !h.Ready {
+				t.Errorf("health %+v", h)
+			}
+			trouble.Store(&stopping)
+			pass(1500 * time.Millisecond)
+			stop()
+			<-done
+			if h := r.Health(); !h.Ready {
+				t.Errorf("after the stop: %+v", h)
+			}
+		})
+	}
 }
 
 // A ready standby reports nothing as degraded: only the leader reports problems with the slot.

@@ -61,8 +61,10 @@ func TestTracker(t *testing.T) {
 			w.publish()
 			w.confirmSome()
 		}
-		for _, stream := range trackedStreams {
-			w.publishAll(stream)
+		for _, p := range w.portions {
+			if !p.done {
+				w.published([]*portion{p})
+			}
 		}
 		w.confirm(w.unconfirmed(outbox.Lane{}, func(string) bool { return false }))
 		for _, r := range w.rows {
@@ -126,14 +128,6 @@ func (w *tracked) publish() {
 	}
 	if len(next) > 0 {
 		w.published(next[:rapid.IntRange(1, len(next)).Draw(w.T, "portions")])
-	}
-}
-
-func (w *tracked) publishAll(stream string) {
-	for _, p := range w.portions {
-		if p.stream == stream && !p.done {
-			w.published([]*portion{p})
-		}
 	}
 }
 

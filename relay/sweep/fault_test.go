@@ -16,13 +16,6 @@ import (
 
 // Every test here ends with the oracle: nothing lost, nothing twice, every aggregate in order.
 
-// adoptDirectly raises the gate of a stream without the proxy.
-func (r *rig) adoptDirectly(typ string) {
-	r.tb.Helper()
-	r.must(r.direct().Adopt(r.tb.Context(), prefix+typ, r.owner, false))
-	r.adopted[prefix+typ] = true
-}
-
 // Workers die again and again, while others sweep the same parts, and writers hold transactions open.
 func TestManySweepersAndKills(t *testing.T) {
 	t.Parallel()
@@ -128,7 +121,8 @@ func TestAZombieWakes(t *testing.T) {
 func TestASlowLinkGetsSmallerBatches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.adoptDirectly("order")
+	r.must(r.direct().Adopt(t.Context(), prefix+"order", r.owner, false)) // without the proxy
+	r.adopted[prefix+"order"] = true
 	r.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT gen_random_uuid(), 'order', 'o-1', 'order.changed', to_jsonb(repeat('x', 8000)) FROM `+
 		`generate_series(1, 200)`)

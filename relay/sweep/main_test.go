@@ -372,5 +372,3 @@ func (r *rig) await(c <-chan struct{}) {
 		r.tb.Fatal("it does not come to that")
 	}
 }
-
-func portOf(r *rig) string { return fmt.Sprint(r.db.Pool.Config().ConnConfig.Port) }

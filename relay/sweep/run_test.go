@@ -3,6 +3,7 @@ package sweep_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -210,7 +211,7 @@ func TestIdleWorkersBackOff(t *testing.T) {
 func TestPostgresIsGoneForAWhile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	pg := testenv.NewLink(t, r.db.Pool.Config().ConnConfig.Host+":"+portOf(r))
+	pg := testenv.NewLink(t, r.db.Pool.Config().ConnConfig.Host+":"+fmt.Sprint(r.db.Pool.Config().ConnConfig.Port))
 	o := r.options(2, 50)
 	o.Open = open(testenv.Through(r.db.URL, pg.Addr()))
 	run := r.run(o)
