@@ -29,101 +29,70 @@ import (
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
 // scene is a scenario with watched relays. Its plan is the transactions of the test, in order, and its failpoint that
-// of the first relay.
-type scene struct {
-	name, plan, failpoint string
-	play                  func(r *run)
-}
+// of the first relay. See run.play for the steps of its story.
+type scene struct{ name, plan, failpoint, story string }
+
+const frozen = "start, cdc, commit, frozen, start, leads, settled, wake, commit, settled"
 
 var scenes = []scene{
-	{"toggles and a kill", "A0 B1 A0 B1", "", func(r *run) {
-		first := r.relay(1)
-		r.mode("cdc")
-		r.commit()
-		r.settled()
-		r.desire("poll")
-		r.mode("poll")
-		r.commit()
-		r.settled()
-		r.commit()
-		r.desire("auto")
-		r.mode("cdc")
-		r.settled()
-		r.commit()
-		r.kill(first, 1)
-		r.relay(2)
-		r.settled()
-	}},
-	{"killed between publish and mark", "A0 A0", "kill after worker.deliver sink.delivery.Publish eval", func(r *run) {
-		first := r.relay(1, r.failpoint)
-		r.mode("cdc")
-		r.commit()
-		r.died(first, 1)
-		r.relay(2)
-		r.mode("cdc")
-		r.commit()
-		r.settled()
-	}},
+	{
+		"toggles and a kill", "A0 B1 A0 B1", "",
+		"start, cdc, commit, settled, want poll, poll, commit, settled, commit, want auto, cdc, settled, commit, kill, " +
+			"start, settled",
+	},
+	{
+		"killed between publish and mark", "A0 A0", "kill after worker.deliver sink.delivery.Publish eval",
+		"start, cdc, commit, died, start, cdc, commit, settled",
+	},
 	{"frozen before it moves the mark", "A0 A0", "stop before settler.move sql.marker.Move batch", frozen},
 	{"frozen before it publishes", "A0 A0", "stop before worker.deliver sink.delivery.Publish eval", frozen},
-	{"killed in a hand-over", "A0 B1 A0", "kill before leadership.endHandOver sql.Store.SettleAll batch", func(r *run) {
-		r.commit()
-		first := r.relay(1, r.failpoint)
-		r.died(first, 1)
-		r.commit()
-		r.relay(2)
-		r.mode("cdc")
-		r.commit()
-		r.settled()
-	}},
+	{
+		"killed in a hand-over", "A0 B1 A0", "kill before leadership.endHandOver sql.Store.SettleAll batch",
+		"commit, start, died, commit, start, cdc, commit, settled",
+	},
 	{
 		"claims: one of two sweepers is killed with a claim", "A0 B1 A0 B1",
-		"kill after attempt sink.delivery.Publish eval", func(r *run) {
-			r.desire("poll")
-			first := r.relay(1, r.failpoint)
-			r.mode("poll")
-			r.relay(2)
-			r.commit()
-			r.commit()
-			r.died(first, 1)
-			r.settled()
-			r.commit()
-			r.settled()
-			r.commit()
-			r.settled()
-		},
+		"kill after attempt sink.delivery.Publish eval",
+		"want poll, start, poll, start, commit, commit, died, settled, commit, settled, commit, settled",
 	},
 	{
 		"claims: a sweeper freezes before it writes its mark", "A0 B1 A0 B1",
-		"stop before claim.settle sql.Sweep.Settle batch", func(r *run) {
-			r.desire("poll")
-			first := r.relay(1, r.failpoint)
-			r.mode("poll")
-			r.commit()
-			r.frozen(first, 1)
-			second := r.relay(2)
-			r.leads(second)
-			r.commit()
-			r.settled()
-			r.wake(first, 1)
-			r.commit()
-			r.settled()
-		},
+		"stop before claim.settle sql.Sweep.Settle batch",
+		"want poll, start, poll, commit, frozen, start, leads, commit, settled, wake, commit, settled",
 	},
 }
 
-// frozen lets a relay that streams freeze at its failpoint, and continue after another one has done its work.
-func frozen(r *run) {
-	first := r.relay(1, r.failpoint)
-	r.mode("cdc")
-	r.commit()
-	r.frozen(first, 1)
-	second := r.relay(2)
-	r.leads(second)
-	r.settled()
-	r.wake(first, 1)
-	r.commit()
-	r.settled()
+// play takes the steps of the story. A relay that is killed, dies, freezes or wakes is the first, one that comes to
+// lead the second.
+func (r *run) play() {
+	r.Helper()
+	for step := range strings.SplitSeq(r.story, ", ") {
+		switch step {
+		case "start":
+			r.relay()
+		case "cdc", "poll":
+			r.mode(step)
+		case "want poll", "want auto":
+			r.db.Exec(r.T, "UPDATE relay_state SET desired_mode = $1", strings.TrimPrefix(step, "want "))
+		case "commit":
+			r.commit()
+		case "settled":
+			r.settled()
+		case "kill":
+			r.kill(r.live[0])
+		case "died":
+			r.died(r.live[0])
+		case "frozen":
+			r.frozen(r.live[0])
+		case "wake":
+			r.says("before", "wake", 1)
+			testenv.Must(r.T, r.live[0].Signal(syscall.SIGCONT))
+		case "leads":
+			r.leads(r.live[1])
+		default:
+			r.Fatalf("there is no step %q", step)
+		}
+	}
 }
 
 // A relay never reaches a failpoint at a step that does not exist any more.
@@ -151,7 +120,7 @@ func TestRelaysDoWhatTheModelSays(t *testing.T) {
 		t.Run(sc.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRun(t, program, sc)
-			sc.play(r)
+			r.play()
 			c := r.record()
 			if dir := os.Getenv("POSTHASTE_TEST_TRACES"); dir != "" { // keeps them as testdata
 				text, err := json.Marshal(c)
@@ -255,19 +224,21 @@ func newRun(t *testing.T, program string, sc scene) *run {
 		}
 	}
 	// Stream and slot exist before the recording starts.
-	first := r.relay(1)
+	first := r.relay()
 	r.insert(t.Context(), r.db.Pool, uuid.New(), r.names[0])
 	r.mode("cdc")
 	r.settled()
-	r.stop(first)
+	testenv.Must(t, first.Signal(syscall.SIGTERM))
+	<-first.Done()
+	r.live = nil
 	r.base = testenv.Value[int64](t, r.db, "SELECT epoch FROM relay_state")
 	r.file = filepath.Join(t.TempDir(), "log")
 	clear(r.procs)
 	return r
 }
 
-// relay starts a relay with an index, and maybe with a failpoint.
-func (r *run) relay(place int, failpoints ...string) *local.Process {
+// relay starts a relay. The first of the story has the failpoint.
+func (r *run) relay() *local.Process {
 	r.Helper()
 	args := []string{
 		"relay", "--postgres-url=" + r.db.URL, "--redis-url=" + r.redis.URL(), "--relay-name=" + r.db.Relay,
@@ -278,13 +249,13 @@ func (r *run) relay(place int, failpoints ...string) *local.Process {
 	if r.file != "" {
 		c.Env = append(c.Env, "POSTHASTE_FAILPOINT_LOG="+r.file)
 	}
-	for _, f := range failpoints {
-		c.Env = append(c.Env, "POSTHASTE_FAILPOINT="+f)
+	if r.file != "" && len(r.live) == 0 && r.failpoint != "" {
+		c.Env = append(c.Env, "POSTHASTE_FAILPOINT="+r.failpoint)
 	}
 	c.Stdout, c.Stderr = r.output, r.output
 	p := testenv.Start(r.T, c)
-	r.procs[p.PID()] = place
 	r.live = append(r.live, p)
+	r.procs[p.PID()] = len(r.live)
 	return p
 }
 
@@ -353,11 +324,6 @@ func (r *run) mode(mode string) {
 	r.wait(mode, "SELECT split_part(active_mode, '.', 1) = '"+mode+"' FROM relay_state")
 }
 
-func (r *run) desire(mode string) {
-	r.Helper()
-	r.db.Exec(r.T, "UPDATE relay_state SET desired_mode = $1", mode)
-}
-
 // leads waits until a relay has adopted.
 func (r *run) leads(c *local.Process) {
 	r.Helper()
@@ -371,30 +337,24 @@ func (r *run) leads(c *local.Process) {
 	})
 }
 
-func (r *run) stop(c *local.Process) {
+func (r *run) kill(c *local.Process) {
 	r.Helper()
-	testenv.Must(r.T, c.Signal(syscall.SIGTERM))
-	<-c.Done()
-}
-
-func (r *run) kill(c *local.Process, place int) {
-	r.Helper()
-	r.says("before", "kill", place)
+	r.says("before", "kill", 1)
 	_ = c.Stop(syscall.SIGKILL, time.Minute)
 }
 
 // died waits until a relay has reached its failpoint.
-func (r *run) died(c *local.Process, place int) {
+func (r *run) died(c *local.Process) {
 	r.Helper()
 	late := time.AfterFunc(3*time.Minute, func() { _ = c.Signal(syscall.SIGTERM) })
 	<-c.Done()
 	if !late.Stop() {
 		r.Fatalf("the relay was not killed: %s", r.failpoint)
 	}
-	r.says("before", "kill", place)
+	r.says("before", "kill", 1)
 }
 
-func (r *run) frozen(c *local.Process, place int) {
+func (r *run) frozen(c *local.Process) {
 	r.Helper()
 	testenv.Eventually(r.T, 3*time.Minute, func() error {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.PID()))
@@ -403,13 +363,7 @@ func (r *run) frozen(c *local.Process, place int) {
 		}
 		return err
 	})
-	r.says("before", "freeze", place)
-}
-
-func (r *run) wake(c *local.Process, place int) {
-	r.Helper()
-	r.says("before", "wake", place)
-	testenv.Must(r.T, c.Signal(syscall.SIGCONT))
+	r.says("before", "freeze", 1)
 }
 
 func (r *run) end() {
