@@ -233,9 +233,7 @@ func TestAServerThatHangsHoldsUpNoQuietStreams(t *testing.T) {
 	inRig(t, Options{}, func(r *rig) {
 		first := r.both("order", "user")
 		after := r.both("user")
-		r.from(after[0].End)
-		r.goPublish()
-		r.goSettle()
+		r.runs(after[0].End)
 		r.s.chunks <- chunk(first...)
 		r.eventually("it is settled", 3*time.Second, func() bool { return len(r.pg.rows(r.pg.owed)) == 1 })
 		thaw := r.freeze("outbox.order")
@@ -357,9 +355,7 @@ func TestDoubtIsKeptWhileSomethingIsLate(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
 		first, late, after := r.both("order", "user"), r.both("order"), r.both("user")
-		r.from(after[0].End)
-		r.goPublish()
-		r.goSettle()
+		r.runs(after[0].End)
 		r.s.chunks <- chunk(first...)
 		soon()
 		r.away(true, "outbox.order")

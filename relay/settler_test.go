@@ -27,10 +27,15 @@ func (r *rig) goSettle() <-chan error {
 
 // stream publishes and settles what is handed to it, from the mark as it is on.
 func (r *rig) stream(rows ...outbox.Row) (publishing, settling <-chan error) {
-	r.from(1)
-	publishing, settling = r.goPublish(), r.goSettle()
+	publishing, settling = r.runs(1)
 	r.s.chunks <- chunk(rows...)
 	return publishing, settling
+}
+
+// runs publishes and settles from the mark as it is, and with H, on.
+func (r *rig) runs(handover outbox.LSN) (publishing, settling <-chan error) {
+	r.from(handover)
+	return r.goPublish(), r.goSettle()
 }
 
 // owedRows returns the number of unsettled rows.
@@ -80,10 +85,7 @@ func TestSettlingWaitsUntilTheRowIsVisible(t *testing.T) {
 		tx := r.writes("order a")
 		held := tx.rows[0]
 		next := r.commit("done")
-		r.from(1)
-		r.goPublish()
-		r.goSettle()
-		r.s.chunks <- chunk(tx.delivered()...)
+		r.stream(tx.delivered()...)
 		soon()
 		r.s.chunks <- chunk(next...)
 		pass(5 * time.Minute)
@@ -197,9 +199,7 @@ func TestARowThatItsWriterHasDeleted(t *testing.T) {
 			others := r.transactions(1)
 			gone := r.pg.rows(func(row *tableRow) bool { return row.Seq == rows[1].Seq })[0]
 			r.do(func() { r.pg.remove(gone) })
-			r.from(1)
-			r.goPublish()
-			r.goSettle()
+			r.runs(1)
 			if when > 0 { // the mark passes what is there no more
 				r.s.chunks <- chunk(rows[0])
 				pass(when)
@@ -240,9 +240,7 @@ func TestWhatIsOnItsWayIsNotMissed(t *testing.T) {
 	inRig(t, Options{}, func(r *rig) {
 		s := &slowSink{r.s.settler.sink, 700 * time.Millisecond}
 		r.s.settler.sink = s
-		r.from(1)
-		r.goPublish()
-		settling := r.goSettle()
+		_, settling := r.runs(1)
 		for range 50 {
 			pass(3 * time.Second)
 			r.s.chunks <- outbox.Chunk{Position: r.pg.wal} // so that a look sees all
@@ -401,9 +399,7 @@ func TestALookBesideABacklogIsSmall(t *testing.T) {
 func TestAnIdleStreamWritesNothing(t *testing.T) {
 	t.Parallel()
 	inRig(t, Options{}, func(r *rig) {
-		r.from(1)
-		r.goPublish()
-		r.goSettle()
+		r.runs(1)
 		n := len(r.pg.marks)
 		for range 20 {
 			r.begin().rollback()
