@@ -75,8 +75,8 @@ func TestRowsArriveInCommitOrderWithTheirFields(t *testing.T) {
 	}
 }
 
-// Settled confirms what is contiguous, whatever the order of its calls, also just before the end of Run: the server still
-// gets the position, and the slot is free when Run returns.
+// Settled confirms what is contiguous, whatever the order of its calls. If it is called just before the end of Run, the
+// server still gets the position, and the slot is free when Run returns.
 func TestRestartResumesExactlyBehindWhatWasSettled(t *testing.T) {
 	t.Parallel()
 	e := setup(t)

@@ -37,8 +37,8 @@ const frozen = "start, cdc, commit, frozen, start, leads, settled, wake, commit,
 var scenes = []scene{
 	{
 		"toggles and a kill", "A0 B1 A0 B1", "",
-		"start, cdc, commit, settled, want poll, poll, commit, settled, commit, want auto, cdc, settled, commit, kill, " +
-			"start, settled",
+		"start, cdc, commit, settled, want poll, poll, commit, settled, commit, want auto, cdc, settled, " +
+			"commit, kill, start, settled",
 	},
 	{
 		"killed between publish and mark", "A0 A0", "kill after worker.deliver sink.delivery.Publish eval",
