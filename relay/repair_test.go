@@ -64,8 +64,8 @@ func (w *world) loses(types ...string) (names map[string]bool) {
 	return names
 }
 
-// arrives returns how long an event of the stream of users waits, at most a number of minutes.
-func (w *world) arrives() time.Duration {
+// delay returns how long an event of the stream of users waits, at most ten minutes.
+func (w *world) delay() time.Duration {
 	row, began := w.event("user", "a"), time.Now()
 	for there := false; !there && time.Since(began) < 10*time.Minute; {
 		elapse(100 * time.Millisecond)
@@ -91,7 +91,7 @@ func TestAStreamThatCannotBeRepairedIsLeftOut(t *testing.T) {
 			w.launch(i)
 			began := w.pg.state.Owner.Epoch
 			for range 10 {
-				if took := w.arrives(); took > 15*time.Second {
+				if took := w.delay(); took > 15*time.Second {
 					t.Errorf("%s: an event of the other stream waits %v", step, took)
 				}
 				elapse(time.Minute)
@@ -101,8 +101,7 @@ func TestAStreamThatCannotBeRepairedIsLeftOut(t *testing.T) {
 			}
 			refusing.Store(false)
 			w.event("order", "a")
-			w.settles(outbox.ModeCDC)
-			w.judge()
+			w.ends(outbox.ModeCDC)
 		})
 	}
 }
@@ -122,18 +121,17 @@ func TestARepairWithoutDurabilityHoldsUpNobody(t *testing.T) {
 			refusing.Store(true)
 			i.relay.o.Sink = unrepairable{i.relay.o.Sink, "Confirm", w.loses(types...), true, refusing}
 			w.launch(i)
-			if took := w.arrives(); took > 30*time.Second {
+			if took := w.delay(); took > 30*time.Second {
 				t.Errorf("%d streams: the first event of another one waits %v", len(types), took)
 			}
 			for range 100 {
 				elapse(5 * time.Second)
-				if took := w.arrives(); took > time.Second {
+				if took := w.delay(); took > time.Second {
 					t.Errorf("%d streams: an event of another one waits %v", len(types), took)
 				}
 			}
 			refusing.Store(false)
-			w.settles(outbox.ModeCDC)
-			w.judge()
+			w.ends(outbox.ModeCDC)
 		})
 	}
 }
@@ -155,15 +153,14 @@ func TestAServerGoesDownInARepair(t *testing.T) {
 			w.rd.restart()
 		})
 		elapse(10 * time.Second)
-		if took := w.arrives(); took > 20*time.Second {
+		if took := w.delay(); took > 20*time.Second {
 			t.Errorf("an event of the other stream waits %v; health %+v", took, w.instances[0].relay.Health())
 		}
 		w.do(func() {
 			w.rd.goesAt = ""
 			w.rd.away["outbox.order"] = false
 		})
-		w.settles(outbox.ModePoll)
-		w.judge()
+		w.ends(outbox.ModePoll)
 	})
 }
 
@@ -223,7 +220,7 @@ func TestARepairThatCreeps(t *testing.T) {
 		i.relay.o.Sink = creeping{i.relay.o.Sink, until}
 		i.relay.o.Store = counted{i.relay.o.Store, restored}
 		w.launch(i)
-		if took := w.arrives(); took > 20*time.Second {
+		if took := w.delay(); took > 20*time.Second {
 			t.Errorf("an event of the other stream waits %v", took)
 		}
 		until.Store(-1)
