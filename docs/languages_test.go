@@ -39,15 +39,14 @@ func TestOtherLanguages(t *testing.T) {
 			}
 		}
 	}
-	t.Run("python", func(t *testing.T) {
-		t.Parallel()
-		// Debian's modules are those of Debian's python3, which need not be the first one in PATH.
-		testLanguage(t, "/usr/bin/python3", filepath.Join(examples, "python"), ".py")
-	})
-	t.Run("node", func(t *testing.T) {
-		t.Parallel()
-		testLanguage(t, "node", filepath.Join(examples, "node"), ".js")
-	})
+	// Debian's modules are those of Debian's python3, which need not be the first one in PATH.
+	for interpreter, extension := range map[string]string{"/usr/bin/python3": ".py", "node": ".js"} {
+		t.Run(extension, func(t *testing.T) {
+			t.Parallel()
+			folder := map[string]string{".py": "python", ".js": "node"}[extension]
+			testLanguage(t, interpreter, filepath.Join(examples, folder), extension)
+		})
+	}
 }
 
 func testLanguage(t *testing.T, interpreter, dir, extension string) {
@@ -73,18 +72,8 @@ func testLanguage(t *testing.T, interpreter, dir, extension string) {
 	mails := func(want ...string) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			rows, err := g.db.Pool.Query(t.Context(), "SELECT invoice FROM mail ORDER BY 1")
-			must(t, err)
-			got := []string{}
-			for rows.Next() {
-				var s string
-				must(t, rows.Scan(&s))
-				got = append(got, s)
-			}
-			if !slices.Equal(got, want) {
-				return fmt.Errorf("mails for %v, want %v", got, want)
-			}
-			return nil
+			got := testenv.Value[[]string](t, g.db, "SELECT array_agg(invoice ORDER BY invoice) FROM mail")
+			return testenv.FailIf(!slices.Equal(got, want), "mails for %v, want %v", got, want)
 		})
 	}
 	add := func(stream string, fields ...string) {
@@ -108,10 +97,7 @@ func testLanguage(t *testing.T, interpreter, dir, extension string) {
 				}
 			}
 		}
-		if len(taken) < 2 {
-			return fmt.Errorf("%d entries, %w", len(taken), err)
-		}
-		return nil
+		return testenv.FailIf(len(taken) < 2, "%d entries, %w", len(taken), err)
 	})
 	must(t, client.XDel(t.Context(), stream, taken[1]).Err())
 
@@ -131,10 +117,8 @@ func testLanguage(t *testing.T, interpreter, dir, extension string) {
 	}()
 	mails("claimed")
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if !strings.Contains(read(t, log.Name()), taken[1]+": trimmed before it was handled") {
-			return fmt.Errorf("the worker did not report the deletion of %s", taken[1])
-		}
-		return nil
+		return testenv.FailIf(!strings.Contains(read(t, log.Name()), taken[1]+": trimmed before it was handled"),
+			"the worker did not report the deletion of %s", taken[1])
 	})
 
 	// An event that fails dies; retried without its cause, it succeeds. The others continue.
@@ -174,10 +158,8 @@ func testLanguage(t *testing.T, interpreter, dir, extension string) {
 		must(t, err)
 		info, err := client.XInfoStream(t.Context(), stream).Result()
 		must(t, err)
-		if groups[0].Pending != 0 || groups[0].LastDeliveredID != info.LastGeneratedID {
-			return fmt.Errorf("%d entries are pending", groups[0].Pending)
-		}
-		return nil
+		return testenv.FailIf(groups[0].Pending != 0 || groups[0].LastDeliveredID != info.LastGeneratedID,
+			"%d entries are pending", groups[0].Pending)
 	})
 	mails("claimed", "expensive", "next", "spread")
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -99,8 +100,7 @@ func TestDocsRun(t *testing.T) {
 	t.Parallel()
 	for _, p := range pages(t) {
 		run := slices.DeleteFunc(p.blocks(), func(b block) bool {
-			return b.reason != "" ||
-				!slices.Contains(runnable, b.lang)
+			return b.reason != "" || !slices.Contains(runnable, b.lang)
 		})
 		if len(run) == 0 {
 			continue
@@ -134,15 +134,12 @@ func newGuide(t *testing.T) *guide {
 		"POSTHASTE_HTTP_ADDR": "127.0.0.1:0",
 	}
 	g.layOut()
-	serve, relay := g.start("serve"), g.start("relay")
-	g.env["API"], g.env["API_ADMIN"], g.env["RELAY"] = serve.http, serve.admin, relay.admin
-	// Objects that the pages expect the reader to have: a database, a table and a role.
-	for _, stmt := range []string{
-		"CREATE DATABASE " + readersDatabase,
-		"CREATE TABLE invoice (number text PRIMARY KEY, total int)", "CREATE ROLE app LOGIN",
-	} {
-		g.db.Exec(t, stmt)
-	}
+	g.env["API"], g.env["API_ADMIN"] = g.start("serve")
+	_, g.env["RELAY"] = g.start("relay")
+	// Objects that the pages expect the reader to have.
+	g.db.Exec(t, "CREATE DATABASE "+readersDatabase)
+	g.db.Exec(t, "CREATE TABLE invoice (number text PRIMARY KEY, total int)")
+	g.db.Exec(t, "CREATE ROLE app LOGIN")
 	for _, cmd := range [][]any{
 		{"set", "outbox.broken", "not a stream"},
 		{"xgroup", "create", "outbox.order", "mailer", "0", "mkstream"},
@@ -160,10 +157,8 @@ func newGuide(t *testing.T) *guide {
 			"SELECT (SELECT count(*) FROM outbox_dead), (SELECT count(*) FROM outbox_backlog), active_mode "+
 				"FROM relay_state").
 			Scan(&parked, &waiting, &mode)
-		if err != nil || parked != 1 || waiting != 0 || mode != "cdc" {
-			return fmt.Errorf("%d events parked, %d waiting, mode %s, %w", parked, waiting, mode, err)
-		}
-		return nil
+		return testenv.FailIf(err != nil || parked != 1 || waiting != 0 || mode != "cdc",
+			"%d events parked, %d waiting, mode %s, %w", parked, waiting, mode, err)
 	})
 	// The cause is removed, so that a retry succeeds.
 	must(t, g.redis.Client.Del(t.Context(), "outbox.broken").Err())
@@ -206,11 +201,8 @@ func (g *guide) environ() []string {
 	return env
 }
 
-// process is a running posthaste.
-type process struct{ admin, http string }
-
-// start runs a command of posthaste until the test ends, and waits until it has logged its address.
-func (g *guide) start(command string) process {
+// start runs a command of posthaste until the test ends, and returns its addresses.
+func (g *guide) start(command string) (api, admin string) {
 	g.t.Helper()
 	cmd := exec.Command(testenv.Program(g.t, ""), command, "--log-format=json") //nolint:noctx // ended below
 	cmd.Env = g.environ()
@@ -222,11 +214,11 @@ func (g *guide) start(command string) process {
 		var line struct{ Admin, HTTP string }
 		if json.Unmarshal(lines.Bytes(), &line) == nil && line.Admin != "" {
 			go func() { _, _ = io.Copy(io.Discard, log) }()
-			return process{"http://" + line.Admin, "http://" + line.HTTP}
+			return "http://" + line.HTTP, "http://" + line.Admin
 		}
 	}
 	g.t.Fatalf("%s ended before it said where it listens", command)
-	return process{}
+	return "", ""
 }
 
 // order places an order; pages know it as ORDER, placed by USER_ID with KEY.
@@ -234,22 +226,12 @@ func (g *guide) order() {
 	g.t.Helper()
 	user, key := uuid.NewString(), uuid.NewString()
 	testenv.Eventually(g.t, 20*time.Second, func() error {
-		req, err := http.NewRequestWithContext(g.t.Context(), http.MethodPost, g.env["API"]+"/orders",
-			strings.NewReader(fmt.Sprintf(`{"user_id":%q,"amount":1999,"currency":"USD"}`, user)))
-		must(g.t, err)
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("Idempotency-Key", key)
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
+		a, err := testenv.Request(g.t.Context(), http.MethodPost, g.env["API"]+"/orders",
+			fmt.Sprintf(`{"user_id":%q,"amount":1999,"currency":"USD"}`, user), "Idempotency-Key", key)
 		var order struct{ ID string }
-		if err := json.NewDecoder(resp.Body).Decode(&order); err != nil || resp.StatusCode != http.StatusCreated {
-			return fmt.Errorf("POST /orders: status %d, %w", resp.StatusCode, err)
-		}
+		err = errors.Join(err, json.Unmarshal(a.Body, &order))
 		g.env["ORDER"], g.env["USER_ID"], g.env["KEY"] = order.ID, user, key
-		return nil
+		return testenv.FailIf(err != nil || a.Status != http.StatusCreated, "POST /orders: %d, %w", a.Status, err)
 	})
 }
 
