@@ -54,10 +54,6 @@ var aclRefused = map[string][]string{
 	},
 }
 
-// refusedLoad is the error that serve gets when it tries to load the functions of the credits. The relay loads them
-// instead.
-const refusedLoad = "NOPERM this user has no permissions to run the 'function|load' command"
-
 // aclNeeded has commands that the test below does not run.
 var aclNeeded = map[string][]string{
 	"posthaste_relay":    {"xdel dead.outbox.order 1-0", "config get proto-max-bulk-len"},
@@ -128,7 +124,7 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	relay := w.spawn("relay", "--stream-maxlen=5")
 	as("posthaste_api")
 	api := w.spawn("serve")
-	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
+	relay.waitReady("")
 	user := uuid.NewString()
 	// The functions are missing, as on a new primary. serve may not load them; the relay does.
 	for _, n := range nodes {
@@ -142,28 +138,16 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	}
 	post("/add/"+user, uuid.NewString(), `{"amount":10}`, http.StatusOK)
 	post("/deduct/"+user, uuid.NewString(), `{"amount":3}`, http.StatusOK)
-	testenv.Eventually(t, 20*time.Second, func() error { // a consumer does not begin before its streams exist
-		for _, stream := range []string{"outbox.order", "outbox.credits"} {
-			if n, err := w.oracle.Redis.Exists(ctx, stream).Result(); err != nil || n == 0 {
-				return fmt.Errorf("no stream %s: %w", stream, err)
-			}
-		}
-		return nil
-	})
+	for _, stream := range []string{"outbox.order", "outbox.credits"} { // a consumer does not begin without its streams
+		w.waitLen(stream, 1)
+	}
 	as("posthaste_consumer")
 	consumer := w.spawn("consume", "--group=g", "--stream=outbox.order", "--stream=outbox.credits")
 	ordered := w.spawn("consume", "--group=o", "--ordered", "--stream=outbox.order")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if !ordered.logged("order.created") {
-			return fmt.Errorf("no order.created in the ordered group: %s", ordered.output())
-		}
-		for _, want := range []string{"order.created", "credits.added", "credits.deducted"} {
-			if !consumer.logged(want) {
-				return fmt.Errorf("no %s in the group: %s", want, consumer.output())
-			}
-		}
-		return nil
-	})
+	ordered.waitLogged("order.created")
+	for _, want := range []string{"order.created", "credits.added", "credits.deducted"} {
+		consumer.waitLogged(want)
+	}
 	w.oracle.WaitEmpty(t, 20*time.Second) // the history has only settled events
 	as("posthaste_operator")
 	for _, command := range [][]string{
@@ -184,11 +168,8 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 		post("/orders", uuid.NewString(), order, http.StatusCreated)
 	}
 	w.oracle.WaitEmpty(t, 20*time.Second)
-	for _, command := range [][]any{
-		{"xgroup", "create", "outbox.order", "late", "0", "entriesread", "0"}, {"xtrim", "outbox.order", "maxlen", "1"},
-	} {
-		must(t, w.oracle.Redis.Do(ctx, command...).Err())
-	}
+	do(t, w.oracle.Redis, "xgroup", "create", "outbox.order", "late", "0", "entriesread", "0")
+	do(t, w.oracle.Redis, "xtrim", "outbox.order", "maxlen", "1")
 	as("posthaste_consumer")
 	late := w.spawn("consume", "--group=late", "--stream=outbox.order")
 	late.waitLogged("events lost")
@@ -197,7 +178,9 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 	relay.answers()
 	api.answers()
 	for _, c := range []*child{relay, api, consumer, ordered, late} {
-		if strings.Contains(strings.ReplaceAll(c.output(), refusedLoad, ""), "NOPERM") {
+		// serve may not load the functions of the credits. The relay loads them.
+		const load = "NOPERM this user has no permissions to run the 'function|load' command"
+		if strings.Contains(strings.ReplaceAll(c.output(), load, ""), "NOPERM") {
 			t.Errorf("a right is missing:\n%s", c.output())
 		}
 	}
@@ -209,10 +192,9 @@ func (w *world) usersWithTheRightsOfThePage(nodes ...*redis.Client) {
 		refused, err := n.ACLLog(ctx, 100).Result()
 		must(t, err)
 		for _, r := range refused {
-			switch r.Username + " " + r.Object {
-			case "posthaste_api function|load":
-			case "posthaste_operator config|get": // doctor cannot read how often Redis syncs
-			default:
+			// doctor cannot read how often Redis syncs.
+			who := r.Username + " " + r.Object
+			if who != "posthaste_api function|load" && who != "posthaste_operator config|get" {
 				t.Errorf("%s is refused %s", r.Username, r.Object)
 			}
 		}

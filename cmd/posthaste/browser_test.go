@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -29,7 +28,7 @@ func TestConsoleInABrowser(t *testing.T) {
 	b := &browserWorld{w: w, user: uuid.NewString()}
 	w.spreads(2)
 	b.relay = w.spawn("relay")
-	w.waitMode("cdc", 20*time.Second)
+	w.waitMode("cdc")
 	b.guarded = w.spawn("relay", "--admin-token=open-sesame", "--admin-read-token=look")
 	b.serve = w.spawn("serve")
 	w.spawn("consume", "--group=mailer", "--claim-idle=1s")

@@ -76,7 +76,7 @@ func TestChaos(t *testing.T) {
 			return fmt.Sprint("slot dropped: ", exec("SELECT pg_drop_replication_slot($1)", slot))
 		}
 	}
-	w.waitMode("cdc", 30*time.Second)
+	w.waitMode("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{
 		Rate: 800, Tolerant: true,
 		Types: []string{"order", "invoice", "parcel"},
@@ -88,5 +88,5 @@ func TestChaos(t *testing.T) {
 	load.Stop()
 	desire("auto")
 	w.oracle.Check(t, load, 60*time.Second)
-	w.waitMode("cdc", 60*time.Second)
+	w.waitMode("cdc")
 }

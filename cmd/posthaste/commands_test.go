@@ -3,9 +3,10 @@ package main
 import (
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/uuid"
 
 	"posthaste/internal/local"
 	"posthaste/internal/testenv"
@@ -16,13 +17,8 @@ func TestCommands(t *testing.T) {
 	w := newWorld(t)
 	says := func(r result, code int, texts ...string) {
 		t.Helper()
-		for _, text := range texts {
-			if !strings.Contains(r.out, text) {
-				t.Errorf("no %q in %q", text, r.out)
-			}
-		}
-		if r.code != code || r.errOut != "" {
-			t.Errorf("exit %d, error output %q", r.code, r.errOut)
+		if r.says(t, code, texts...); r.errOut != "" {
+			t.Errorf("error output %q", r.errOut)
 		}
 	}
 	says(w.once("migrate"), 0, "up to date")
@@ -37,9 +33,9 @@ func TestCommands(t *testing.T) {
 	defer hold.Close()
 	addr := fmt.Sprintf("127.0.0.1:%d", port)
 	r := w.spawn("relay", "--admin-addr="+addr)
-	w.waitMode("poll", 20*time.Second)
+	w.waitMode("poll")
 	says(w.once("mode", "auto"), 0, "desired auto")
-	w.waitMode("cdc", 20*time.Second)
+	w.waitMode("cdc")
 	w.delivers()
 	says(w.once("status"), 0, "mode", "cdc (desired auto)", "backlog", "slot", "streaming", "dead")
 	w.sameStatus(r)
@@ -55,15 +51,11 @@ func TestCommands(t *testing.T) {
 	w.once("healthcheck", "--addr="+addr).oneLine(t, 1, "refuses the connection: start the process, or pass")
 	w.once("uninstall").oneLine(t, 1, "--yes")
 	says(w.once("uninstall", "--yes"), 0, "slot posthaste_"+w.db.Relay+" is gone", "publication posthaste is gone")
-	if n := testenv.Value[int](t, w.db, `SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1)
+	w.has(0, `SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1)
 		+ (SELECT count(*) FROM pg_publication) + (CASE WHEN to_regclass('outbox') IS NULL THEN 1 ELSE 0 END)`,
-		"posthaste_"+w.db.Relay); n != 0 {
-		t.Error("uninstall left the slot or the publication, or took the tables")
-	}
+		"posthaste_"+w.db.Relay) // no slot and no publication, and the tables
 	says(w.once("uninstall", "--yes", "--tables"), 0, "the tables are gone")
-	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"); n != 0 {
-		t.Errorf("uninstall --tables left %d tables", n)
-	}
+	w.has(0, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
 	w.once("status").oneLine(t, 1, "posthaste migrate")
 }
 
@@ -95,13 +87,52 @@ func (w *world) sameStatus(r *child) {
 	}
 }
 
-// Slot names are shared by all databases of a server. Uninstalling from one database keeps the slot of another.
-func TestUninstallLeavesTheSlotOfAnotherDatabase(t *testing.T) {
+// uninstall keeps the tables while a relay leads, and while they have unpublished or dead events. --force drops them.
+func TestUninstallRefusesWhatWouldBeLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	other, slot := testenv.Postgres(t), "posthaste_"+w.db.Relay
-	other.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
-	defer other.Exec(t, "SELECT pg_drop_replication_slot($1)", slot)
-	w.once("uninstall", "--yes", "--tables").says(t, 0, "slot "+slot+" belongs to another database and was kept",
-		"publication posthaste is gone", "the tables are gone")
+	refused := func(why string) {
+		t.Helper()
+		w.once("uninstall", "--tables", "--yes").oneLine(t, 1, why)
+		w.has(1, "SELECT count(*) FROM pg_class WHERE relname = 'outbox'")
+	}
+	w.insert("order", "a", 1)
+	refused("1 unpublished event and 0 dead events")
+	r := w.relayIn("cdc")
+	refused("a relay leads")
+	w.waitLen("outbox.order", 1)
+	r.stop()
+	w.park()
+	refused("0 unpublished events and 1 dead event")
+	w.db.Exec(t, "DELETE FROM outbox_dead")
+	tx := w.begin(`INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+		VALUES ('order', 'a', 'x', '{}')`) // the event is not visible when the command counts
+	p := w.start("uninstall", "--tables", "--yes")
+	w.waitHas(true, "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'outbox'::regclass")
+	must(t, tx.Commit(t.Context()))
+	p.ends(1, "1 unpublished event and 0 dead events")
+	w.once("uninstall", "--tables", "--yes", "--force").says(t, 0)
+	w.has(0, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
+}
+
+// posthaste dev needs servers and nothing else: it migrates, relays, and prints the event.
+func TestDev(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.db.Exec(t, "CREATE SCHEMA fresh")
+	dev := w.spawn("dev", "--schema=fresh", "--relay-name="+w.db.Relay+"_dev")
+	id := uuid.NewString()
+	testenv.Eventually(t, 30*time.Second, func() error {
+		_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO fresh.outbox
+			(id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'tried', 'a', 'x', '{}')`, id)
+		return testenv.FailIf(err != nil, "%v: %s", err, dev.output())
+	})
+	dev.waitLogged(`"id":"` + id + `"`)
+	dev.waitLogged("Console: " + dev.admin + "/console/")
+	if status, err := dev.get("/console/", nil); err != nil || status != http.StatusOK {
+		t.Errorf("the console answers %d, %v", status, err)
+	}
+	if code := dev.stop(); code != 0 {
+		t.Errorf("dev exits with %d: %s", code, dev.output())
+	}
 }

@@ -65,18 +65,11 @@ func TestCreditsEndToEnd(t *testing.T) {
 		short != 100 {
 		t.Errorf("%d deducted, %d refused, want 100 of each", ok, short)
 	}
-	testenv.Eventually(t, 20*time.Second, func() error {
-		n := w.redis.Client.XLen(t.Context(), "outbox.credits").Val()
-		return testenv.FailIf(n != 101, "%d events", n)
-	})
+	w.waitExactly("outbox.credits", 101)
 	var report credits.Report
-	testenv.Eventually(t, 20*time.Second, func() error {
-		r := w.once("credits", "reconcile", "--json")
-		report = credits.Report{}
-		if err := json.Unmarshal([]byte(r.out), &report); err != nil || r.code != 0 {
-			return fmt.Errorf("exit %d, %w: %s", r.code, err, r.out)
-		}
-		return testenv.FailIf(report.Pending > 0, "the ledger is behind")
+	testenv.Eventually(t, 20*time.Second, func() (err error) {
+		report, err = w.reconcile()
+		return err
 	})
 	if report.Accounts != 1 || report.Total != 0 || len(report.Differences) != 0 {
 		t.Errorf("reconciliation: %+v", report)
@@ -110,23 +103,16 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 	}
 	agree := func(orders, left int) {
 		t.Helper()
+		w.waitExactly("outbox.order", int64(orders))
+		w.waitExactly("outbox.credits", int64(orders)+1)
 		testenv.Eventually(t, 30*time.Second, func() error {
-			placed := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
-			changed := w.redis.Client.XLen(t.Context(), "outbox.credits").Val()
-			if int(placed) != orders || int(changed) != orders+1 {
-				return fmt.Errorf("%d orders and %d changes of balances are in the streams, want %d and %d", placed,
-					changed, orders, orders+1)
-			}
-			out := w.once("credits", "reconcile", "--json")
-			var report credits.Report
-			if err := json.Unmarshal([]byte(out.out), &report); err != nil || out.code != 0 || report.Pending > 0 ||
-				report.Total != int64(left) {
-				return fmt.Errorf("exit %d, %w: %s%s", out.code, err, out.out, out.errOut)
-			}
-			var owed int
-			err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox_backlog").Scan(&owed)
-			return testenv.FailIf(err != nil || owed > 0, "%d events wait, %w", owed, err)
+			report, err := w.reconcile()
+			return testenv.FailIf(err != nil || report.Total != int64(left), "%d credits, want %d, %w", report.Total,
+				left, err)
 		})
+		w.waitHas(0, "SELECT count(*) FROM outbox_backlog")
+		w.hasLen("outbox.order", int64(orders))
+		w.hasLen("outbox.credits", int64(orders)+1)
 		w.lostNothing()
 	}
 	post("/add/"+user, `{"amount":1000}`, newKey(), http.StatusOK)
@@ -143,15 +129,17 @@ func TestPaidOrdersAreRestored(t *testing.T) {
 	order(first) // the order was placed before
 	agree(10, 930)
 	order(newKey())
-	testenv.Eventually(t, 60*time.Second, func() error { // Postgres has kept the records of the payments
-		var open int
-		err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM order_payments WHERE due IS NOT NULL").Scan(&open)
-		return testenv.FailIf(err != nil || open > 0, "%d payments are open, %w", open, err)
-	})
+	w.waitHas(0, "SELECT count(*) FROM order_payments WHERE due IS NOT NULL") // Postgres has kept the records
 	agree(11, 923)
-	if n := testenv.Value[int](t, w.db, "SELECT sum(restored)::int FROM outbox_reconcile"); n != 2*21 {
-		t.Errorf("%d events were restored, want %d", n, 2*21)
-	}
+	w.has(2*21, "SELECT sum(restored)::int FROM outbox_reconcile")
+}
+
+// reconcile runs credits reconcile. It returns an error if the ledger is behind.
+func (w *world) reconcile() (report credits.Report, err error) {
+	r := w.once("credits", "reconcile", "--json")
+	err = json.Unmarshal([]byte(r.out), &report)
+	return report, testenv.FailIf(err != nil || r.code != 0 || report.Pending > 0, "exit %d, %w: %s%s", r.code, err,
+		r.out, r.errOut)
 }
 
 // unfreezes releases an account whose balance in Redis was forged.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -100,35 +101,53 @@ func TestDeliverFromTheOutbox(t *testing.T) {
 	})
 	w.relayIn("cdc")
 	secrets := testenv.WriteFile(t, t.TempDir(), "secrets", []byte("whsec_bm90IGEgc2VjcmV0IG9mIGFueXRoaW5n"))
-	d := w.spawn("deliver", "--group=hooks", "--to="+h.URL, "--secret-file="+secrets)
+	deliver := func() *child {
+		return w.spawn("deliver", "--group=hooks", "--to="+h.URL, "--secret-file="+secrets)
+	}
+	d := deliver()
 	n := w.wrote(testenv.LoadOptions{Total: 100}).Committed()
 	h.waits(t, n)
+	w.unacknowledged("outbox.order", "hooks", 0)
+	if got := d.value(`outbox_deliver_seconds_count{group="hooks",outcome="accepted"}`); int(got) != n {
+		t.Errorf("%v events accepted, want %d", got, n)
+	}
+	d.stops()
 	refuse.Store(true)
 	bad := w.insert("order", "bad", 1)
-	testenv.Eventually(t, 90*time.Second, func() error { // ten attempts with growing pauses
-		n := w.redis.Client.XLen(t.Context(), "dead.outbox.order").Val()
-		return testenv.FailIf(n == 0, "no event is dead")
-	})
+	w.waitExactly("outbox.order", int64(n)+1)
+	must(t, w.redis.Client.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+		Group: "hooks", Consumer: "gone", Streams: []string{"outbox.order", ">"}, Block: -1,
+	}).Err())
+	w.idles("outbox.order", "hooks", "retrycount", 9) // of ten
+	deliver()
+	w.waitExactly("dead.outbox.order", 1)
 	var list []deadEvent
 	w.once("dead", "list", "--json").json(t, &list)
 	if len(list) != 1 || list[0].ID != bad || list[0].Source != "hooks" || !strings.Contains(list[0].Error, "400") {
 		t.Errorf("dead: %+v", list)
 	}
 	w.unacknowledged("outbox.order", "hooks", 0)
-	text, err := d.metrics()
-	must(t, err)
-	if got, _ := sample(text, `outbox_deliver_seconds_count{group="hooks",outcome="accepted"}`); int(got) != n {
-		t.Errorf("%v events accepted, want %d", got, n)
-	}
 	refuse.Store(false)
 	w.once("dead", "retry", bad).says(t, 0)
 	w.unacknowledged("outbox.order", "hooks", 0)
 	if ids := h.got(); ids[len(ids)-1] != bad {
 		t.Errorf("the last request is %s", ids[len(ids)-1])
 	}
-	if r := w.once("groups", "list"); !strings.Contains(r.out, "hooks") {
-		t.Errorf("groups list: %+v", r)
+	w.once("groups", "list").says(t, 0, "hooks")
+}
+
+// idles lets the pending entries of a group be those of a consumer that has been gone for a minute.
+func (w *world) idles(stream, group string, options ...any) {
+	w.t.Helper()
+	pending, err := w.redis.Client.XPendingExt(w.t.Context(), &redis.XPendingExtArgs{
+		Stream: stream, Group: group, Start: "-", End: "+", Count: 100,
+	}).Result()
+	must(w.t, err)
+	claim := []any{"xclaim", stream, group, "gone", 0}
+	for _, p := range pending {
+		claim = append(claim, p.ID)
 	}
+	do(w.t, w.redis.Client, slices.Concat(claim, []any{"idle", 60_000}, options)...)
 }
 
 // A process that is killed has repeated, in the end, exactly those events whose requests were in flight.
@@ -160,6 +179,7 @@ func TestDeliverKilledRepeatsWhatWasInFlight(t *testing.T) {
 	h.waits(t, events/2+workers)
 	w.unacknowledged("outbox.order", "hooks", events/2)
 	first.kill()
+	w.idles("outbox.order", "hooks", "justid")
 	close(killed)
 	close(released)
 	w.spawn("deliver", "--group=hooks", "--to="+h.URL)
@@ -219,9 +239,7 @@ func TestDeliverEndsWhenTheReceiverIsGone(t *testing.T) {
 		t.Errorf("%d requests", n)
 	}
 	w.unacknowledged("outbox.order", "hooks", 20)
-	if n := w.redis.Client.Exists(t.Context(), "dead.outbox.order").Val(); n != 0 {
-		t.Error("an event is dead")
-	}
+	w.hasLen("dead.outbox.order", 0)
 }
 
 // The environment names a proxy, as for net/http.
@@ -279,4 +297,80 @@ func TestDeliverWaitsForTheFirstStream(t *testing.T) {
 	w.addEvents("outbox.item.0", 3)
 	w.spawn("deliver", "--group=hooks", "--to="+h.URL, "--stream=outbox.item")
 	h.waits(t, 6)
+}
+
+func TestConsumePrintsOneLinePerEvent(t *testing.T) {
+	t.Parallel()
+	const events = 200
+	w := newWorld(t)
+	w.spawn("relay")
+	c := w.start("consume", "--group=g")
+	load := w.wrote(testenv.LoadOptions{Total: events, Types: []string{"order", "invoice"}})
+	w.oracle.Check(t, load, 20*time.Second)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		n := strings.Count(c.output(), "\n")
+		return testenv.FailIf(n < load.Committed(), "%d lines", n)
+	})
+	entries := map[string]testenv.Entry{}
+	for _, e := range w.oracle.Entries(t, "order", "invoice") {
+		entries[e.ID] = e
+	}
+	for line := range strings.Lines(c.output()) {
+		var fields map[string]json.RawMessage
+		var v struct {
+			ID, Type, Subject, Time, Stream string
+			EntryID                         string `json:"entry_id"`
+			Data                            map[string]any
+		}
+		if json.Unmarshal([]byte(line), &fields) != nil || json.Unmarshal([]byte(line), &v) != nil ||
+			len(fields) != 7 || v.Data == nil {
+			t.Fatalf("line %s", line)
+		}
+		e, ok := entries[v.ID]
+		delete(entries, v.ID)
+		if !ok || v.Type != e.Type || v.Subject != e.Subject || v.Time != e.Time || v.Stream != e.Stream ||
+			v.EntryID != e.EntryID {
+			t.Errorf("line %s for entry %+v", line, e)
+		}
+	}
+	if len(entries) > 0 {
+		t.Errorf("%d events were not printed", len(entries))
+	}
+	c.signal(syscall.SIGTERM)
+	c.ends(0)
+}
+
+// A wrong name of a stream is an error. While there is no stream, a name with the prefix is only reported, and the
+// stream is read when it appears. No stream or group is made.
+func TestConsumeOfAStreamThatDoesNotExist(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	makesNothing := func(before []string) {
+		t.Helper()
+		if got := keysOf(t, w); !slices.Equal(got, before) {
+			t.Errorf("keys %q were made", got)
+		}
+	}
+	before := keysOf(t, w)
+	w.once("consume", "--group=g", "--stream=").oneLine(t, exitBadUsage, "the name of a stream is empty")
+	w.once("consume", "--group=g", "--stream=order").oneLine(t, exitBadUsage, "no such stream; there are none yet")
+	early := w.spawn("consume", "--group=g", "--stream=outbox.order")
+	early.waitLogged("the stream does not exist yet")
+	wait(t, 2*time.Second)
+	makesNothing(before)
+	w.addEvents("outbox.order", 1)
+	early.waitLogged(`"entry_id"`)
+	before = keysOf(t, w)
+	w.once("consume", "--group=h", "--stream=outbox.nope").
+		oneLine(t, exitBadUsage, "no such stream; there are outbox.order")
+	makesNothing(before)
+}
+
+// keysOf returns the keys of the world's Redis, ascending.
+func keysOf(t *testing.T, w *world) []string {
+	t.Helper()
+	keys, err := w.redis.Client.Keys(t.Context(), "*").Result()
+	must(t, err)
+	slices.Sort(keys)
+	return keys
 }

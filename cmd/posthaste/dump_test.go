@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
@@ -63,53 +62,6 @@ func restore(t *testing.T, d *testenv.Database, script []byte, options ...string
 	return errOut.String()
 }
 
-// A new server is migrated, the data of a dump are restored to it, and it adopts the streams. No event is published
-// twice, and none is lost: neither the settled events nor those that were pending when the dump was made.
-func TestDataOfADumpAreRestored(t *testing.T) {
-	t.Parallel()
-	for name, args := range map[string][]string{"without the rows of the migration": withoutMigration, "all": nil} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			r := w.relayIn("cdc")
-			settled := w.wrote(testenv.LoadOptions{Total: 60, Tag: "settled-"})
-			w.waitSettled(int64(settled.Committed()))
-			r.kill()
-			pending := w.wrote(testenv.LoadOptions{Total: 60, Tag: "pending-"})
-
-			to := worldOf(t, testenv.NewServer(t).Database(t), w.redis)
-			to.db.Relay = w.db.Relay
-			data := dump(t, w.db, append([]string{"--data-only"}, args...)...)
-			var stop []string
-			if args != nil {
-				stop = []string{"--single-transaction", "-v", "ON_ERROR_STOP=1"}
-			}
-			var failed []string
-			for line := range strings.Lines(restore(t, to.db, data, stop...)) {
-				if _, text, ok := strings.Cut(line, "ERROR:  "); ok {
-					failed = append(failed, strings.TrimSpace(text))
-				}
-			}
-			want := `duplicate key value violates unique constraint "outbox_part_pkey", ` +
-				`duplicate key value violates unique constraint "posthaste_migrations_pkey"`
-			if args != nil {
-				want = ""
-			}
-			if got := strings.Join(failed, ", "); got != want {
-				t.Errorf("the restore fails with %q, want %q", got, want)
-			}
-
-			r = to.spawn("relay")
-			r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
-			to.adopt()
-			to.waitMode("cdc", 30*time.Second)
-			to.all(pending, settled)
-			to.delivers()
-			to.calm()
-		})
-	}
-}
-
 // A dump of the whole database, made under a running relay, is restored in place of the original, which no other relay
 // has led since: over its tables, as a new database, or on another server. The events that were in flight are published
 // once, and those of commits that are gone are named.
@@ -122,21 +74,10 @@ func TestAWholeDumpIsRestored(t *testing.T) {
 				w := newWorld(t)
 				via := testenv.Empty(t)
 				r := w.relayIn(mode, "--stream-maxlen=0")
-				load := func(tag string, n int) *testenv.Load {
-					l := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: n, Tag: tag})
-					l.Wait()
-					return l
-				}
-				settled := load("settled-", 60)
+				settled := w.wrote(testenv.LoadOptions{Total: 60, Tag: "settled-"})
 				w.oracle.WaitEmpty(t, 20*time.Second)
-				tx, err := w.db.Pool.Begin(t.Context())
-				if err == nil {
-					_, err = tx.Exec(t.Context(), "LOCK TABLE outbox_mark IN SHARE MODE") // nothing is settled
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				flying := load("flying-", 20)
+				tx := w.begin("LOCK TABLE outbox_mark IN SHARE MODE") // nothing is settled
+				flying := w.wrote(testenv.LoadOptions{Total: 20, Tag: "flying-"})
 				var options, stop []string
 				if place == "the tables" {
 					options = []string{"--clean"} // it drops what depends on something before it as well
@@ -144,11 +85,10 @@ func TestAWholeDumpIsRestored(t *testing.T) {
 					stop = []string{"-v", "ON_ERROR_STOP=1"}
 				}
 				data := dump(t, w.db, options...)
-				if err := tx.Rollback(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, tx.Rollback(t.Context()))
 				w.oracle.WaitEmpty(t, 20*time.Second)
-				gone := load("gone-", 60) // with it, the gate learns that those in flight are settled
+				// With these, the gate learns that those in flight are settled.
+				gone := w.wrote(testenv.LoadOptions{Total: 60, Tag: "gone-"})
 				w.oracle.WaitEmpty(t, 20*time.Second)
 				r.kill()
 
@@ -165,15 +105,13 @@ func TestAWholeDumpIsRestored(t *testing.T) {
 				restore(t, w.db, data, stop...)
 				r = w.spawn("relay", "--stream-maxlen=0")
 				if place != "the tables" {
-					r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
+					r.waitUnready("foreign_stream")
 					w.adopt()
 				}
-				w.waitMode(mode, 30*time.Second)
+				w.waitMode(mode)
 				w.oracle.Others = []*testenv.Load{gone}
 				w.all(settled, flying)
-				if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_phantom"); n != gone.Committed() {
-					t.Errorf("%d phantoms, want %d", n, gone.Committed())
-				}
+				w.has(gone.Committed(), "SELECT count(*) FROM outbox_phantom")
 				w.delivers()
 			})
 		})
@@ -190,12 +128,9 @@ func TestACopyNamesWhatTheOriginalLeftUnsettled(t *testing.T) {
 		settled := w.wrote(testenv.LoadOptions{Total: 60, Tag: "settled-"})
 		w.oracle.WaitEmpty(t, 20*time.Second)
 		data := dump(t, w.db)
-		tx, err := w.db.Pool.Begin(t.Context())
-		must(t, err)
-		_, err = tx.Exec(t.Context(), "LOCK TABLE outbox_mark IN SHARE MODE") // nothing is settled
-		must(t, err)
+		tx := w.begin("LOCK TABLE outbox_mark IN SHARE MODE") // nothing is settled
 		gone := w.wrote(testenv.LoadOptions{Total: 20, Tag: "gone-"})
-		w.waitLen("outbox.order", int64(settled.Committed()+gone.Committed()), 20*time.Second)
+		w.waitLen("outbox.order", int64(settled.Committed()+gone.Committed()))
 		r.kill()
 		must(t, tx.Rollback(t.Context()))
 
@@ -203,12 +138,10 @@ func TestACopyNamesWhatTheOriginalLeftUnsettled(t *testing.T) {
 		to.db.Relay = w.db.Relay
 		restore(t, to.db, data, "-v", "ON_ERROR_STOP=1")
 		r = to.spawn("relay")
-		r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
+		r.waitUnready("foreign_stream")
 		to.adopt()
-		to.waitMode(mode, 30*time.Second)
-		if n := testenv.Value[int](t, to.db, "SELECT count(*) FROM outbox_phantom"); n != gone.Committed() {
-			t.Errorf("%d phantoms, want %d", n, gone.Committed())
-		}
+		to.waitMode(mode)
+		to.has(gone.Committed(), "SELECT count(*) FROM outbox_phantom")
 		to.oracle.Others = []*testenv.Load{gone}
 		to.oracle.Check(t, settled, 30*time.Second)
 	})

@@ -263,9 +263,9 @@ func (c *child) setMode(mode string) {
 }
 
 // waitMode waits until the relay is in the mode.
-func (w *world) waitMode(mode string, within time.Duration) {
+func (w *world) waitMode(mode string) {
 	w.t.Helper()
-	testenv.Eventually(w.t, within, func() error {
+	testenv.Eventually(w.t, time.Minute, func() error {
 		var active string
 		const query = "SELECT split_part(active_mode, '.', 1) FROM relay_state"
 		err := w.db.Pool.QueryRow(w.t.Context(), query).Scan(&active)
@@ -283,7 +283,7 @@ func (w *world) switches(r *child, mode string) {
 	if mode == "auto" {
 		mode = "cdc"
 	}
-	w.waitMode(mode, 20*time.Second)
+	w.waitMode(mode)
 }
 
 func TestBacklogFromBeforeTheFirstStartArrives(t *testing.T) {
@@ -292,7 +292,7 @@ func TestBacklogFromBeforeTheFirstStartArrives(t *testing.T) {
 	load := w.wrote(testenv.LoadOptions{Total: 5000, Types: []string{"order", "invoice"}})
 	w.spawn("relay")
 	w.oracle.Check(t, load, 20*time.Second)
-	w.waitMode("cdc", 20*time.Second)
+	w.waitMode("cdc")
 	more := w.wrote(testenv.LoadOptions{Total: 300, Aggregates: 5, Types: []string{"late"}})
 	w.oracle.Check(t, more, 10*time.Second)
 }

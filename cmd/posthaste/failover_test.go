@@ -1,9 +1,7 @@
 package main
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -23,9 +21,9 @@ func TestRelayKilledUnderLoad(t *testing.T) {
 	for i := range kills {
 		r := w.spawn("relay")
 		want := load.Committed() + 300
-		w.waitLen("outbox.order", int64(want), 20*time.Second)
+		w.waitLen("outbox.order", int64(want))
 		if i%2 == 0 {
-			w.waitMode("cdc", 20*time.Second)
+			w.waitMode("cdc")
 		}
 		r.kill()
 	}
@@ -39,13 +37,13 @@ func TestLeaderKilledStandbyTakesOver(t *testing.T) {
 	first := w.relayIn("cdc")
 	second := w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(second, "standby") })
+	second.becomes("standby")
 	w.waitCommitted(load, 500)
 	first.kill()
 	at := time.Now()
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(second, "leader") })
+	second.becomes("leader")
 	t.Logf("takeover after %v", time.Since(at).Round(time.Millisecond))
-	w.waitMode("cdc", 20*time.Second)
+	w.waitMode("cdc")
 	w.waitCommitted(load, load.Committed()+500)
 	w.ended(load)
 }
@@ -79,12 +77,12 @@ func TestALeaderWithoutRedisIsReplaced(t *testing.T) {
 	w.rdURL = direct
 	second := w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 100})
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(second, "standby") })
+	second.becomes("standby")
 	link.Down()
-	testenv.Eventually(t, 2*time.Minute, func() error { return ready(second, "leader") })
-	w.waitMode("cdc", 20*time.Second)
+	second.becomes("leader")
+	w.waitMode("cdc")
 	link.Up()
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(first, "standby") })
+	first.becomes("standby")
 	w.ended(load)
 }
 
@@ -95,20 +93,14 @@ func TestTwoRelaysSweepTogether(t *testing.T) {
 	second := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 1000})
 	w.switches(first, "poll")
-	testenv.Eventually(t, 20*time.Second, func() error {
-		for _, c := range []*child{first, second} {
-			if !c.logged(`"to":"poll"`) {
-				return fmt.Errorf("one instance does not sweep")
-			}
-		}
-		return nil
-	})
+	first.waitLogged(`"to":"poll"`)
+	second.waitLogged(`"to":"poll"`)
 	leader := first
 	if ready(first, "leader") != nil {
 		leader = second
 	}
 	leader.kill()
-	w.waitMode("poll", 20*time.Second)
+	w.waitMode("poll")
 	other := first
 	if leader == first {
 		other = second
@@ -123,16 +115,16 @@ func TestFrozenLeaderIsReplacedAndPublishesNothingWhenItWakes(t *testing.T) {
 	first := w.relayIn("cdc")
 	second := w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300})
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(second, "standby") })
+	second.becomes("standby")
 	const observed = "outbox_stream_length{"
 	testenv.Eventually(t, 20*time.Second, func() error { return first.shows(observed, true) })
 	first.signal(syscall.SIGSTOP)
 	at := time.Now()
-	testenv.Eventually(t, 30*time.Second, func() error { return ready(second, "leader") })
+	second.becomes("leader")
 	t.Logf("replaced after %v", time.Since(at).Round(time.Millisecond))
-	w.waitMode("cdc", 20*time.Second)
+	w.waitMode("cdc")
 	first.signal(syscall.SIGCONT)
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(first, "standby") })
+	first.becomes("standby")
 	// Otherwise the former leader's readings would be reported in addition to those of the new leader.
 	testenv.Eventually(t, 20*time.Second, func() error { return first.shows(observed, false) })
 	w.ended(load)
@@ -144,10 +136,10 @@ func TestRedisDownForAWhile(t *testing.T) {
 	w.waitCommitted(load, 500)
 	must(t, w.redis.Kill())
 	down := scale(10*time.Second, 3*time.Second)
-	r.waitReady(t, 503, "", 20*time.Second)
+	r.waitUnready("")
 	wait(t, down)
 	must(t, w.redis.Start(t.Context()))
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+	r.becomes("leader")
 	w.ended(load)
 }
 
@@ -159,9 +151,9 @@ func TestPostgresStoppedImmediate(t *testing.T) {
 	for range 2 {
 		w.waitCommitted(load, load.Committed()+500)
 		must(t, server.Stop("immediate"))
-		r.waitReady(t, 503, "", 20*time.Second)
+		r.waitUnready("")
 		must(t, server.Start(t.Context()))
-		testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+		r.becomes("leader")
 	}
 	w.ended(load)
 }
@@ -173,9 +165,7 @@ func TestTheDiskOfTheWALIsFull(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		w, server := onServer(t, "min_wal_size=32MB", "max_wal_size=32MB")
 		disk := server.SmallDisk(t, 256<<20)
-		w.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
-		r := w.spawn("relay")
-		w.waitMode(mode, 20*time.Second)
+		r := w.relayIn(mode)
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500, Tolerant: true})
 		w.waitCommitted(load, 500)
 		filler := filepath.Join(disk, "filler")
@@ -200,8 +190,8 @@ func TestTheDiskOfTheWALIsFull(t *testing.T) {
 			}
 			return w.db.Pool.Ping(t.Context())
 		})
-		w.waitMode(mode, 30*time.Second)
-		r.waitReady(t, http.StatusOK, "", 30*time.Second)
+		w.waitMode(mode)
+		r.waitReady("")
 		w.waitCommitted(load, load.Committed()+500)
 		w.ended(load)
 	})
@@ -249,13 +239,8 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 		r := w.spawn("relay")
 		// the mode in the database may still be the former leader's, if it stopped slowly
 		r.waitLogged(`"stream opened"`)
-		w.waitMode("cdc", 20*time.Second)
-		testenv.Eventually(t, 20*time.Second, func() error {
-			text, err := r.metrics()
-			n, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
-			return testenv.FailIf(err != nil || n != wanted,
-				"%v streams were missed at the start, want %v, %w", n, wanted, err)
-		})
+		w.waitMode("cdc")
+		r.waitValue(`outbox_publish_errors_total{class="gap"}`, wanted)
 		if testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_history") == 0 {
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
 			w.waitCommitted(load, 50)
@@ -277,16 +262,11 @@ func TestRedisForgetsWhileNobodyLeads(t *testing.T) {
 func TestSlotThatIsLongInTheMakingIsNew(t *testing.T) {
 	t.Parallel()
 	w, _ := onServer(t)
-	tx, err := w.db.Pool.Begin(t.Context())
-	must(t, err)
-	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := tx.Exec(t.Context(), "CREATE TABLE held ()"); err != nil {
-		t.Fatal(err)
-	}
+	tx := w.begin("CREATE TABLE held ()")
 	r := w.spawn("relay")
 	// the relay has seen it
 	testenv.Eventually(t, 20*time.Second, func() error { return r.shows("outbox_slot_active 1", true) })
 	must(t, tx.Rollback(t.Context()))
-	w.waitMode("cdc", 30*time.Second)
+	w.waitMode("cdc")
 	present(t, r, `outbox_slot_created_total{reason="new"} 1`, `outbox_slot_created_total{reason="missing"} 0`)
 }

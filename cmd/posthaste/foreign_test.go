@@ -2,15 +2,12 @@ package main
 
 import (
 	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/testenv"
 )
@@ -25,8 +22,8 @@ func (w *world) adopt() {
 // and that the relay has kept its events.
 func (w *world) refused(r *child, load *testenv.Load) {
 	w.t.Helper()
-	r.waitReady(w.t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
-	r.waitReady(w.t, http.StatusServiceUnavailable, "posthaste adopt", 30*time.Second)
+	r.waitUnready("foreign_stream")
+	r.waitUnready("posthaste adopt")
 	var h readiness
 	if _, err := r.get("/readyz", &h); err != nil || len(h.Reasons) != 1 {
 		w.t.Fatalf("readyz: %+v, %v; want one reason", h, err)
@@ -43,16 +40,12 @@ func (w *world) refused(r *child, load *testenv.Load) {
 			Verdict struct{ Title, Why, Remedy string }
 		}
 		_, err := r.get("/console/api/state", &state)
-		if v := state.Verdict; err != nil || v.Title != "A stream belongs to another database" ||
+		v := state.Verdict
+		return testenv.FailIf(err != nil || v.Title != "A stream belongs to another database" ||
 			!strings.Contains(strings.ToLower(v.Why), strings.ToLower(what)) ||
-			!strings.EqualFold(v.Remedy, remedy+".") {
-			return fmt.Errorf("console: %+v, %w; want %s", v, err, text)
-		}
-		return nil
+			!strings.EqualFold(v.Remedy, remedy+"."), "console: %+v, %w; want %s", v, err, text)
 	})
-	if d := w.once("doctor"); d.code == 0 || !strings.Contains(d.out, what) || !strings.Contains(d.out, "-> "+remedy) {
-		w.t.Errorf("doctor: exit %d: %s; want %s", d.code, d.out, text)
-	}
+	w.once("doctor").says(w.t, 1, what, "-> "+remedy)
 	if n := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_backlog"); n < load.Committed() {
 		w.t.Errorf("%d rows are owed, want %d", n, load.Committed())
 	}
@@ -76,25 +69,25 @@ func TestSecondDatabaseOnTheSameRedis(t *testing.T) {
 	first, second := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)
 	r1 := first.relayIn("cdc")
 	load1 := testenv.StartLoad(t, first.db, testenv.LoadOptions{Rate: 300, Tag: "first-"})
-	first.waitLen("outbox.order", 1, 20*time.Second)
+	first.waitLen("outbox.order", 1)
 	load2 := second.wrote(testenv.LoadOptions{Total: 300, Tag: "second-"})
 	r2 := second.spawn("relay")
 	second.refused(r2, load2)
 	first.waitCommitted(load1, load1.Committed()+300)
 	first.ended(load1)
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(r1, "leader") }) // not affected
+	r1.becomes("leader") // not affected
 	r1.stop()
 	second.oracle.Others = []*testenv.Load{load1}
 	second.adopt()
-	testenv.Eventually(t, 30*time.Second, func() error { return ready(r2, "leader") })
+	r2.becomes("leader")
 	second.oracle.Check(t, load2, 30*time.Second)
-	second.waitMode("cdc", 30*time.Second)
+	second.waitMode("cdc")
 	second.calm()
 	// The first database is the foreign one now, and reports that.
 	load3 := first.wrote(testenv.LoadOptions{Total: 60, Tag: "third-"})
 	first.refused(first.spawn("relay"), load3)
 	// the second relay was not affected
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(r2, "leader") })
+	r2.becomes("leader")
 }
 
 func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
@@ -114,13 +107,10 @@ func TestDatabaseRecreatedOnTheSameRedis(t *testing.T) {
 	r.stop()
 	w.redis.Client.Set(t.Context(), "{cr:owner}", "the dropped one", 0)
 	w.adopt()
-	if owner := w.redis.Client.Get(t.Context(), "{cr:owner}").Val(); owner != testenv.Value[string](t, w.db,
-		"SELECT source::text FROM relay_state") {
-		t.Errorf("the balances belong to %s", owner)
-	}
+	w.has(w.redis.Client.Get(t.Context(), "{cr:owner}").Val(), "SELECT source::text FROM relay_state")
 	w.spawn("relay")
 	w.all(load)
-	w.waitMode("cdc", 30*time.Second)
+	w.waitMode("cdc")
 	w.calm()
 	w.delivers()
 }
@@ -133,36 +123,25 @@ func TestACopyOnTheSameServer(t *testing.T) {
 	r := w.spawn("relay")
 	w.delivers()
 	r.stop()
-	d := *w.db
-	d.Name += "_copy"
-	d.URL = strings.Replace(w.db.URL, "/"+w.db.Name, "/"+d.Name, 1)
-	w.copyDatabase(via, w.db.Name, d.Name)
-	var err error
-	if d.Pool, err = pgxpool.New(t.Context(), d.URL); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		d.Pool.Close()
-		dropDatabase(t, via, d.Name)
-	})
-	c := worldOf(t, &d, w.redis)
+	name := w.db.Name + "_copy"
+	w.copyDatabase(via, w.db.Name, name)
+	t.Cleanup(func() { dropDatabase(t, via, name) })
+	d := reached(t, w.db, strings.Replace(w.db.URL, "/"+w.db.Name, "/"+name, 1))
+	d.Name = name
+	c := worldOf(t, d, w.redis)
 	c.desire("poll") // the slot with this name belongs to the original
 	r = w.relayIn("cdc")
 	still := w.leads(r)
-	load := testenv.StartLoad(t, &d, testenv.LoadOptions{Total: 60, Tag: "copy-"})
-	load.Wait()
+	load := c.wrote(testenv.LoadOptions{Total: 60, Tag: "copy-"})
 	c.refused(c.spawn("relay"), load)
 	w.delivers()
 	still()
 	r.stop()
 	c.adopt()
-	c.waitMode("poll", 30*time.Second)
+	c.waitMode("poll")
 	c.oracle.WaitEmpty(t, 30*time.Second)
 	// The original has published them since it was copied.
-	since := w.oracle.Others[len(w.oracle.Others)-1].Committed()
-	if n := testenv.Value[int](t, &d, "SELECT count(*) FROM outbox_phantom"); n != since {
-		t.Errorf("%d phantoms, want %d", n, since)
-	}
+	c.has(w.oracle.Others[len(w.oracle.Others)-1].Committed(), "SELECT count(*) FROM outbox_phantom")
 }
 
 func TestDatabaseRestoredToAnEarlierTime(t *testing.T) {
@@ -235,12 +214,12 @@ func TestAPublicationThatIsWholeAgain(t *testing.T) {
 		}
 		streams := strings.Count(r.output(), `"to":"cdc"`)
 		insert("streamed")
-		w.waitLen("outbox.order", int64(len(want)), 20*time.Second)
+		w.waitLen("outbox.order", int64(len(want)))
 		w.db.Exec(t, "ALTER PUBLICATION posthaste "+way[0])
 		insert("left out")
 		w.db.Exec(t, "ALTER PUBLICATION posthaste "+way[1])
 		insert("behind it")
-		w.waitLen("outbox.order", int64(len(want)), 20*time.Second)
+		w.waitLen("outbox.order", int64(len(want)))
 		var got []string
 		for _, e := range w.oracle.Entries(t, "order") {
 			got = append(got, e.Type)
@@ -265,17 +244,16 @@ func TestARowOfAChildTable(t *testing.T) {
 	w.db.Exec(t, "CREATE TABLE child () INHERITS (outbox)")
 	w.db.Exec(t, `INSERT INTO child (seq, id, aggregate_type, aggregate_id, event_type, payload) VALUES
 		(nextval(pg_get_serial_sequence('outbox', 'seq')), gen_random_uuid(), 'order', 'one', 'order.created', '{}')`)
-	w.waitLen("outbox.order", 1, 20*time.Second)
+	w.waitLen("outbox.order", 1)
 	r.waitLogged("perhaps behind later ones of its aggregate")
 }
 
 // pooled returns a database with a pool of other parameters of the URL.
 func pooled(t *testing.T, d *testenv.Database, parameters string) *testenv.Database {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), d.URL+parameters)
-	must(t, err)
-	t.Cleanup(pool.Close)
-	return &testenv.Database{URL: d.URL, Name: d.Name, Relay: d.Relay, Pool: pool}
+	other := reached(t, d, d.URL+parameters)
+	other.URL = d.URL
+	return other
 }
 
 // wide has more connections than the number of commits that are blocked.
@@ -299,7 +277,7 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 		switch during {
 		case "toggle":
 			// Events that were streamed but could not be settled must not be swept again when they become visible.
-			w.waitLen("outbox.order", int64(len(w.oracle.Others)*120+6), 20*time.Second)
+			w.waitLen("outbox.order", int64(len(w.oracle.Others)*120+6))
 			w.switches(r, "poll")
 			r.setMode("auto")
 			testenv.Eventually(t, 20*time.Second, func() error {
@@ -310,14 +288,14 @@ func TestCommitHeldBackBySynchronousReplication(t *testing.T) {
 			// The log comes first, because the mode may still be the former leader's cdc: its drain timeout was short.
 			// At the hand-over, the relay has noticed that commits are blocked.
 			r.waitLogged("streaming without the short cut")
-			w.waitMode("cdc", 20*time.Second)
+			w.waitMode("cdc")
 		default:
-			w.waitLen("outbox.order", 120+6, 20*time.Second)
+			w.waitLen("outbox.order", 120+6)
 		}
 		w.db.Standby(t, "")
 		load.Wait()
 		w.oracle.Check(t, load, 30*time.Second)
-		w.waitMode("cdc", 30*time.Second)
+		w.waitMode("cdc")
 		r.kill()
 	}
 }
@@ -333,18 +311,14 @@ func TestStreamThatStandsStillIsNoticed(t *testing.T) {
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
 	at := time.Now()
 	testenv.Eventually(t, 40*time.Second, func() error {
-		for _, reason := range reasons {
-			if r.logged(`"reason":"` + reason + `"`) {
-				return nil
-			}
-		}
-		return fmt.Errorf("nobody noticed")
+		said := func(reason string) bool { return r.logged(`"reason":"` + reason + `"`) }
+		return testenv.FailIf(!slices.ContainsFunc(reasons, said), "nobody noticed")
 	})
 	t.Logf("noticed after %v", time.Since(at).Round(100*time.Millisecond))
-	w.waitMode("poll", 20*time.Second)
-	w.waitLen("outbox.order", int64(120+load.Committed()), 20*time.Second)
+	w.waitMode("poll")
+	w.waitLen("outbox.order", int64(120+load.Committed()))
 	release()
-	w.waitMode("cdc", 60*time.Second)
+	w.waitMode("cdc")
 	w.ended(load)
 }
 
@@ -377,34 +351,106 @@ func (w *world) freezeStream() (reasons []string, release func()) {
 // not gone back in time, and no place reports that, even later.
 func TestAFreshInstallationAdopts(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
-		for _, started := range []bool{false, true} {
-			redis := testenv.Redis(t)
-			first, second := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)
-			r := first.relayIn(mode)
-			first.delivers()
-			r.kill()
-			second.desire(mode)
-			testenv.StartLoad(t, second.db, testenv.LoadOptions{Total: 200, Tag: "second-"}).Wait()
-			if started {
-				r = second.spawn("relay")
-				r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
-			}
-			second.adopt()
-			for range 3 {
-				if !started {
-					r = second.spawn("relay")
-				}
-				started = false
-				second.waitMode(mode, 30*time.Second)
-				second.oracle.WaitEmpty(t, 20*time.Second)
-				second.calm()
-				present(t, r, "outbox_postgres_failovers_total 0")
-				if r.logged("back in time") || r.logged("ahead of the table") {
-					t.Errorf("logged: %s", r.output())
-				}
+	for _, started := range []bool{false, true} {
+		t.Run(fmt.Sprintf("started is %t", started), func(t *testing.T) {
+			t.Parallel()
+			inModes(t, func(t *testing.T, mode string) {
+				redis := testenv.Redis(t)
+				first, second := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)
+				r := first.relayIn(mode)
+				first.delivers()
 				r.kill()
-			}
+				second.desire(mode)
+				second.wrote(testenv.LoadOptions{Total: 200, Tag: "second-"})
+				if started {
+					r = second.spawn("relay")
+					r.waitUnready("foreign_stream")
+				}
+				second.adopt()
+				for n := range 3 {
+					if n > 0 || !started {
+						r = second.spawn("relay")
+					}
+					second.waitMode(mode)
+					second.oracle.WaitEmpty(t, 20*time.Second)
+					second.calm()
+					present(t, r, "outbox_postgres_failovers_total 0")
+					if r.logged("back in time") || r.logged("ahead of the table") {
+						t.Errorf("logged: %s", r.output())
+					}
+					r.kill()
+				}
+			})
+		})
+	}
+}
+
+// schema returns a world with the same servers and database whose outbox is in another schema. Its streams begin with
+// prefix.
+func (w *world) schema(prefix string) *world {
+	w.t.Helper()
+	name := "s_" + w.db.Relay
+	db := pooled(w.t, w.db, "&search_path="+name)
+	db.Relay = name // the default for this schema
+	other := worldOf(w.t, db, w.redis)
+	other.env = []string{"POSTHASTE_SCHEMA=" + name, "POSTHASTE_STREAM_PREFIX=" + prefix}
+	other.oracle.Prefix = prefix
+	other.once("migrate").says(w.t, 0)
+	return other
+}
+
+// Two outboxes in one database, with one Redis: each relay publishes the events of its schema, and the kill, the mode
+// and the removal of one do not concern the other.
+func TestTwoSchemas(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		a := newWorld(t)
+		b := a.schema("sales.")
+		first := a.relayIn(mode)
+		killed := b.relayIn(mode)
+		loads := map[*world]*testenv.Load{}
+		for _, w := range []*world{a, b} {
+			loads[w] = testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200, Tag: w.oracle.Prefix})
+			testenv.Eventually(t, 20*time.Second, func() error {
+				n := len(w.oracle.Entries(t, "order"))
+				return testenv.FailIf(n == 0, "%d entries in %s", n, w.oracle.Prefix)
+			})
 		}
+		still := a.leads(first)
+		killed.kill()
+		again := b.relayIn(mode)
+		for w, load := range loads {
+			w.ended(load)
+		}
+		still() // the kill of the other relay does not concern it
+		b.desire("poll")
+		if r := a.once("mode"); strings.Contains(r.out, "poll") != (mode == "poll") {
+			t.Errorf("the mode of the other schema is shown: %s", r.out)
+		}
+		again.kill()
+		b.once("uninstall", "--tables", "--yes", "--force").says(t, 0)
+		a.waitMode(mode)
+		a.oracle.Others = append(a.oracle.Others, loads[a])
+		a.delivers()
+		a.has(0, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+b.db.Relay)
+		a.has("posthaste", "SELECT string_agg(pubname, ' ') FROM pg_publication")
 	})
+}
+
+// An outbox whose streams have the names of another one's is refused, and the other one is not fenced.
+func TestTwoSchemasWithOnePrefix(t *testing.T) {
+	t.Parallel()
+	a := newWorld(t)
+	relay := a.relayIn("poll")
+	a.delivers()
+	still := a.leads(relay)
+	b := a.schema("outbox.")
+	b.desire("poll")
+	b.wrote(testenv.LoadOptions{Total: 20, Tag: "b-"})
+	b.spawn("relay").waitUnready("foreign_stream")
+	a.delivers()
+	still()
+	relay.becomes("leader")
+	b.once("uninstall", "--yes", "--relay-name="+a.db.Relay).oneLine(t, 1,
+		fmt.Sprintf("relay name %q is taken by the outbox in schema %q", a.db.Relay, "public"))
 }

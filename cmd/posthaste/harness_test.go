@@ -16,6 +16,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"posthaste/consumer"
+	"posthaste/internal/pause"
 	"posthaste/internal/testenv"
 )
 
@@ -106,6 +113,15 @@ func (r result) says(t *testing.T, code int, texts ...string) {
 	}
 }
 
+// warns is says for the error output.
+func (r result) warns(t *testing.T, code int, texts ...string) {
+	t.Helper()
+	result{r.code, r.errOut, r.out}.says(t, code, texts...)
+}
+
+// compact is the output without spaces.
+func (r result) compact() string { return strings.Join(strings.Fields(r.out), "") }
+
 // json decodes the output into v. It fails unless the exit code is 0.
 func (r result) json(t *testing.T, v any) {
 	t.Helper()
@@ -122,18 +138,33 @@ type readiness struct {
 	Remedy   []string
 }
 
-// waitReady waits until /readyz answers with the status, and with text somewhere in its reasons.
-func (c *child) waitReady(t *testing.T, status int, text string, within time.Duration) {
-	t.Helper()
-	testenv.Eventually(t, within, func() error {
+// waitReady waits until /readyz answers that the process is ready, and with text somewhere in what is degraded.
+func (c *child) waitReady(text string) {
+	c.t.Helper()
+	c.waitStatus(http.StatusOK, text)
+}
+
+// waitUnready waits until /readyz answers that the process is not ready, and with text somewhere in its reasons.
+func (c *child) waitUnready(text string) {
+	c.t.Helper()
+	c.waitStatus(http.StatusServiceUnavailable, text)
+}
+
+func (c *child) waitStatus(status int, text string) {
+	c.t.Helper()
+	testenv.Eventually(c.t, 30*time.Second, func() error {
 		var h readiness
 		got, err := c.get("/readyz", &h)
 		texts := strings.Join(slices.Concat(h.Reasons, h.Degraded, h.Remedy), "\n")
-		if err != nil || got != status || !strings.Contains(texts, text) {
-			return fmt.Errorf("readyz: %d %+v, %w; want %d and %q", got, h, err, status, text)
-		}
-		return nil
+		return testenv.FailIf(err != nil || got != status || !strings.Contains(texts, text),
+			"readyz: %d %+v, %w; want %d and %q", got, h, err, status, text)
 	})
+}
+
+// becomes waits until the process is ready in the role.
+func (c *child) becomes(role string) {
+	c.t.Helper()
+	testenv.Eventually(c.t, time.Minute, func() error { return ready(c, role) })
 }
 
 // waitHealthy waits until the process is ready, and nothing is degraded.
@@ -164,6 +195,24 @@ func (c *child) metrics() (string, error) {
 	defer cancel()
 	a, err := testenv.Request(ctx, http.MethodGet, c.admin+"/metrics", "")
 	return string(a.Body), err
+}
+
+// value reads a series of /metrics. A series that is not there is 0.
+func (c *child) value(series string) float64 {
+	c.t.Helper()
+	text, err := c.metrics()
+	must(c.t, err)
+	v, _ := sample(text, series)
+	return v
+}
+
+// waitValue waits until a series has a value.
+func (c *child) waitValue(series string, want float64) {
+	c.t.Helper()
+	testenv.Eventually(c.t, 20*time.Second, func() error {
+		v := c.value(series)
+		return testenv.FailIf(v != want, "%s is %v, want %v", series, v, want)
+	})
 }
 
 // shows returns an error unless /metrics has, or does not have, a series that begins with prefix.
@@ -221,7 +270,7 @@ func (w *world) relayIn(mode string, extra ...string) *child {
 		w.desire("poll")
 	}
 	r := w.spawn("relay", extra...)
-	w.waitMode(mode, 30*time.Second)
+	w.waitMode(mode)
 	return r
 }
 
@@ -286,8 +335,105 @@ func (w *world) delivers() {
 // wait waits for d. Use it to check that a state lasts, not that it is reached.
 func wait(t *testing.T, d time.Duration) {
 	t.Helper()
-	select {
-	case <-time.After(d):
-	case <-t.Context().Done():
+	_ = pause.For(t.Context(), d)
+}
+
+// compare returns an error unless a query returns want.
+func (w *world) compare(want any, query string, args ...any) error {
+	var got any
+	err := w.db.Pool.QueryRow(w.t.Context(), query, args...).Scan(&got)
+	return testenv.FailIf(err != nil || fmt.Sprint(got) != fmt.Sprint(want), "%v, %w; want %v: %s", got, err, want,
+		query)
+}
+
+// has fails unless a query returns want.
+func (w *world) has(want any, query string, args ...any) {
+	w.t.Helper()
+	if err := w.compare(want, query, args...); err != nil {
+		w.t.Error(err)
+	}
+}
+
+// waitHas waits until a query returns want.
+func (w *world) waitHas(want any, query string, args ...any) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 30*time.Second, func() error { return w.compare(want, query, args...) })
+}
+
+// begin begins a transaction with a statement. It is rolled back at the end of the test: closing the pool waits for it.
+func (w *world) begin(stmt string, args ...any) pgx.Tx {
+	w.t.Helper()
+	tx, err := w.db.Pool.Begin(w.t.Context())
+	must(w.t, err)
+	w.t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	_, err = tx.Exec(w.t.Context(), stmt, args...)
+	must(w.t, err)
+	return tx
+}
+
+// length returns the number of entries of a stream.
+func (w *world) length(stream string) int64 {
+	w.t.Helper()
+	n, err := w.oracle.Redis.XLen(w.t.Context(), stream).Result()
+	must(w.t, err)
+	return n
+}
+
+// hasLen fails unless a stream has n entries.
+func (w *world) hasLen(stream string, n int64) {
+	w.t.Helper()
+	if have := w.length(stream); have != n {
+		w.t.Errorf("%d entries in %s, want %d", have, stream, n)
+	}
+}
+
+// waitExactly waits until a stream has n entries, and no more.
+func (w *world) waitExactly(stream string, n int64) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 30*time.Second, func() error {
+		have, err := w.oracle.Redis.XLen(w.t.Context(), stream).Result()
+		return testenv.FailIf(err != nil || have != n, "%d entries in %s, want %d, %w", have, stream, n, err)
+	})
+}
+
+// gaveUp adds an entry of a stream to its dead stream, as a group does.
+func (w *world) gaveUp(stream, group, entry string, fields map[string]any) {
+	w.t.Helper()
+	values := []any{"dead_stream", stream, "dead_entry", entry, "dead_group", group, "dead_error", "no"}
+	for k, v := range fields {
+		values = append(values, k, v)
+	}
+	dead := &redis.XAddArgs{Stream: consumer.DeadStream(w.oracle.Redis, stream), Values: values}
+	must(w.t, w.oracle.Redis.XAdd(w.t.Context(), dead).Err())
+}
+
+// reached returns a database by another URL, with a pool of its own.
+func reached(t *testing.T, d *testenv.Database, url string) *testenv.Database {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	other := *d
+	other.URL, other.Pool = url, pool
+	return &other
+}
+
+// park adds an event that the relay could not publish, and returns its id.
+func (w *world) park() string {
+	w.t.Helper()
+	id := uuid.NewString()
+	w.db.Exec(w.t, `INSERT INTO outbox_dead (id, seq, aggregate_type, aggregate_id, event_type, payload, created_at,
+		error, class, attempts)
+		VALUES ($1, 1, 'order', 'a', 'x', '{"card":"4111111111111111"}', now(), 'no', 'no', 3)`, id)
+	return id
+}
+
+// hides fails if an output shows a secret.
+func hides(t *testing.T, secret string, outputs ...string) {
+	t.Helper()
+	for _, out := range outputs {
+		if strings.Contains(out, secret) {
+			t.Errorf("a secret is shown: %s", strings.ReplaceAll(out, secret, "***"))
+		}
 	}
 }

@@ -31,38 +31,43 @@ func TestGateLostBeforeTheLastEventIsSettled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	r := w.spawn("relay", "--redis-durability=replicas=1") // there is no replica, so nothing is settled
-	w.waitMode("cdc", 20*time.Second)
+	w.waitMode("cdc")
 	w.wrote(testenv.LoadOptions{Total: 12})
-	entries := func(want int64) {
-		t.Helper()
-		testenv.Eventually(t, 20*time.Second, func() error {
-			n, err := w.redis.Client.XLen(t.Context(), "outbox.order").Result()
-			return testenv.FailIf(err != nil || n != want, "%d entries, want %d, %w", n, want, err)
-		})
-	}
-	entries(12)
+	w.waitExactly("outbox.order", 12)
 	must(t, w.redis.Client.FlushAll(t.Context()).Err())
-	entries(12)
-	r.waitReady(t, 503, "", 20*time.Second) // the configured durability is not reached, and that is reported
+	w.waitExactly("outbox.order", 12)
+	r.waitUnready("") // the configured durability is not reached, and that is reported
 }
 
-// Postgres refuses the statements after publishing. Readiness reports that in both modes, and recovers.
-func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
+// Postgres answers, and refuses a statement that a relay needs: to settle, to park an event that cannot be published,
+// or to adopt as the holder of the lock. Readiness reports that, and recovers. No event is lost.
+func TestARefusedStatementIsNotReady(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{"auto", "poll"} {
-		t.Run(mode, func(t *testing.T) {
+	for name, c := range map[string]struct{ mode, what, table string }{
+		"settle":            {"cdc", "INSERT", "outbox_mark"},
+		"settle in a sweep": {"poll", "INSERT", "outbox_mark"},
+		"park":              {"cdc", "INSERT", "outbox_dead"},
+		"adopt":             {"cdc", "UPDATE OF epoch", "relay_state"},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			r := w.spawn("relay")
-			r.setMode(mode)
-			w.waitMode(map[string]string{"auto": "cdc", "poll": "poll"}[mode], 20*time.Second)
-			w.refuses("INSERT ON outbox_mark")
+			r := w.relayIn(c.mode)
+			w.refuses(c.what + " ON " + c.table)
+			switch name {
+			case "park":
+				do(t, w.redis.Client, "set", "outbox.bad", "x")
+				w.insert("bad", "a", 1)
+			case "adopt":
+				w.db.Exec(t, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1",
+					"posthaste_"+w.db.Relay)
+			}
 			load := w.wrote(testenv.LoadOptions{Total: 24})
-			r.waitReady(t, 503, "", 20*time.Second)
-			w.fix(`DROP TRIGGER refuse ON outbox_mark`)
+			r.waitUnready(map[string]string{"adopt": "not for you"}[name])
+			w.fix("DROP TRIGGER refuse ON " + c.table)
 			w.oracle.Check(t, load, 20*time.Second)
-			r.waitReady(t, 200, "", 20*time.Second)
-			if mode == "auto" {
+			r.waitReady("")
+			if name == "settle" {
 				r.waitLogged("published events cannot be settled")
 				r.waitLogged("settling again") // logged after readiness has changed
 			}
@@ -70,38 +75,19 @@ func TestNotBeingAbleToSettleIsNotReady(t *testing.T) {
 	}
 }
 
-// An event that can neither be published nor parked blocks the stream. The relay must not report itself as ready.
-func TestNotBeingAbleToParkIsNotReady(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	r := w.relayIn("cdc")
-	w.refuses("INSERT ON outbox_dead")
-	must(t, w.redis.Client.Set(t.Context(), "outbox.bad", "x", 0).Err())
-	w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES `+
-		`(gen_random_uuid(), 'bad', 'a', 'x', '{}')`)
-	r.waitReady(t, 503, "", 20*time.Second)
-	w.fix(`DROP TRIGGER refuse ON outbox_dead`)
-	w.oracle.WaitEmpty(t, 20*time.Second)
-	r.waitReady(t, 200, "", 20*time.Second)
-}
-
 // A server has no free walsender: events are swept, auto is degraded, cdc is not ready.
 func TestStreamThatCannotStartIsSaid(t *testing.T) {
 	t.Parallel()
 	w, _ := onServer(t, "max_wal_senders=0")
 	r := w.spawn("relay")
-	degraded := func() error {
-		var h struct{ Degraded []string }
-		status, err := r.get("/readyz", &h)
-		return testenv.FailIf(err != nil || status != 200 || len(h.Degraded) == 0, "readyz: %d %+v %w", status, h, err)
-	}
-	testenv.Eventually(t, 20*time.Second, degraded)
+	const remedy = "raise max_wal_senders"
+	r.waitReady(remedy)
 	r.setMode("cdc")
-	r.waitReady(t, 503, "", 30*time.Second)
+	r.waitUnready("")
 	load := w.wrote(testenv.LoadOptions{Total: 60})
 	w.oracle.Check(t, load, 20*time.Second)
 	r.setMode("auto")
-	testenv.Eventually(t, 30*time.Second, degraded)
+	r.waitReady(remedy)
 }
 
 // After a failure of Redis, one of two sweeping relays has nothing to publish. It becomes ready anyway.
@@ -110,16 +96,16 @@ func TestReadyAgainWithNothingToPublish(t *testing.T) {
 	w := newWorld(t)
 	relays := []*child{w.spawn("relay"), w.spawn("relay")}
 	relays[0].setMode("poll")
-	w.waitMode("poll", 20*time.Second)
+	w.waitMode("poll")
 	must(t, w.redis.Kill())
 	load := w.wrote(testenv.LoadOptions{Total: 24})
 	for _, r := range relays {
-		r.waitReady(t, 503, "", 20*time.Second)
+		r.waitUnready("")
 	}
 	must(t, w.redis.Start(t.Context()))
 	w.oracle.Check(t, load, 20*time.Second)
 	for _, r := range relays {
-		r.waitReady(t, 200, "", 20*time.Second)
+		r.waitReady("")
 	}
 }
 
@@ -130,9 +116,9 @@ func TestTableThatCannotBeAuditedIsNotReady(t *testing.T) {
 	r := w.relayIn("cdc")
 	r.waitLogged("the table is audited") // a first audit without an answer would end the stream
 	w.fix(`ALTER VIEW outbox_settled RENAME TO elsewhere`)
-	r.waitReady(t, 503, `relation "outbox_settled" does not exist`, 30*time.Second)
+	r.waitUnready(`relation "outbox_settled" does not exist`)
 	w.fix(`ALTER VIEW elsewhere RENAME TO outbox_settled`)
-	r.waitReady(t, 200, "", 20*time.Second)
+	r.waitReady("")
 	w.delivers()
 }
 
@@ -143,9 +129,7 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 	w := newWorld(t)
 	proxy := testenv.NewLink(t, hostOf(t, w.db.URL))
 	w.pgURL = testenv.Through(w.pgURL, proxy.Addr())
-	lost := func() {
-		proxy.Set(testenv.Trouble{LoseReplies: true})
-	}
+	silent := testenv.Trouble{LoseReplies: true}
 	// A session that ends has tried to reach Postgres.
 	const ended = "relay session ended"
 	unready := func(r *child) {
@@ -161,17 +145,17 @@ func TestRelayThatPostgresDoesNotAnswerIsNoStandby(t *testing.T) {
 				"no session was tried yet, %w", err)
 		})
 	}
-	lost()
+	proxy.Set(silent)
 	r := w.spawn("relay")
 	unready(r)
 	proxy.Set(testenv.Trouble{})
-	w.waitMode("cdc", 20*time.Second)
-	r.waitReady(t, 200, "", 20*time.Second)
+	w.waitMode("cdc")
+	r.waitReady("")
 
-	lost()
+	proxy.Set(silent)
 	r.waitLogged("the lock session is gone")
 	unready(r)
 	proxy.Set(testenv.Trouble{})
-	r.waitReady(t, 200, "", 30*time.Second)
+	r.waitReady("")
 	w.delivers()
 }

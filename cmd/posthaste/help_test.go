@@ -25,9 +25,7 @@ func TestHelpIsAboutTheCommand(t *testing.T) {
 		"version":     {"--json", ""},
 	} {
 		page := runToEnd(t, append(strings.Fields(args), "--help")...)
-		if page.code != 0 || !strings.Contains(page.out, want.own) {
-			t.Errorf("%s --help: exit %d, want %q:\n%s", args, page.code, want.own, page.out)
-		}
+		page.says(t, 0, want.own)
 		var groups []string
 		for line := range strings.Lines(page.out) {
 			if len(line) > 81 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"posthaste/internal/pause"
 	"posthaste/internal/testenv"
 )
 
@@ -78,55 +79,41 @@ func (w *world) bulkWhilePaused(r *child, events int) float64 {
 	return n
 }
 
-// peakGauge samples a gauge of the child as fast as the child responds, until the returned function is called.
-func (c *child) peakGauge(t *testing.T, name string) func() float64 {
+// peakOf samples what read returns, until the returned function is called. That function returns the largest sample.
+func peakOf(t *testing.T, every time.Duration, read func(ctx context.Context) (float64, error)) func() float64 {
 	t.Helper()
-	stop, done := make(chan struct{}), make(chan float64, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan float64, 1)
 	go func() {
 		peak := 0.0
-		for {
-			select {
-			case <-stop:
-				done <- peak
-				return
-			case <-time.After(5 * time.Millisecond):
-			}
-			text, err := c.metrics()
-			if v, ok := sample(text, name); ok && err == nil {
+		for pause.For(ctx, every) == nil {
+			if v, err := read(ctx); err == nil {
 				peak = max(peak, v)
 			}
 		}
+		done <- peak
 	}()
-	return func() float64 { close(stop); return <-done }
+	return func() float64 { cancel(); return <-done }
 }
 
-// retained samples, every 100 ms, the WAL that the slot retains, until the returned function is called.
-func (w *world) retained() func() (peak int64) {
+// peakGauge samples a gauge of the child as fast as the child responds.
+func (c *child) peakGauge(t *testing.T, name string) func() float64 {
+	t.Helper()
+	return peakOf(t, 5*time.Millisecond, func(context.Context) (float64, error) {
+		text, err := c.metrics()
+		v, _ := sample(text, name)
+		return v, err
+	})
+}
+
+// retained samples the WAL that the slot retains.
+func (w *world) retained() func() float64 {
 	w.t.Helper()
-	ctx, cancel := context.WithCancel(w.t.Context())
-	done := make(chan int64, 1)
-	go func() {
-		peak := int64(0)
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				done <- peak
-				return
-			case <-tick.C:
-			}
-			var n int64
-			err := w.db.Pool.QueryRow(ctx,
-				"SELECT coalesce(max(pg_current_wal_lsn() - restart_lsn), 0)::bigint FROM pg_replication_slots WHERE "+
-					"slot_name = $1",
-				"posthaste_"+w.db.Relay).Scan(&n)
-			if err == nil {
-				peak = max(peak, n)
-			}
-		}
-	}()
-	return func() int64 { cancel(); return <-done }
+	return peakOf(w.t, 100*time.Millisecond, func(ctx context.Context) (n float64, err error) {
+		err = w.db.Pool.QueryRow(ctx, `SELECT coalesce(max(pg_current_wal_lsn() - restart_lsn), 0)::float8
+			FROM pg_replication_slots WHERE slot_name = $1`, "posthaste_"+w.db.Relay).Scan(&n)
+		return n, err
+	})
 }
 
 // churn writes WAL unrelated to the outbox, at a rate in bytes per second, until the test ends. It counts the bytes
@@ -147,14 +134,7 @@ func churn(t *testing.T, url string, rate int) *atomic.Int64 {
 		defer func() { _ = c.Close(context.Background()) }()
 		const each = 50 * time.Millisecond
 		block := make([]byte, rate/int(time.Second/each))
-		tick := time.NewTicker(each)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
+		for pause.Tick(ctx, each) == nil {
 			if _, err := c.Exec(ctx, "INSERT INTO churn VALUES ($1)", block); err == nil {
 				written.Add(int64(len(block)))
 			}
@@ -169,9 +149,10 @@ func churn(t *testing.T, url string, rate int) *atomic.Int64 {
 // larger.
 const settleSlack = 16 << 20
 
-// walBudget writes total bytes of events while Redis is down, and checks the slot against the budget.
-func walBudget(t *testing.T, budget, total int) {
-	t.Helper()
+// Events are written while Redis is down. The slot keeps the budget.
+func TestWALBudgetWithRedisDown(t *testing.T) {
+	t.Parallel()
+	budget, total := scale(32<<20, 16<<20), scale(150_000_000, 36_000_000)
 	w, _ := onServer(t)
 	r := w.relayIn("cdc", fmt.Sprintf("--wal-budget=%d", budget), "--log-level=info")
 	warm := w.wrote(testenv.LoadOptions{Total: 60})
@@ -186,65 +167,46 @@ func walBudget(t *testing.T, budget, total int) {
 	wait(t, time.Second)
 	held := peak()
 	t.Logf("retained at most %.1f MiB of a budget of %d MiB while %d MB of events were written at %.1f MB/s with "+
-		"Redis down", float64(held)/(1<<20), budget>>20, total/1e6, rate)
-	if held > int64(budget+settleSlack) {
-		t.Errorf("the slot held back %d bytes", held)
+		"Redis down", held/(1<<20), budget>>20, total/1e6, rate)
+	if held > float64(budget+settleSlack) {
+		t.Errorf("the slot held back %.0f bytes", held)
 	}
-	if held < int64(budget)/4 {
-		t.Errorf("the slot held back only %d bytes: nothing was tested", held)
+	if held < float64(budget)/4 {
+		t.Errorf("the slot held back only %.0f bytes: nothing was tested", held)
 	}
 	if !r.logged(`"reason":"budget"`) {
 		t.Error("the relay did not leave the stream because of its budget")
 	}
 	must(t, w.redis.Start(t.Context()))
 	w.oracle.Check(t, load, 60*time.Second)
-	w.waitMode("cdc", 30*time.Second)
+	w.waitMode("cdc")
 }
 
-func TestWALBudgetWithRedisDown(t *testing.T) {
-	t.Parallel()
-	if full() {
-		walBudget(t, 32<<20, 150_000_000)
-		return
-	}
-	walBudget(t, 16<<20, 36_000_000)
-}
-
-// idleBeside writes to other tables while the outbox is idle and the relay is in the mode, and checks the slot against
-// bound.
-func idleBeside(t *testing.T, mode string, rate int, lasting time.Duration, bound int64) {
-	t.Helper()
-	w, _ := onServer(t)
-	w.relayIn("cdc", "--log-level=info") // also in poll mode, so that the slot exists
-	if mode == "poll" {
-		w.desire("poll")
-		w.waitMode("poll", 20*time.Second)
-	}
-	written := churn(t, w.db.URL, rate)
-	peak := w.retained()
-	began := time.Now()
-	testenv.Eventually(t, lasting+2*time.Minute, func() error {
-		n := written.Load()
-		return testenv.FailIf(n < 60<<20 || time.Since(began) < lasting, "%d bytes are written", n)
-	})
-	held := peak()
-	t.Logf("%s: retained at most %.1f MiB while other tables wrote %.1f MiB in %v", mode, float64(held)/(1<<20),
-		float64(written.Load())/(1<<20), time.Since(began).Round(time.Second))
-	if held > bound {
-		t.Errorf("an idle outbox holds back %d bytes", held)
-	}
-}
-
+// Other tables are written while the outbox is idle. The bound allows them three seconds more than the relay needs,
+// because other tests run concurrently, also with full counts.
 func TestIdleOutboxBesideABusyTable(t *testing.T) {
 	t.Parallel()
-	// The limit allows the other tables three seconds more than the relay needs, because other tests run concurrently,
-	// also with full counts.
+	rate, lasting, bound := scale(2<<20, 4<<20), scale(45*time.Second, 5*time.Second), scale(38<<20, 45<<20)
 	inModes(t, func(t *testing.T, mode string) {
-		if full() {
-			idleBeside(t, mode, 2<<20, 45*time.Second, 38<<20)
-			return
+		w, _ := onServer(t)
+		w.relayIn("cdc", "--log-level=info") // also in poll mode, so that the slot exists
+		if mode == "poll" {
+			w.desire("poll")
+			w.waitMode("poll")
 		}
-		idleBeside(t, mode, 4<<20, 5*time.Second, 45<<20)
+		written := churn(t, w.db.URL, rate)
+		peak := w.retained()
+		began := time.Now()
+		testenv.Eventually(t, lasting+2*time.Minute, func() error {
+			n := written.Load()
+			return testenv.FailIf(n < 60<<20 || time.Since(began) < lasting, "%d bytes are written", n)
+		})
+		held := peak()
+		t.Logf("retained at most %.1f MiB while other tables wrote %.1f MiB in %v", held/(1<<20),
+			float64(written.Load())/(1<<20), time.Since(began).Round(time.Second))
+		if held > float64(bound) {
+			t.Errorf("an idle outbox holds back %.0f bytes", held)
+		}
 	})
 }
 
@@ -254,28 +216,23 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 	w, server := onServer(t)
 	other := server.Database(t)
 	r := w.relayIn("cdc", fmt.Sprintf("--wal-budget=%d", budget), "--log-level=info")
-	tx, err := other.Pool.Begin(t.Context())
-	must(t, err)
-	defer func() { _ = tx.Rollback(context.Background()) }()
 	// The transaction must have written something: the decoder sees no other transactions.
-	if _, err := tx.Exec(t.Context(), "CREATE TABLE held ()"); err != nil {
-		t.Fatal(err)
-	}
+	tx := worldOf(t, other, w.redis).begin("CREATE TABLE held ()")
 	peak := w.retained()
 	written := churn(t, other.URL, 4<<20)
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 200})
 	r.waitLogged("dropping it")
 	// Events are published without the slot.
 	want := load.Committed() + 200
-	w.waitLen("outbox.order", int64(want), 20*time.Second)
+	w.waitLen("outbox.order", int64(want))
 	held := peak()
-	t.Logf("retained at most %.1f MiB beside an open transaction and %.1f MiB of other WAL", float64(held)/(1<<20),
+	t.Logf("retained at most %.1f MiB beside an open transaction and %.1f MiB of other WAL", held/(1<<20),
 		float64(written.Load())/(1<<20))
 	if held > budget+settleSlack {
-		t.Errorf("the slot held back %d bytes", held)
+		t.Errorf("the slot held back %.0f bytes", held)
 	}
 	must(t, tx.Rollback(t.Context()))
-	w.waitMode("cdc", 40*time.Second)
+	w.waitMode("cdc")
 	w.ended(load)
 }
 

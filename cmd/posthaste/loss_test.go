@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,12 +24,7 @@ type loss struct {
 // losses reads the lost events, after the relay has counted them.
 func (w *world) losses() []loss {
 	w.t.Helper()
-	testenv.Eventually(w.t, 20*time.Second, func() error {
-		if n := testenv.Value[int](w.t, w.db, "SELECT count(*) FROM outbox_reconcile WHERE NOT told"); n > 0 {
-			return fmt.Errorf("%d are not counted", n)
-		}
-		return nil
-	})
+	w.waitHas(0, "SELECT count(*) FROM outbox_reconcile WHERE NOT told")
 	var st struct{ Reconciled []loss }
 	w.once("status", "--json").json(w.t, &st)
 	return slices.DeleteFunc(st.Reconciled, func(l loss) bool { return l.Missing == 0 })
@@ -110,14 +104,10 @@ func (w *world) noticed(r *child, least int64) {
 	if sum != want {
 		w.t.Errorf("%d events are said to be lost, %d are", sum, want)
 	}
-	text, err := r.metrics()
-	if n, _ := sample(text, "outbox_lost_events_total"); err != nil || int64(n) != sum {
-		w.t.Errorf("outbox_lost_events_total is %v, want %d, %v", n, sum, err)
+	if n := r.value("outbox_lost_events_total"); int64(n) != sum {
+		w.t.Errorf("outbox_lost_events_total is %v, want %d", n, sum)
 	}
-	if out := w.once("status").out; !strings.HasPrefix(out, "broken: Redis lost") ||
-		!strings.Contains(out, "posthaste replay --stream=outbox.order") {
-		w.t.Errorf("status: %s", out)
-	}
+	w.once("status").says(w.t, 0, "broken: Redis lost", "posthaste replay --stream=outbox.order")
 	for _, l := range list {
 		args, ok := strings.CutPrefix(l.Remedy, "posthaste ")
 		if !ok {
@@ -174,11 +164,10 @@ func TestARestartOfRedisIsNoLoss(t *testing.T) {
 		w.waitCommitted(load, load.Committed()+300)
 		w.ended(load)
 		w.lostNothing()
-		text, err := r.metrics()
-		gaps, _ := sample(text, `outbox_publish_errors_total{class="gap"}`)
-		restarts, _ := sample(text, `outbox_publish_errors_total{class="restarted"}`)
-		if err != nil || gaps != 0 || restarts == 0 {
-			t.Errorf("%v gaps, %v restarts, %v; want none, and some", gaps, restarts, err)
+		gaps := r.value(`outbox_publish_errors_total{class="gap"}`)
+		restarts := r.value(`outbox_publish_errors_total{class="restarted"}`)
+		if gaps != 0 || restarts == 0 {
+			t.Errorf("%v gaps, %v restarts; want none, and some", gaps, restarts)
 		}
 	})
 }
@@ -194,20 +183,20 @@ func TestALossIsNoticedWithoutAnEvent(t *testing.T) {
 		w.oracle.WaitEmpty(t, 20*time.Second)
 		w.redis.Restart(t)
 		r.waitLogged("looking whether it has lost")
-		w.waitMode(mode, 20*time.Second)
+		w.waitMode(mode)
 		w.lostNothing()
 		do(t, w.redis.Client, "del", "outbox.order")
 		do(t, w.redis.Client, "xgroup", "create", "outbox.order", "g", "0", "mkstream")
 		r.waitLogged("the stream is whole again")
-		w.waitMode(mode, 20*time.Second)
+		w.waitMode(mode)
 		w.oracle.Check(t, load, 20*time.Second)
 		if n := w.redis.Client.XInfoGroups(t.Context(), "outbox.order").Val()[0].Lag; n != 120 {
 			t.Errorf("the group has %d events to read, want 120", n)
 		}
 		w.desire("poll") // another adoption restores nothing again
-		w.waitMode("poll", 20*time.Second)
+		w.waitMode("poll")
 		w.desire(map[string]string{"cdc": "auto", "poll": "poll"}[mode])
-		w.waitMode(mode, 20*time.Second)
+		w.waitMode(mode)
 		w.oracle.Check(t, load, 20*time.Second)
 		w.restored(120)
 	})
@@ -245,7 +234,7 @@ func TestTwoRelaysSweepOverARestartOfRedis(t *testing.T) {
 	w := newWorld(t)
 	w.desire("poll")
 	w.spawn("relay")
-	w.waitMode("poll", 20*time.Second)
+	w.waitMode("poll")
 	second := w.spawn("relay")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600})
 	second.waitLogged(`"to":"poll"`)
@@ -263,14 +252,12 @@ func caughtUp(tb testing.TB, client *redis.Client) {
 	tb.Helper()
 	testenv.Eventually(tb, 20*time.Second, func() error {
 		info := client.Info(tb.Context(), "replication").Val()
-		if !strings.Contains(info, "master_link_status:up") || client.XLen(tb.Context(), "outbox.order").Val() == 0 {
-			return fmt.Errorf("the replica is not there: %s", info)
-		}
-		return nil
+		return testenv.FailIf(!strings.Contains(info, "master_link_status:up") ||
+			client.XLen(tb.Context(), "outbox.order").Val() == 0, "the replica is not there: %s", info)
 	})
 }
 
-func do(tb testing.TB, client *redis.Client, args ...any) {
+func do(tb testing.TB, client redis.UniversalClient, args ...any) {
 	tb.Helper()
 	if err := client.Do(tb.Context(), args...).Err(); err != nil {
 		tb.Fatalf("%v: %v", args, err)
@@ -305,9 +292,8 @@ func TestWhatIsDeletedIsRestored(t *testing.T) {
 		}
 		w.ended(load)
 		w.restored(1000)
-		text, err := r.metrics()
-		if n, _ := sample(text, `outbox_publish_errors_total{class="gap"}`); err != nil || n < 3 {
-			t.Errorf("%v gaps, %v", n, err)
+		if n := r.value(`outbox_publish_errors_total{class="gap"}`); n < 3 {
+			t.Errorf("%v gaps", n)
 		}
 	})
 }
@@ -319,12 +305,11 @@ func TestALossInTheMiddleOfARestoration(t *testing.T) {
 	w.waitSettled(5000)
 	for range 3 {
 		do(t, w.redis.Client, "flushall")
-		w.waitLen("outbox.order", 1000, 60*time.Second)
+		w.waitLen("outbox.order", 1000)
 	}
-	load.Stop()
-	w.oracle.Check(t, load, 60*time.Second)
+	w.ended(load)
 	w.restored(5000)
-	r.waitReady(t, http.StatusOK, "", 20*time.Second)
+	r.waitReady("")
 }
 
 // A stream's key is replaced with a key of another type. Nothing can be restored there; that is reported, and other
@@ -346,11 +331,8 @@ func TestWhatCannotBeRestoredHoldsUpNobody(t *testing.T) {
 	if list := w.losses(); len(list) != 1 || list[0].Stream != "outbox.order" || list[0].Missing != lost {
 		t.Errorf("told: %+v, want that %d events of outbox.order are lost", list, lost)
 	}
-	want := testenv.Value[int64](t, w.db, "SELECT count(*) FROM outbox WHERE aggregate_type = 'user'")
-	if n := w.redis.Client.XLen(t.Context(), "outbox.user").Val(); n != want {
-		t.Errorf("%d entries of the other stream, want %d", n, want)
-	}
-	r.waitReady(t, http.StatusOK, "", 20*time.Second)
+	w.hasLen("outbox.user", testenv.Value[int64](t, w.db, "SELECT count(*) FROM outbox WHERE aggregate_type = 'user'"))
+	r.waitReady("")
 }
 
 // Only the gate is set back to an earlier state, with and without a running relay. The events that the gate lacks are
@@ -382,17 +364,13 @@ func TestAnOldGateIsNoticed(t *testing.T) {
 func TestWithoutRestoringALossIsTold(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
-		for _, command := range []string{"del outbox.order", "flushall"} {
+		for _, command := range [][]any{{"del", "outbox.order"}, {"flushall"}} {
 			w := newWorld(t)
 			w.oracle.Flushed = true
 			r := w.relayIn(mode, "--stream-maxlen=0", "--restore=off")
 			load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 			w.waitSettled(150)
-			words := []any{}
-			for word := range strings.FieldsSeq(command) {
-				words = append(words, word)
-			}
-			do(t, w.redis.Client, words...)
+			do(t, w.redis.Client, command...)
 			w.waitCommitted(load, load.Committed()+300)
 			w.ended(load)
 			w.noticed(r, 100)
@@ -430,15 +408,15 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 		for _, again := range []bool{true, true, false} {
 			w.waitSettled(w.settled() + 1500)
 			r.kill()
-			had := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
+			had := w.length("outbox.order")
 			must(t, w.redis.Kill())
 			forget(t, w.redis, again)
 			must(t, w.redis.Start(t.Context()))
-			if has := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); has > had-100 {
+			if has := w.length("outbox.order"); has > had-100 {
 				t.Fatalf("of %d entries there are %d: nothing to restore", had, has)
 			}
 			for n := range int64(4) { // killed at an arbitrary point
-				there := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
+				there := w.length("outbox.order")
 				r = w.spawn("relay", "--stream-maxlen=0")
 				testenv.Eventually(t, 15*time.Second, func() error {
 					// A statement that a killed relay had sent may have ended the repair since.
@@ -446,7 +424,7 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 						"the relay compares no stream")
 				})
 				testenv.Eventually(t, 20*time.Second, func() error {
-					now := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
+					now := w.length("outbox.order")
 					return testenv.FailIf(now < there+100*n && w.unrepaired() > 0, "%d entries, from %d on", now, there)
 				})
 				r.kill()
@@ -456,8 +434,7 @@ func TestALossWhileNobodyLeads(t *testing.T) {
 			}
 			r = w.spawn("relay", "--stream-maxlen=0")
 		}
-		load.Stop()
-		w.oracle.Check(t, load, 60*time.Second)
+		w.ended(load)
 		w.restored(0) // a killed relay has not recorded all that it restored
 	})
 }

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"net/http"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"posthaste/internal/testenv"
 )
@@ -70,15 +68,15 @@ func TestAManagedServerRefusesAFunction(t *testing.T) {
 			w := managed(t, testenv.Empty(t), function)
 			w.desire("poll")
 			r := w.spawn("relay")
-			r.waitReady(t, http.StatusOK, "", 30*time.Second)
-			w.waitMode("poll", 20*time.Second)
+			r.waitReady("")
+			w.waitMode("poll")
 			w.delivers()
 			w.reports(function)
 			w.desire("cdc")
 			if why == "" {
-				w.waitMode("cdc", 30*time.Second)
+				w.waitMode("cdc")
 			} else {
-				r.waitReady(t, http.StatusServiceUnavailable, why, 30*time.Second)
+				r.waitUnready(why)
 			}
 			w.delivers()
 			res := w.once("doctor")
@@ -126,8 +124,8 @@ func TestAManagedServerRefusesAllFunctions(t *testing.T) {
 			w := managed(t, db, refused...)
 			w.desire("poll")
 			r := w.spawn("relay")
-			r.waitReady(t, http.StatusOK, "", 30*time.Second)
-			w.waitMode("poll", 20*time.Second)
+			r.waitReady("")
+			w.waitMode("poll")
 			w.delivers()
 			for _, text := range []string{"pg_upgrade", "a failover"} {
 				for _, command := range []string{"doctor", "status"} {
@@ -135,7 +133,7 @@ func TestAManagedServerRefusesAllFunctions(t *testing.T) {
 				}
 			}
 			w.desire("cdc")
-			r.waitReady(t, http.StatusServiceUnavailable, "slot: ", 30*time.Second)
+			r.waitUnready("slot: ")
 			w.delivers()
 		})
 	}

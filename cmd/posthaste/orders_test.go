@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"posthaste/internal/pause"
 	"posthaste/internal/testenv"
 )
 
@@ -31,21 +32,14 @@ func placeOrder(ctx context.Context, base string, amount int) (placed, error) {
 	trace := fmt.Sprintf("00-%s-00f067aa0ba902b7-01", strings.ReplaceAll(uuid.NewString(), "-", ""))
 	key := strconv.Quote(uuid.NewString())
 	for until := time.Now().Add(20 * time.Second); ; {
-		a, err := postOrder(ctx, base, body, key, trace)
-		again := a.status == http.StatusServiceUnavailable || a.status == http.StatusConflict
+		a, err := testenv.Request(ctx, http.MethodPost, base+"/orders", body, "Idempotency-Key", key,
+			"Traceparent", trace)
+		again := a.Status == http.StatusServiceUnavailable || a.Status == http.StatusConflict
 		if err != nil || !again || time.Now().After(until) {
-			return a, err
+			return placed{a.Status, a.Body, trace}, err
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(50 * time.Millisecond):
-		}
+		_ = pause.For(ctx, 50*time.Millisecond)
 	}
-}
-
-func postOrder(ctx context.Context, base, body, key, trace string) (placed, error) {
-	a, err := testenv.Request(ctx, http.MethodPost, base+"/orders", body, "Idempotency-Key", key, "Traceparent", trace)
-	return placed{a.Status, a.Body, trace}, err
 }
 
 func TestConcurrentOrdersBecomeEventsExactlyOnce(t *testing.T) {
@@ -56,9 +50,8 @@ func TestConcurrentOrdersBecomeEventsExactlyOnce(t *testing.T) {
 	api := w.spawn("serve")
 	heard := w.redis.Client.Subscribe(t.Context(), "order.created")
 	defer heard.Close()
-	if _, err := heard.Receive(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	_, err := heard.Receive(t.Context())
+	must(t, err)
 	messages := heard.Channel()
 	began := time.Now()
 	answers := map[string]placed{}
@@ -96,10 +89,7 @@ func TestConcurrentOrdersBecomeEventsExactlyOnce(t *testing.T) {
 	if len(answers) > 0 || len(ids) != orders {
 		t.Errorf("%d orders without event, %d event ids", len(answers), len(ids))
 	}
-	if n := testenv.Value[int](t, w.db,
-		"SELECT count(DISTINCT id) FROM outbox_history"); n != orders {
-		t.Errorf("%d events in history, want %d", n, orders)
-	}
+	w.has(orders, "SELECT count(DISTINCT id) FROM outbox_history")
 	for range orders {
 		select {
 		case m := <-messages:

@@ -2,7 +2,6 @@ package main
 
 import (
 	"net/http"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -16,11 +15,10 @@ func TestThroughATransactionPooler(t *testing.T) {
 	t.Parallel()
 	const orders = 60
 	w := newWorld(t)
-	w.spawn("relay")
-	w.waitMode("cdc", 30*time.Second)
+	w.relayIn("cdc")
 	w.pgURL = testenv.PgBouncer(t, w.db.URL, "transaction")
 	api := w.spawn("serve")
-	api.waitReady(t, http.StatusOK, "", 30*time.Second)
+	api.waitReady("")
 	var wg sync.WaitGroup
 	for i := range orders {
 		wg.Go(func() {
@@ -31,11 +29,9 @@ func TestThroughATransactionPooler(t *testing.T) {
 	}
 	wg.Wait()
 	w.oracle.WaitEmpty(t, 20*time.Second)
-	if n := len(rawEntries(t, w, "outbox.order")); n != orders {
-		t.Errorf("%d events, want %d", n, orders)
-	}
+	w.hasLen("outbox.order", orders)
 	id := w.insert("order", "a", 1)
-	w.waitLen("outbox.order", orders+1, 60*time.Second)
+	w.waitLen("outbox.order", orders+1)
 	for _, args := range [][]string{
 		{"status"},
 		{"trace", id},
@@ -50,11 +46,8 @@ func TestThroughATransactionPooler(t *testing.T) {
 	} {
 		w.once(args...).says(t, 0)
 	}
-	w.waitMode("poll", 20*time.Second)
-	res := w.once("doctor")
-	if res.code != 1 || !strings.Contains(res.out, "a pooler in transaction mode") {
-		t.Errorf("doctor: exit %d: %s%s", res.code, res.out, res.errOut)
-	}
+	w.waitMode("poll")
+	w.once("doctor").says(t, 1, "a pooler in transaction mode")
 }
 
 // Through PgBouncer in session mode a relay polls. For cdc it needs a direct connection, and makes no slot without one.
@@ -64,24 +57,18 @@ func TestARelayThroughASessionPooler(t *testing.T) {
 	w.pgURL = testenv.PgBouncer(t, w.db.URL, "session")
 	w.desire("poll")
 	r := w.spawn("relay")
-	w.waitMode("poll", 30*time.Second)
+	w.waitMode("poll")
 	w.delivers()
 	r.waitLogged("a pooler is between this relay and Postgres: mode poll works, cdc needs a direct connection")
-	res := w.once("doctor")
-	if res.code != 0 || !strings.Contains(res.out, "a pooler in session mode") {
-		t.Errorf("doctor: exit %d: %s%s", res.code, res.out, res.errOut)
-	}
+	w.once("doctor").says(t, 0, "a pooler in session mode")
 	w.desire("cdc")
-	r.waitReady(t, http.StatusServiceUnavailable, "slot: pooler: cdc needs a direct connection", 30*time.Second)
+	r.waitUnready("slot: pooler: cdc needs a direct connection")
 	w.delivers()
-	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ $1",
-		w.db.Relay); n != 0 {
-		t.Errorf("%d slots", n)
-	}
+	w.has(0, "SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ $1", w.db.Relay)
 	w.once("doctor").says(t, 1, "cdc needs a direct connection")
 	// A frozen leader loses its locks.
 	w.desire("poll")
-	w.waitMode("poll", 20*time.Second)
+	w.waitMode("poll")
 	r.signal(syscall.SIGSTOP)
 	w.spawn("relay")
 	w.delivers()
@@ -115,13 +102,11 @@ func TestARelayThroughATransactionPooler(t *testing.T) {
 			w.desire("poll")
 			w.pgURL = testenv.PgBouncer(t, w.db.URL, "transaction", settings...)
 			w.once("relay", "--admin-addr=127.0.0.1:0").oneLine(t, 1, "a pooler in transaction mode")
-			if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+
-				"database = (SELECT oid FROM pg_database WHERE datname = current_database())"); n != 0 {
-				t.Errorf("%d locks are left behind", n)
-			}
+			w.has(0, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+
+				"database = (SELECT oid FROM pg_database WHERE datname = current_database())")
 			w.pgURL = w.db.URL
 			w.spawn("relay")
-			w.waitMode("poll", 10*time.Second)
+			w.waitMode("poll")
 			w.delivers()
 		})
 	}

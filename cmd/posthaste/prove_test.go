@@ -29,10 +29,7 @@ func campaign(t *testing.T, args ...string) (result, string) {
 // A short campaign with faults of every kind keeps its promises, and is reported as JSON, as a page and as a chart.
 func TestProve(t *testing.T) {
 	t.Parallel()
-	duration, faults := "3s", 1
-	if full() {
-		duration, faults = "2m", 10
-	}
+	duration, faults := scale("2m", "3s"), scale(10, 1)
 	r, dir := campaign(t, "--duration="+duration, "--json")
 	var report prove.Report
 	r.json(t, &report)
@@ -86,9 +83,7 @@ func TestProveNatsExternal(t *testing.T) {
 	_, err = js.AddStream(&nats.StreamConfig{Name: "OUTBOX_CART"})
 	must(t, err)
 	r, _ = campaign(t, args...)
-	if r.code != exitFailure || !strings.Contains(r.errOut, "nats has a stream OUTBOX_CART") {
-		t.Errorf("exit %d: %s", r.code, r.errOut)
-	}
+	r.warns(t, exitFailure, "nats has a stream OUTBOX_CART")
 }
 
 // A campaign continues on a clone of its server, and beside a relay of a copy of its database.
@@ -128,9 +123,7 @@ func TestProveNoticesABrokenPromise(t *testing.T) {
 			"its writer says: committed", "outbox: row ", "trace: ", "stream: outbox.", "relay_state: ", "slot: ",
 			"fault in round 1 (auto): " + fault, "relay-0: ",
 		} {
-			if !strings.Contains(r.out, want) {
-				t.Errorf("the story is without %q: %s", want, r.out)
-			}
+			r.says(t, 1, want)
 		}
 	}
 }
@@ -148,9 +141,7 @@ func TestProveExternal(t *testing.T) {
 		}
 	}
 	r, _ := campaign(t, append(args(rd.URL()), "--postgres-url="+db.URL)...)
-	if r.code != exitFailure || !strings.Contains(r.errOut, "database 0 of Redis has 1 keys") {
-		t.Errorf("exit %d: %s", r.code, r.errOut)
-	}
+	r.warns(t, exitFailure, "database 0 of Redis has 1 keys")
 	p := launch(t, program(t.Context(), "", []string{
 		"POSTHASTE_POSTGRES_URL_FILE=" + testenv.WriteFile(t, t.TempDir(), "url", []byte(db.URL+"\n")),
 	}, append([]string{"prove", "--seed=2"}, args("redis://"+rd.Addr()+"/7")...)...), nil)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/link"
 	"posthaste/internal/local"
 	"posthaste/internal/redisurl"
 	"posthaste/internal/testenv"
@@ -48,7 +49,7 @@ func (w *world) worksWith(settings ...string) {
 	relay, api := w.spawn("relay", settings...), w.spawn("serve", settings...)
 	group := w.spawn("consume", append([]string{"--group=g"}, settings...)...)
 	ordered := w.spawn("consume", append([]string{"--group=o", "--ordered"}, settings...)...)
-	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
+	relay.waitReady("")
 	types := []string{"a", "b", "c", "d", "e", "f"} // streams of several masters, and some of the same slot
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 300, Types: types})
 	user := uuid.NewString()
@@ -72,9 +73,7 @@ func (w *world) worksWith(settings ...string) {
 			c.waitLogged(want)
 		}
 	}
-	var event string
-	must(t, w.db.Pool.QueryRow(t.Context(), "SELECT id FROM outbox_history WHERE aggregate_type = 'c' LIMIT 1").
-		Scan(&event))
+	event := testenv.Value[string](t, w.db, "SELECT id::text FROM outbox_history WHERE aggregate_type = 'c' LIMIT 1")
 	each := func(commands ...string) {
 		for _, command := range commands {
 			testenv.Eventually(t, 10*time.Second, func() error { // on a busy machine, connecting may take a second
@@ -107,10 +106,7 @@ func TestACluster(t *testing.T) {
 	one := "redis://" + c.Nodes[2].Addr()
 	w.once("doctor", "--redis-url="+one).says(t, 0, "3 masters and 0 replicas")
 	w.once("groups", "list", "--redis-url="+one).says(t, 0, "outbox.b")
-	if r := w.once("groups", "list", "--redis-url="+one+"/1"); r.code != 2 ||
-		!strings.Contains(r.errOut, "database 0") {
-		t.Errorf("another database: %+v", r)
-	}
+	w.once("groups", "list", "--redis-url="+one+"/1").warns(t, 2, "database 0")
 }
 
 // The same with a cluster whose nodes only accept TLS, also among themselves, and require a certificate.
@@ -132,16 +128,11 @@ func TestAClusterBehindTLS(t *testing.T) {
 	files := append([]string{"--redis-ca=" + caFile}, own...)
 	w.worksWith(files...)
 	one := "--redis-url=rediss://" + c.Nodes[1].Addr()
-	if r := w.once(append([]string{"doctor", one}, files...)...); r.code != 0 ||
-		!strings.Contains(r.out, "3 masters and 0 replicas") {
-		t.Errorf("by one address: %+v", r)
-	}
+	w.once(append([]string{"doctor", one}, files...)...).says(t, 0, "3 masters and 0 replicas")
 	_, _, wrong := testenv.NewCA(t).Files(t, t.TempDir())
 	for _, url := range []string{"--redis-url=" + w.rdURL, one} {
-		if r := w.once(append([]string{"groups", "list", url, "--redis-ca=" + wrong}, own...)...); r.code != 1 ||
-			!strings.Contains(r.errOut, "check the certificates: --redis-ca") {
-			t.Errorf("with another CA, %s: %+v", url, r)
-		}
+		w.once(append([]string{"groups", "list", url, "--redis-ca=" + wrong}, own...)...).
+			warns(t, 1, "check the certificates: --redis-ca")
 		w.once("groups", "list", url, "--redis-ca="+caFile).says(t, 1)
 	}
 }
@@ -154,14 +145,13 @@ func TestAClusterThatAppearsLater(t *testing.T) {
 	w := worldAt(t, "redis://"+c.Nodes[0].Addr(), c.Client)
 	must(t, c.Kill())
 	relay := w.spawn("relay")
-	relay.waitReady(t, http.StatusServiceUnavailable, "connection refused", 30*time.Second)
+	relay.waitUnready("connection refused")
 	must(t, c.Start(t.Context()))
-	relay.waitReady(t, http.StatusServiceUnavailable, "restart it, or name the cluster in the URL with addr=host:port",
-		30*time.Second)
+	relay.waitUnready("restart it, or name the cluster in the URL with addr=host:port")
 	if relay.stop() != 0 {
 		t.Error("it does not stop")
 	}
-	w.spawn("relay").waitReady(t, http.StatusOK, "", 30*time.Second)
+	w.spawn("relay").waitReady("")
 	w.delivers()
 }
 
@@ -202,7 +192,7 @@ func TestSentinel(t *testing.T) {
 
 	relay, api := w.spawn("relay", files...), w.spawn("serve", append(files, "--guard-redis-url="+w.rdURL)...)
 	group := w.spawn("consume", append([]string{"--group=after"}, files...)...)
-	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
+	relay.waitReady("")
 	old, err := s.Master(t.Context())
 	must(t, err)
 	must(t, s.Servers[old].Kill())
@@ -215,10 +205,62 @@ func TestSentinel(t *testing.T) {
 	load.Wait()
 	w.oracle.Check(t, load, 30*time.Second)
 	group.waitLogged("later.changed")
-	relay.waitReady(t, http.StatusOK, "", 30*time.Second)
-	for _, c := range []*child{relay, api, group} {
-		if strings.Contains(c.output(), secret) {
-			t.Error("a password is in a log")
-		}
+	relay.waitReady("")
+	hides(t, secret, relay.output(), api.output(), group.output())
+}
+
+// Every process and command works on services that only resemble Redis: they refuse what is not needed, limit the
+// arguments of a call, give each connection another identity, refuse undeclared keys, and have Lua 5.4.
+func TestOnAStrangeRedis(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		odd link.Oddities
+		// unknown is what doctor and status report once.
+		unknown string
+	}{
+		"refusals":   {link.Oddities{Refuse: link.Refusals, MaxArgs: 3999, Strict: true}, "Redis refuses INFO"},
+		"identities": {link.Oddities{Identities: true, MaxArgs: 3999, Strict: true}, "another run id"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inModes(t, func(t *testing.T, mode string) {
+				w := newWorld(t)
+				p := testenv.Strange(t, w.redis, c.odd)
+				w.rdURL = "redis://" + p.Addr()
+				w.desire(mode)
+				w.worksWith()
+				w.db.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, headers)
+					SELECT 'traced', 'a', 'x.changed', '{}',
+						'{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}'
+					FROM pg_catalog.generate_series(1, 995)`)
+				w.waitLen("outbox.traced", 995)
+				w.retryTrimmed()
+				if n := p.Most(); n > 3900 {
+					t.Errorf("a call had %d arguments", n)
+				}
+				for _, command := range []string{"status", "doctor"} {
+					r := w.once(command)
+					if n := strings.Count(r.out, c.unknown); r.code != 0 || n != 1 {
+						t.Errorf("%s: exit %d, %q %d times: %s%s", command, r.code, c.unknown, n, r.out, r.errOut)
+					}
+				}
+			})
+		})
 	}
+}
+
+// retryTrimmed retries a dead event whose entry has left its stream.
+func (w *world) retryTrimmed() {
+	w.t.Helper()
+	ctx, client := w.t.Context(), w.redis.Client
+	first := client.XRangeN(ctx, "outbox.traced", "-", "+", 1).Val()[0]
+	w.gaveUp("outbox.traced", "mailer", first.ID, first.Values)
+	do(w.t, client, "xgroup", "create", "outbox.traced", "mailer", "0")
+	do(w.t, client, "xdel", "outbox.traced", first.ID)
+	w.once("dead", "retry", "--all").says(w.t, 0)
+	testenv.Eventually(w.t, 10*time.Second, func() error {
+		last, err := client.XRevRangeN(ctx, "outbox.traced", "+", "-", 1).Result()
+		return testenv.FailIf(err != nil || last[0].Values["for_group"] != "mailer", "the last entry is %v, %w", last,
+			err)
+	})
 }

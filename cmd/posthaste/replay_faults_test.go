@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,15 +8,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"posthaste/internal/testenv"
 )
 
 // waitLen waits until a stream has at least n entries.
-func (w *world) waitLen(stream string, n int64, within time.Duration) {
+func (w *world) waitLen(stream string, n int64) {
 	w.t.Helper()
-	testenv.Eventually(w.t, within, func() error {
-		have, err := w.redis.Client.XLen(w.t.Context(), stream).Result()
-		return testenv.FailIf(err != nil || have < n, "%d entries (%w), want %d", have, err, n)
+	testenv.Eventually(w.t, time.Minute, func() error {
+		have, err := w.oracle.Redis.XLen(w.t.Context(), stream).Result()
+		return testenv.FailIf(err != nil || have < n, "%d entries in %s (%w), want %d", have, stream, err, n)
 	})
 }
 
@@ -29,7 +30,7 @@ func TestReplayKilled(t *testing.T) {
 	ids := slices.Concat(w.keep(events/2, "outbox.order"), w.keepInLog(events/2))
 	for i := range kills {
 		p := w.start("replay", "--all", "--rate=3000")
-		w.waitLen("outbox.order", int64((i+1)*500), 20*time.Second)
+		w.waitLen("outbox.order", int64((i+1)*500))
 		p.kill()
 
 		// Events published after the start of the replay are not part of it.
@@ -42,9 +43,7 @@ func TestReplayKilled(t *testing.T) {
 	if !v.Finished || !v.Resumed || v.Count != events || v.Replayed == 0 || v.Replayed >= events {
 		t.Errorf("the last run: %+v", v)
 	}
-	if !strings.Contains(r.errOut, "continuing the replay begun at") || !strings.Contains(r.errOut, "--restart") {
-		t.Errorf("it does not say that it goes on: %s", r.errOut)
-	}
+	r.warns(t, 0, "continuing the replay begun at", "--restart")
 	w.wantStream("outbox.order", ids)
 }
 
@@ -53,21 +52,8 @@ func (w *world) replaying(rate string) (p *child, ids []string) {
 	w.t.Helper()
 	ids = w.keep(10000, "outbox.order")
 	p = w.start("replay", "--all", "--rate="+rate)
-	w.waitLen("outbox.order", 250, 20*time.Second)
+	w.waitLen("outbox.order", 250)
 	return p, ids
-}
-
-// Ctrl-C stops a replay in order, and the replay prints how to continue.
-func TestReplayInterrupted(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	p, ids := w.replaying("1000/s")
-	p.signal(syscall.SIGINT)
-	p.ends(1, "the same command continues from there", "of 10,000 events are published")
-	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed || v.Count != 10000 {
-		t.Errorf("the second run: %+v", v)
-	}
-	w.wantStream("outbox.order", ids)
 }
 
 // If Redis has lost the state of a replay, the replay does not offer to continue.
@@ -102,20 +88,16 @@ func TestReplayThroughTrouble(t *testing.T) {
 	ids := w.keep(events, "outbox.order")
 	ctx, client := t.Context(), w.redis.Client
 	p := w.start("replay", "--all", "--rate=2000")
-	set := func(args ...any) {
-		t.Helper()
-		must(t, client.Do(ctx, append([]any{"config", "set"}, args...)...).Err())
-	}
+	set := func(name, value string) func() { return func() { do(t, client, "config", "set", name, value) } }
 	goesOn := 0
 	trouble := func(words string, begin, end func()) {
 		t.Helper()
 		before := client.XLen(ctx, "outbox.order").Val()
 		begin()
 		testenv.Eventually(t, 20*time.Second, func() error {
-			if out := p.output(); strings.Count(out, "; waiting\n") <= goesOn || !strings.Contains(out, words) {
-				return fmt.Errorf("it does not say once more that it waits, with %q: %s", words, out)
-			}
-			return nil
+			out := p.output()
+			return testenv.FailIf(strings.Count(out, "; waiting\n") <= goesOn || !strings.Contains(out, words),
+				"it does not say once more that it waits, with %q: %s", words, out)
 		})
 		end()
 		goesOn++
@@ -123,10 +105,10 @@ func TestReplayThroughTrouble(t *testing.T) {
 			n := strings.Count(p.output(), "going on\n")
 			return testenv.FailIf(n < goesOn, "it goes on %d times, want %d: %s", n, goesOn, p.output())
 		})
-		w.waitLen("outbox.order", before+1, 20*time.Second)
+		w.waitLen("outbox.order", before+1)
 	}
-	w.waitLen("outbox.order", 500, 20*time.Second)
-	trouble("raise maxmemory", func() { set("maxmemory", "1") }, func() { set("maxmemory", "0") })
+	w.waitLen("outbox.order", 500)
+	trouble("raise maxmemory", set("maxmemory", "1"), set("maxmemory", "0"))
 	trouble("READONLY", func() { client.Do(ctx, "replicaof", "127.0.0.1", "1") },
 		func() { client.Do(ctx, "replicaof", "no", "one") })
 	for i := range 3 {
@@ -134,20 +116,15 @@ func TestReplayThroughTrouble(t *testing.T) {
 	}
 	// Only the first error is logged, either of a running call or of a refused connection.
 	trouble("", proxy.Down, func() {
-		if err := w.redis.Kill(); err != nil {
-			t.Error(err)
-		}
-		if err := w.redis.Start(ctx); err != nil {
-			t.Error(err)
-		}
+		w.redis.Restart(t)
 		proxy.Up()
 	})
 	w.db.Exec(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE "+
 		"'posthaste%replay%' AND datname = current_database()")
-	w.waitLen("outbox.order", client.XLen(ctx, "outbox.order").Val()+1000, 20*time.Second)
-	p.signal(syscall.SIGINT)
-	<-p.done
-	if v, _ := w.replay("--all"); !v.Finished || v.Count != events {
+	w.waitLen("outbox.order", client.XLen(ctx, "outbox.order").Val()+1000)
+	p.signal(syscall.SIGINT) // ends it in order, and it says how to continue
+	p.ends(1, "the same command continues from there", "of 30,000 events are published")
+	if v, _ := w.replay("--all"); !v.Finished || !v.Resumed || v.Count != events {
 		t.Errorf("the rest: %+v", v)
 	}
 	w.wantStream("outbox.order", ids)
@@ -228,31 +205,32 @@ func bySubject(a, b string) int {
 }
 
 // The transaction of an event commits late, so later events become visible and are published first. The replay waits
-// for it.
+// for it. If it is interrupted meanwhile, it reports that, and not the error of a library.
 func TestReplayWaitsForWhatIsNotVisibleYet(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	ids := w.keep(10, "outbox.order")
-	tx, err := w.db.Pool.Begin(t.Context())
+	ids := append(w.keep(10, "outbox.order"), uuid.NewString())
+	tx := w.begin(`INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES ($1, 'order', 'o', 'x', '{}')`, ids[10])
+	_, err := tx.Exec(t.Context(), `INSERT INTO outbox_mark (part, epoch, settled, hi)
+		SELECT -1, 1, format('%s:%s:', x, x)::pg_snapshot, high
+		FROM outbox_high, (SELECT pg_current_xact_id()::text::bigint + 1 AS x) next`)
 	must(t, err)
-	defer func() { _ = tx.Rollback(context.Background()) }() // otherwise closing the pool would wait for it
-	var late string
-	err = tx.QueryRow(t.Context(), `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
-		VALUES ('order', 'o', 'x', '{}') RETURNING id::text`).Scan(&late)
-	if err == nil {
-		_, err = tx.Exec(t.Context(), `INSERT INTO outbox_mark (part, epoch, settled, hi)
-			SELECT -1, 1, format('%s:%s:', x, x)::pg_snapshot, high
-			FROM outbox_high, (SELECT pg_current_xact_id()::text::bigint + 1 AS x) next`)
+	waiting := func() *child {
+		p := w.start("replay", "--all", "--rate=0")
+		p.waitLogged("waiting for 1 transactions that write history")
+		w.hasLen("outbox.order", 0)
+		return p
 	}
-	must(t, err)
-	p := w.start("replay", "--all", "--rate=0")
-	p.waitLogged("waiting for 1 transactions that write history")
-	if n := w.redis.Client.Exists(t.Context(), "outbox.order").Val(); n != 0 {
-		t.Error("it does not wait")
+	p := waiting()
+	p.signal(syscall.SIGINT)
+	if p.ends(1); !strings.HasSuffix(p.output(), "\nposthaste: interrupted\n") {
+		t.Errorf("it says %q", p.output())
 	}
+	p = waiting()
 	must(t, tx.Commit(t.Context()))
-	<-p.done
-	w.wantStream("outbox.order", append(ids, late))
+	p.ends(0)
+	w.wantStream("outbox.order", ids)
 }
 
 // Events that retention deletes before the replay has reached them are not replayed, and the replay reports that.
@@ -261,8 +239,8 @@ func TestReplaySaysWhatLeftHistory(t *testing.T) {
 	w := newWorld(t)
 	w.keep(5000, "outbox.order")
 	w.keepInLog(5000)
-	p := w.start("replay", "--all", "--rate=1000")
-	w.waitLen("outbox.order", 250, 20*time.Second)
+	p := w.start("replay", "--all", "--rate=2000")
+	w.waitLen("outbox.order", 250)
 	w.db.Exec(t, "DELETE FROM outbox WHERE seq BETWEEN 4951 AND 5000 OR seq > 9950")
 	p.ends(1, "100 of 10,000 events left history before they were replayed")
 }

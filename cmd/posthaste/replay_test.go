@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"posthaste/internal/testenv"
 )
 
@@ -90,82 +92,74 @@ func (w *world) replay(args ...string) (replayed, result) {
 // that was streamed.
 func TestReplayedEntriesAreTheSame(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{"poll", "cdc"} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			r := w.relayIn(mode)
-			for i := range 30 {
-				w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		r := w.relayIn(mode)
+		for i := range 30 {
+			w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
 					VALUES (gen_random_uuid(), $1, $2, 'x.changed', jsonb_build_object('b', $3::int, 'a', 'é"\'), `+
-					`$4::text::jsonb)`,
-					[]string{"order", "invoice"}[i%2], fmt.Sprintf("o %d", i%3), i,
-					[]string{`{"traceparent":"00-1","y":"z"}`, "null", `{"x":1}`}[i%3])
-			}
-			w.oracle.WaitEmpty(t, 20*time.Second)
-			r.stops()
-			first := map[string][]map[string]string{}
-			for _, s := range []string{"outbox.order", "outbox.invoice"} {
-				first[s] = rawEntries(t, w, s)
-			}
-			heard := w.redis.Client.PSubscribe(t.Context(), "*")
-			t.Cleanup(func() { _ = heard.Close() })
-			if _, err := heard.Receive(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+				`$4::text::jsonb)`,
+				[]string{"order", "invoice"}[i%2], fmt.Sprintf("o %d", i%3), i,
+				[]string{`{"traceparent":"00-1","y":"z"}`, "null", `{"x":1}`}[i%3])
+		}
+		w.oracle.WaitEmpty(t, 20*time.Second)
+		r.stops()
+		first := map[string][]map[string]string{}
+		for _, s := range []string{"outbox.order", "outbox.invoice"} {
+			first[s] = rawEntries(t, w, s)
+		}
+		heard := w.redis.Client.PSubscribe(t.Context(), "*")
+		t.Cleanup(func() { _ = heard.Close() })
+		_, err := heard.Receive(t.Context())
+		must(t, err)
 
-			w.once("replay", "--all", "--dry-run").says(t, 0,
-				"30 events would be replayed; nothing was done", "outbox.invoice  15")
-			v, _ := w.replay("--all")
-			if !v.Finished || v.Resumed || v.Replayed != 30 || v.Total != 30 {
-				t.Errorf("replay: %+v", v)
+		w.once("replay", "--all", "--dry-run").says(t, 0,
+			"30 events would be replayed; nothing was done", "outbox.invoice  15")
+		v, _ := w.replay("--all")
+		if !v.Finished || v.Resumed || v.Replayed != 30 || v.Total != 30 {
+			t.Errorf("replay: %+v", v)
+		}
+		for s, entries := range first {
+			all := rawEntries(t, w, s)
+			if len(all) != 2*len(entries) {
+				t.Fatalf("%d entries in %s, want %d", len(all), s, 2*len(entries))
 			}
-			for s, entries := range first {
-				all := rawEntries(t, w, s)
-				if len(all) != 2*len(entries) {
-					t.Fatalf("%d entries in %s, want %d", len(all), s, 2*len(entries))
+			// Two sweepers may have published two aggregates concurrently, so only the order within each is
+			// compared.
+			again := all[len(entries):]
+			for _, list := range [][]map[string]string{entries, again} {
+				slices.SortStableFunc(list, func(a, b map[string]string) int {
+					return strings.Compare(a["subject"],
+						b["subject"])
+				})
+			}
+			for i, e := range again {
+				if e["replayed"] != "1" {
+					t.Errorf("entry %v is not marked", e)
 				}
-				// Two sweepers may have published two aggregates concurrently, so only the order within each is
-				// compared.
-				again := all[len(entries):]
-				for _, list := range [][]map[string]string{entries, again} {
-					slices.SortStableFunc(list, func(a, b map[string]string) int {
-						return strings.Compare(a["subject"],
-							b["subject"])
-					})
+				delete(e, "replayed")
+				if mode == "cdc" && e["time"] <= entries[i]["time"] {
+					e["time"] = entries[i]["time"] // the log has the time of the insert
 				}
-				for i, e := range again {
-					if e["replayed"] != "1" {
-						t.Errorf("entry %v is not marked", e)
-					}
-					delete(e, "replayed")
-					if mode == "cdc" && e["time"] <= entries[i]["time"] {
-						e["time"] = entries[i]["time"] // the log has the time of the insert
-					}
-					if !maps.Equal(e, entries[i]) {
-						t.Errorf("entry %v is replayed as %v", entries[i], e)
-					}
+				if !maps.Equal(e, entries[i]) {
+					t.Errorf("entry %v is replayed as %v", entries[i], e)
 				}
 			}
+		}
 
-			// Without --restart, another run publishes nothing.
-			if v, r := w.replay("--all"); !v.Finished || v.Replayed != 0 || v.Count != 30 || r.code != 0 {
-				t.Errorf("the same command again: %+v", v)
-			}
-			if r := w.once("replay", "--all"); !strings.Contains(r.out, ": posthaste replay --all --restart") {
-				t.Errorf("the same command again says %q", r.out)
-			}
-			if v, _ := w.replay("--all", "--restart"); v.Replayed != 30 || v.Resumed {
-				t.Errorf("begun again: %+v", v)
-			}
-			if n := len(rawEntries(t, w, "outbox.order")); n != 45 {
-				t.Errorf("%d entries, want 45", n)
-			}
-			if msg, err := heard.ReceiveTimeout(t.Context(), 50*time.Millisecond); err == nil {
-				t.Errorf("a replay is published on Pub/Sub: %v", msg)
-			}
-		})
-	}
+		// Without --restart, another run publishes nothing.
+		if v, r := w.replay("--all"); !v.Finished || v.Replayed != 0 || v.Count != 30 || r.code != 0 {
+			t.Errorf("the same command again: %+v", v)
+		}
+		w.once("replay", "--all").says(t, 0, ": posthaste replay --all --restart")
+		if v, _ := w.replay("--all", "--restart"); v.Replayed != 30 || v.Resumed {
+			t.Errorf("begun again: %+v", v)
+		}
+		w.hasLen("outbox.order", 45)
+		if msg, err := heard.ReceiveTimeout(t.Context(), 50*time.Millisecond); err == nil {
+			t.Errorf("a replay is published on Pub/Sub: %v", msg)
+		}
+	})
 }
 
 func TestReplaySelects(t *testing.T) {
@@ -257,4 +251,49 @@ func TestReplayRefuses(t *testing.T) {
 	w.once("replay", "--all").oneLine(t, 1, "refuses")
 	w.pgURL = "postgres://127.0.0.1:1/none"
 	w.once("replay", "--all").oneLine(t, 1, "refuses")
+}
+
+// An event's headers reach its stream on every way: as it is committed, from the table, after a retry of the dead
+// event, and when Redis has lost it.
+func TestHeadersOnEveryWay(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t, "proto-max-bulk-len 1mb")
+		var ids []string
+		insert := func(payload string) {
+			id := uuid.NewString()
+			w.db.Exec(t, `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload, headers)
+				VALUES ($1::text::uuid, 'order', 'a', 'made', to_jsonb($2::text),
+					jsonb_build_object('tenant', $1::text))`,
+				id, payload)
+			ids = append(ids, id)
+		}
+		complete := func() {
+			t.Helper()
+			testenv.Eventually(t, 60*time.Second, func() error {
+				entries := w.redis.Client.XRange(t.Context(), "outbox.order", "-", "+").Val()
+				if len(entries) != len(ids) {
+					return fmt.Errorf("%d entries, want %d", len(entries), len(ids))
+				}
+				for _, e := range entries {
+					if e.Values["headers"] != fmt.Sprintf(`{"tenant": "%v"}`, e.Values["id"]) {
+						return fmt.Errorf("the headers of %v are %v", e.Values["id"], e.Values["headers"])
+					}
+				}
+				return nil
+			})
+		}
+		insert("waits in the table")
+		w.relayIn(mode, "--stream-maxlen=0")
+		insert("is committed")
+		complete()
+		insert(strings.Repeat("x", 1<<20+1))
+		w.dead(1)
+		do(t, w.redis.Client, "config", "set", "proto-max-bulk-len", "512mb")
+		w.once("dead", "retry", ids[2]).says(t, 0)
+		complete()
+		w.waitMode(mode)
+		do(t, w.redis.Client, "flushall")
+		complete()
+	})
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/consumer"
 	"posthaste/internal/testenv"
 )
 
@@ -60,9 +60,9 @@ func TestARestorationIsConfirmed(t *testing.T) {
 	w.waitSettled(events)
 	do(t, replica.Client, "replicaof", "127.0.0.1", "1") // the server is not a replica any more
 	do(t, w.redis.Client, "flushall")
-	w.waitLen("outbox.order", events, 60*time.Second)
+	w.waitLen("outbox.order", events)
 	// The relay has tried to confirm.
-	r.waitReady(t, http.StatusServiceUnavailable, "restore: outbox.order: confirm", 30*time.Second)
+	r.waitUnready("restore: outbox.order: confirm")
 	if w.unrepaired() == 0 {
 		t.Error("what is nowhere but in one memory is noted as restored")
 	}
@@ -87,7 +87,7 @@ func TestAGateIsLostAndThenItsStream(t *testing.T) {
 		w.oracle.WaitEmpty(t, 20*time.Second)
 		do(t, w.redis.Client, "del", w.gate("outbox.order"))
 		r.waitLogged("the stream is whole again")
-		w.waitMode(mode, 20*time.Second)
+		w.waitMode(mode)
 		do(t, w.redis.Client, "del", "outbox.order")
 		w.waitWhole()
 		w.oracle.Check(t, load, 20*time.Second)
@@ -163,22 +163,20 @@ func TestMarksOfAPartAreLost(t *testing.T) {
 				}
 				w.db.Exec(t, fmt.Sprintf(`DELETE FROM outbox_mark WHERE part IN (-1, 3);
 					UPDATE relay_state SET desired_mode = '%s'`, mode))
-				load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Total: 200, Aggregates: 50, Tag: "late-"})
-				load.Wait()
+				load := w.wrote(testenv.LoadOptions{Total: 200, Aggregates: 50, Tag: "late-"})
 				if stopped {
 					r = w.spawn("relay")
 				}
-				r.waitReady(t, http.StatusServiceUnavailable, "outbox_mark", 30*time.Second)
+				r.waitUnready("outbox_mark")
 				var h readiness
-				if _, err := r.get("/readyz", &h); err != nil {
-					t.Fatal(err)
-				}
+				_, err := r.get("/readyz", &h)
+				must(t, err)
 				w.db.Exec(t, regexp.MustCompile(`INSERT INTO outbox_mark .*? VALUES \(.*?\)`).
 					FindString(strings.Join(h.Reasons, "")))
-				w.waitMode(mode, 30*time.Second)
+				w.waitMode(mode)
 				w.oracle.MayRepeat = true
 				w.oracle.Check(t, load, 30*time.Second)
-				r.waitReady(t, http.StatusOK, "", 20*time.Second)
+				r.waitReady("")
 			})
 		}
 	})
@@ -191,7 +189,7 @@ func TestABackupOfRedisIsRestored(t *testing.T) {
 		w, _, load := underLoad(t, mode, 800, "--stream-maxlen=0")
 		w.waitSettled(500)
 		data, backup := filepath.Join(w.redis.Dir, "appendonlydir"), filepath.Join(t.TempDir(), "backup")
-		had := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
+		had := w.length("outbox.order")
 		must(t, w.redis.Kill())
 		must(t, os.CopyFS(backup, os.DirFS(data)))
 		for _, restore := range []bool{false, true} {
@@ -378,4 +376,29 @@ func TestGroupsComeBackWithWhatIsRestored(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A stream is deleted while no relay runs, its consumer creates the group again, and an operator retries a dead event.
+// The retry is refused until the relay has restored the stream, and no event is lost.
+func TestDeadRetryWaitsForALostStream(t *testing.T) {
+	t.Parallel()
+	inModes(t, func(t *testing.T, mode string) {
+		w := newWorld(t)
+		client := w.redis.Client
+		r := w.relayIn(mode, "--stream-maxlen=0")
+		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
+		w.waitSettled(200)
+		w.ended(load)
+		r.kill()
+		first := client.XRangeN(t.Context(), "outbox.order", "-", "+", 1).Val()[0]
+		w.gaveUp("outbox.order", "mailer", first.ID, first.Values)
+		do(t, client, "del", "outbox.order")
+		do(t, client, "xgroup", "create", "outbox.order", "mailer", "0", "mkstream")
+		refused := w.once("dead", "retry", "--all")
+		result{refused.code, refused.out + refused.errOut, ""}.says(t, 1, consumer.ErrUnrestored.Error())
+		w.spawn("relay", "--stream-maxlen=0")
+		w.waitWhole()
+		w.oracle.Check(t, load, 30*time.Second)
+		w.once("dead", "retry", "--all").says(t, 0)
+	})
 }

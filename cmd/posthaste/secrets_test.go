@@ -90,7 +90,7 @@ func TestPasswordsChange(t *testing.T) {
 		r := newRotation(t)
 		relay := r.relayIn(mode)
 		api := r.spawn("serve")
-		api.waitReady(t, http.StatusOK, "", 30*time.Second)
+		api.waitReady("")
 		consumer := r.fork("", r.env, "consume", "--group=g", "--admin-addr=")
 		load := testenv.StartLoad(t, r.db, testenv.LoadOptions{Rate: 200, Types: []string{"invoice"}})
 		for _, first := range []func(){r.files, r.servers} {
@@ -113,25 +113,19 @@ func TestPasswordsChange(t *testing.T) {
 			r.once("status").oneLine(t, 1, "POSTHASTE_POSTGRES_PASSWORD_FILE is read again")
 			r.files()
 			r.servers()
-			testenv.Eventually(t, 30*time.Second, func() error { return ready(relay, "leader") })
-			api.waitReady(t, http.StatusOK, "", 30*time.Second)
+			relay.becomes("leader")
+			api.waitReady("")
 			if a, err := placeOrder(t.Context(), api.http, 5); err != nil || a.status != http.StatusCreated {
 				t.Errorf("order: status %d, %v", a.status, err)
 			}
 		}
-		r.waitMode(mode, 30*time.Second)
+		r.waitMode(mode)
 		r.ended(load)
 		testenv.Eventually(t, 30*time.Second, func() error {
 			n := strings.Count(consumer.output(), `"entry_id":`)
 			return testenv.FailIf(n < load.Committed()+2, "consumed %d events of %d", n, load.Committed()+2)
 		})
-		for name, out := range map[string]string{
-			"relay": relay.output(), "serve": api.output(), "consume": consumer.output(),
-		} {
-			if strings.Contains(out, secret) {
-				t.Errorf("%s shows the password", name)
-			}
-		}
+		hides(t, secret, relay.output(), api.output(), consumer.output())
 		for name, p := range map[string]*child{"relay": relay, "serve": api} {
 			if !p.logged("POSTHASTE_POSTGRES_PASSWORD_FILE is read again") {
 				t.Errorf("the log of %s does not name the setting", name)
@@ -160,8 +154,8 @@ func TestAddressesOfFilesChange(t *testing.T) {
 	r.servers()
 	r.db.Exec(t, "CREATE ROLE "+r.role+"_2 SUPERUSER LOGIN PASSWORD '"+r.password()+"'")
 	r.cut()
-	relay.waitReady(t, http.StatusServiceUnavailable, "POSTHASTE_POSTGRES_URL_FILE", 30*time.Second)
+	relay.waitUnready("POSTHASTE_POSTGRES_URL_FILE")
 	as(r.role+"_2", "127.0.0.1:1")
-	testenv.Eventually(t, 30*time.Second, func() error { return ready(relay, "leader") })
+	relay.becomes("leader")
 	r.delivers()
 }

@@ -1,15 +1,12 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/testenv"
 )
@@ -20,6 +17,26 @@ func (w *world) fillWAL() {
 	w.db.Exec(w.t, "SELECT pg_logical_emit_message(false, 'test', repeat('x', 1000000)) FROM generate_series(1, 20)")
 }
 
+// position is that of the slot.
+const position = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"
+
+// follows waits until the slot has moved, or the relay has said when it moves it.
+func (w *world) follows(r *child, from string) {
+	w.t.Helper()
+	testenv.Eventually(w.t, 20*time.Second, func() error {
+		now := testenv.Value[string](w.t, w.db, position)
+		return testenv.FailIf(now == from && !r.logged("the slot follows when"), "the slot is not to follow")
+	})
+}
+
+// heldBack returns a world on a server of its own, where only the writers wait for a standby.
+func heldBack(t *testing.T) *world {
+	t.Helper()
+	w := worldOf(t, pooled(t, testenv.NewServer(t).Database(t), wide), testenv.Redis(t))
+	w.pgURL += "&synchronous_commit=local"
+	return w
+}
+
 // A transaction stays open while the relay sweeps and the WAL grows beyond the point where the slot must advance. The
 // relay streams again anyway, including the rows of that transaction.
 func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
@@ -27,34 +44,19 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 	w, _ := onServer(t)
 	r := w.relayIn("cdc", "--wal-budget=64MiB") // the slot is advanced from 16 MiB on
 	w.switches(r, "poll")
-	before := testenv.Value[string](t, w.db, "SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
-	tx, err := w.db.Pool.Begin(t.Context())
-	must(t, err)
-	defer func() { _ = tx.Rollback(context.Background()) }()
+	before := testenv.Value[string](t, w.db, position)
 	const insert = "INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload) VALUES " +
 		"(gen_random_uuid(), 'late', 'a', 'x', '{}')"
-	if _, err := tx.Exec(t.Context(), insert); err != nil {
-		t.Fatal(err)
-	}
+	tx := w.begin(insert)
 	w.fillWAL()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		if now := testenv.Value[string](t, w.db,
-			"SELECT confirmed_flush_lsn::text FROM pg_replication_slots"); now == before &&
-			!r.logged("the slot follows when") {
-			return errors.New("the slot is not to follow")
-		}
-		return nil
-	})
+	w.follows(r, before)
 	r.setMode("auto")
-	w.waitMode("cdc", 30*time.Second)
-	if _, err := tx.Exec(t.Context(), insert); err != nil {
-		t.Fatal(err)
-	}
+	w.waitMode("cdc")
+	_, err := tx.Exec(t.Context(), insert)
+	must(t, err)
 	must(t, tx.Commit(t.Context()))
 	w.oracle.WaitEmpty(t, 20*time.Second)
-	if n := w.redis.Client.XLen(t.Context(), "outbox.late").Val(); n != 2 {
-		t.Errorf("%d events of the transaction are in the stream, want 2", n)
-	}
+	w.hasLen("outbox.late", 2)
 	w.delivers()
 }
 
@@ -63,19 +65,13 @@ func TestStreamingAgainBesideAnOpenTransaction(t *testing.T) {
 // later events of their aggregates.
 func TestHeldBackCommitsKeepTheirOrderOverAChangeOfLeader(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, pooled(t, server.Database(t), wide), testenv.Redis(t))
-	w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
+	w := heldBack(t)
 	r := w.relayIn("cdc", "--wal-budget=64MiB")
 	w.switches(r, "poll")
-	const position = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots"
 	before := testenv.Value[string](t, w.db, position)
 	load := w.held(testenv.LoadOptions{Writers: 12, Total: 72})
 	w.fillWAL()
-	testenv.Eventually(t, 20*time.Second, func() error {
-		now := testenv.Value[string](t, w.db, position)
-		return testenv.FailIf(now == before && !r.logged("the slot follows when"), "the slot is not to follow")
-	})
+	w.follows(r, before)
 	r.kill()
 	w.desire("auto")
 	w.relayIn("cdc", "--wal-budget=64MiB")
@@ -93,28 +89,15 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 		t.Run(c.mode+" "+c.end, func(t *testing.T) {
 			t.Parallel()
 			const budget = "--wal-budget=16MiB"
-			server := testenv.NewServer(t)
-			w := worldOf(t, pooled(t, server.Database(t), wide), testenv.Redis(t))
-			w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
+			w := heldBack(t)
 			w.relayIn("cdc", budget).stop()
 			w.fillWAL()
 			load := w.held(testenv.LoadOptions{Writers: 12, Total: 720})
 			held := testenv.Value[string](t, w.db, "SELECT pg_current_wal_insert_lsn()::text")
-			local, err := pgx.Connect(t.Context(), w.pgURL)
-			must(t, err)
-			defer func() { _ = local.Close(context.Background()) }()
-			if _, err := local.Exec(t.Context(), "UPDATE relay_state SET desired_mode = $1", c.mode); err != nil {
-				t.Fatal(err)
-			}
+			reached(t, w.db, w.pgURL).Exec(t, "UPDATE relay_state SET desired_mode = $1", c.mode)
 			r := w.spawn("relay", budget)
-			testenv.Eventually(t, 20*time.Second, func() error {
-				if !testenv.Value[bool](t, w.db,
-					"SELECT EXISTS (SELECT FROM pg_replication_slots WHERE confirmed_flush_lsn >= $1::text::pg_lsn)",
-					held) {
-					return errors.New("the slot is not moved past the held back commits")
-				}
-				return nil
-			})
+			w.waitHas(true,
+				"SELECT EXISTS (SELECT FROM pg_replication_slots WHERE confirmed_flush_lsn >= $1::text::pg_lsn)", held)
 			if c.end == "kill" {
 				r.kill()
 			} else {
@@ -129,7 +112,7 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 			w.db.Standby(t, "")
 			load.Wait()
 			w.oracle.Check(t, load, 30*time.Second)
-			w.waitMode("cdc", 30*time.Second)
+			w.waitMode("cdc")
 		})
 	}
 }
@@ -137,31 +120,23 @@ func TestTheBudgetPassesHeldBackCommitsAndTheLeaderDies(t *testing.T) {
 // The same if an operator advances the slot past them.
 func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	t.Parallel()
-	server := testenv.NewServer(t)
-	w := worldOf(t, pooled(t, server.Database(t), wide), testenv.Redis(t))
-	w.pgURL += "&synchronous_commit=local" // only the writers wait for the standby
+	w := heldBack(t)
 	r := w.relayIn("cdc")
 	w.switches(r, "poll")
 	load := w.held(testenv.LoadOptions{Writers: 12, Total: 720})
-	local, err := pgx.Connect(t.Context(), w.pgURL)
-	must(t, err)
-	defer func() { _ = local.Close(context.Background()) }()
+	local := reached(t, w.db, w.pgURL)
 	// The slot is moved repeatedly: the relay may be advancing it at the same time, or may not have read its position
 	// before.
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if _, err := local.Exec(t.Context(), "SELECT pg_logical_emit_message(true, 'test', '')"); err != nil {
-			return err
+		_, err := local.Pool.Exec(t.Context(), "SELECT pg_logical_emit_message(true, 'test', '')")
+		if err == nil {
+			_, err = local.Pool.Exec(t.Context(),
+				"SELECT pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn()) FROM pg_replication_slots")
 		}
-		_, err := local.Exec(t.Context(),
-			"SELECT pg_replication_slot_advance(slot_name, pg_current_wal_flush_lsn()) FROM pg_replication_slots")
-		if err == nil && !r.logged("another program has moved the slot") {
-			err = errors.New("it is not noticed")
-		}
-		return err
+		return testenv.FailIf(err != nil || !r.logged("another program has moved the slot"), "it is not noticed, %w",
+			err)
 	})
-	if _, err := local.Exec(t.Context(), "UPDATE relay_state SET desired_mode = 'auto'"); err != nil {
-		t.Fatal(err)
-	}
+	local.Exec(t, "UPDATE relay_state SET desired_mode = 'auto'")
 	streams := strings.Count(r.output(), `"stream opened"`)
 	testenv.Eventually(t, 30*time.Second, func() error {
 		return testenv.FailIf(!r.logged("transaction_held") && strings.Count(r.output(), `"stream opened"`) == streams,
@@ -170,7 +145,7 @@ func TestSomebodyMovesTheSlotPastHeldBackCommits(t *testing.T) {
 	w.db.Standby(t, "")
 	load.Wait()
 	w.oracle.Check(t, load, 30*time.Second)
-	w.waitMode("cdc", 30*time.Second)
+	w.waitMode("cdc")
 }
 
 // The relay's role commits asynchronously, and Postgres loses commits in a crash. The relay must not lose that an event
@@ -197,13 +172,7 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 			if c.when == "meanwhile" {
 				w.db.Exec(t, "ALTER SYSTEM SET synchronous_commit = off")
 				w.db.Exec(t, "SELECT pg_reload_conf()")
-				testenv.Eventually(t, 20*time.Second, func() error {
-					if n := testenv.Value[int](t, w.db,
-						"SELECT count(*) FROM pg_file_settings WHERE name = 'synchronous_commit' AND applied"); n != 1 {
-						return errors.New("not reloaded yet")
-					}
-					return nil
-				})
+				w.waitHas(1, "SELECT count(*) FROM pg_file_settings WHERE name = 'synchronous_commit' AND applied")
 			}
 			load := w.wrote(testenv.LoadOptions{Total: 240})
 			w.oracle.WaitEmpty(t, 20*time.Second)
@@ -222,7 +191,7 @@ func TestPostgresForgetsNothingThatWasSettled(t *testing.T) {
 			})
 			must(t, server.Stop("immediate"))
 			must(t, server.Start(t.Context()))
-			testenv.Eventually(t, 20*time.Second, func() error { return ready(r, "leader") })
+			r.becomes("leader")
 			w.oracle.Check(t, load, 30*time.Second)
 		})
 	}
@@ -234,8 +203,8 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	relay, api := w.spawn("relay"), w.spawn("serve")
-	w.waitMode("cdc", 20*time.Second)
-	api.waitReady(t, http.StatusOK, "", 10*time.Second)
+	w.waitMode("cdc")
+	api.waitReady("")
 	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" SET default_transaction_read_only = on")
 	since := testenv.Value[time.Time](t, w.db, "SELECT clock_timestamp()")
 	testenv.Eventually(t, 30*time.Second, func() error {
@@ -245,35 +214,17 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 			WHERE datname = current_database() AND application_name LIKE 'posthaste%' AND backend_start < $1`, since)
 		var h readiness
 		status, err := relay.get("/readyz", &h)
-		if why := fmt.Sprint(h.Reasons); err != nil || status != http.StatusServiceUnavailable ||
-			!strings.Contains(why, "takes no writes") {
-			return fmt.Errorf("readyz of the relay: %d %+v, %w", status, h, err)
-		}
-		return nil
+		return testenv.FailIf(err != nil || status != http.StatusServiceUnavailable ||
+			!strings.Contains(fmt.Sprint(h.Reasons), "takes no writes"), "readyz of the relay: %d %+v, %w", status, h, err)
 	})
-	api.waitReady(t, http.StatusServiceUnavailable, "read_only", 30*time.Second)
+	api.waitUnready("read_only")
 	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" RESET default_transaction_read_only")
-	relay.waitReady(t, http.StatusOK, "", 20*time.Second)
-	api.waitReady(t, http.StatusOK, "", 20*time.Second)
+	relay.waitReady("")
+	api.waitReady("")
 	w.delivers()
 	if a, err := placeOrder(t.Context(), api.http, 1); err != nil || a.status != http.StatusCreated {
 		t.Errorf("order: status %d, %v: %s", a.status, err, a.body)
 	}
-}
-
-// Postgres answers but refuses a statement that a leader needs. The relay holds the lock and publishes nothing, so it
-// must not report itself as ready.
-func TestLeaderThatCannotAdoptIsNotReady(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	r := w.relayIn("cdc")
-	w.refuses("UPDATE OF epoch ON relay_state")
-	w.db.Exec(t, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+
-		w.db.Relay)
-	r.waitReady(t, http.StatusServiceUnavailable, "not for you", 30*time.Second)
-	w.fix(`DROP TRIGGER refuse ON relay_state`)
-	r.waitReady(t, http.StatusOK, "", 20*time.Second)
-	w.delivers()
 }
 
 // A role that has lost the right to advance its slot cannot keep the budget: events are swept, and the growing WAL is
@@ -286,7 +237,7 @@ func TestBudgetThatCannotBeKeptIsSaid(t *testing.T) {
 	w.switches(r, "poll")
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" NOREPLICATION")
 	w.fillWAL()
-	r.waitReady(t, http.StatusOK, "wal: ", 30*time.Second)
+	r.waitReady("wal: ")
 	w.delivers()
 	w.db.Exec(t, "ALTER ROLE role_"+w.db.Relay+" REPLICATION")
 	r.waitHealthy()
@@ -309,7 +260,7 @@ func TestBudgetBeforeTheFirstAdoption(t *testing.T) {
 		return testenv.FailIf(now == before, "the slot has not moved")
 	})
 	must(t, w.redis.Start(t.Context()))
-	w.waitMode("cdc", 30*time.Second)
+	w.waitMode("cdc")
 	w.delivers()
 	if r.logged("dropping it") || r.logged("slot created") {
 		t.Error("the slot was dropped")

@@ -73,13 +73,7 @@ func (r *reader) all(n int) {
 // waitShards waits until a type has n streams.
 func (w *world) waitShards(n int) {
 	w.t.Helper()
-	testenv.Eventually(w.t, 90*time.Second, func() error {
-		if now := testenv.Value[int](w.t, w.db, "SELECT shards FROM outbox_layout"); now != n {
-			return fmt.Errorf("a type has %d streams, want %d; %s", now, n,
-				testenv.Value[string](w.t, w.db, "SELECT coalesce(degraded, '') FROM relay_state"))
-		}
-		return nil
-	})
+	w.waitHas(n, "SELECT shards FROM outbox_layout")
 }
 
 // placed checks that Postgres has the right stream of every event, and returns the number of events in each stream.
@@ -113,9 +107,7 @@ func perType(n int) string { return "--per-type=" + strconv.Itoa(n) }
 func (w *world) spreads(n int, extra ...string) {
 	w.t.Helper()
 	r := w.once(append([]string{"streams", "spread", perType(n)}, extra...)...)
-	if r.code != 0 || !strings.Contains(r.out, "streams for each type: "+strconv.Itoa(n)) {
-		w.t.Fatalf("streams spread %d: exit %d: %s%s", n, r.code, r.out, r.errOut)
-	}
+	r.says(w.t, 0, "streams for each type: "+strconv.Itoa(n))
 	w.waitShards(n)
 }
 
@@ -148,12 +140,10 @@ func TestStreamsPerTypeUnderLoad(t *testing.T) {
 			})
 			p.kill()
 			w.spreads(n)
-			r = w.spawn("relay")
-			w.waitMode(mode, 60*time.Second)
+			r = w.relayIn(mode)
 		}
 		w.waitCommitted(load, load.Committed()+200)
-		load.Stop()
-		w.oracle.Check(t, load, 60*time.Second)
+		w.ended(load)
 		quick.all(load.Committed())
 		slow.all(load.Committed())
 		count := w.placed("order", "user")
@@ -209,7 +199,7 @@ func TestStreamsOfEveryLayoutAreRestored(t *testing.T) {
 		t.Errorf("before %v, after %v", before, after)
 	}
 	w.lostNothing()
-	r.waitReady(t, 200, "", 30*time.Second)
+	r.waitReady("")
 
 	// A replay treats the streams of a type as one.
 	if res := w.once("replay", "--stream=outbox.order", "--since=1h", "--rate=0"); res.code != 0 ||
@@ -227,7 +217,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	r := w.relayIn("poll")
 	w.delivers()
 	do(t, w.redis.Client, "xgroup", "create", "outbox.order", "forgotten", "0")
-	n := w.redis.Client.XLen(t.Context(), "outbox.order").Val()
+	n := w.length("outbox.order")
 	r.stops()
 	p := w.start("streams", "spread", perType(4))
 	p.waitLogged(`waiting: group "forgotten" of stream "outbox.order"`)
@@ -237,9 +227,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 		return testenv.FailIf(!strings.Contains(out, "forgotten") || !strings.Contains(out, "groups drop"),
 			"status: %s", out)
 	})
-	if now := w.redis.Client.XLen(t.Context(), "outbox.order").Val(); now != n {
-		t.Errorf("%d entries, and %d when the change began", now, n)
-	}
+	w.hasLen("outbox.order", n)
 	// After the change is cancelled, nothing has changed.
 	p.signal(syscall.SIGINT)
 	p.ends(1, "interrupted")
@@ -257,7 +245,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	do(t, w.redis.Client, "xgroup", "destroy", "outbox.order", "forgotten")
 	p.ends(0)
 	w.waitShards(2)
-	w.spawn("relay").waitReady(t, 200, "", 30*time.Second)
+	w.spawn("relay").waitReady("")
 	w.delivers()
 	in := w.oracle.Streams(t, "order")
 	if len(in) != 3 {
@@ -266,7 +254,7 @@ func TestAChangeOfStreamsWaitsForGroups(t *testing.T) {
 	// The new streams have a group whose consumers are disconnected, so none of their entries are trimmed.
 	for _, stream := range in[1:] {
 		groups := w.redis.Client.XInfoGroups(t.Context(), stream).Val()
-		n := w.redis.Client.XLen(t.Context(), stream).Val()
+		n := w.length(stream)
 		if len(groups) != 1 || groups[0].Name != "away" || groups[0].Lag != n {
 			t.Errorf("the groups of %s: %+v", stream, groups)
 		}
@@ -282,7 +270,7 @@ func TestSharedStreamsPerTypeOnACluster(t *testing.T) {
 	relays, loads := make([]*child, 2), make([]*testenv.Load, 2)
 	for i := range w {
 		relays[i] = w[i].spawn("relay", sharedOn)
-		w[i].waitMode("cdc", 30*time.Second)
+		w[i].waitMode("cdc")
 		loads[i] = testenv.StartLoad(t, w[i].db, testenv.LoadOptions{Rate: 150, Tag: string(rune('a'+i)) + "-"})
 	}
 	group := w[0].reads("readers", 0, "outbox.order")
@@ -291,7 +279,7 @@ func TestSharedStreamsPerTypeOnACluster(t *testing.T) {
 		relays[i].kill()
 		w[i].spreads(4, sharedOn)
 		relays[i] = w[i].spawn("relay", sharedOn)
-		w[i].waitMode("cdc", 30*time.Second)
+		w[i].waitMode("cdc")
 	}
 	for n := range 4 {
 		slot := c.Slot(t, outbox.ShardName("outbox.order", n))
@@ -351,9 +339,7 @@ func TestAChangeOfStreamsIsRefused(t *testing.T) {
 	w.relayIn("cdc")
 	late := w.wrote(testenv.LoadOptions{Total: 60, Tag: "late-", Types: []string{"late"}})
 	w.oracle.Check(t, late, 30*time.Second)
-	if n := testenv.Value[int](t, w.db, "SELECT shards FROM outbox_layout"); n != 1 {
-		t.Errorf("a type has %d streams", n)
-	}
+	w.has(1, "SELECT shards FROM outbox_layout")
 }
 
 // A type with the name of another type's stream gets no stream of that type: its events are parked, and those of the

@@ -2,9 +2,7 @@ package main
 
 import (
 	"fmt"
-	"net/http"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -112,24 +110,24 @@ func TestDatabasesShareStreams(t *testing.T) {
 	c.desire("poll")
 	onlyC := c.spawn("relay", sharedOn)
 	s.load(testenv.LoadOptions{Rate: 150})
-	a.waitMode("cdc", 20*time.Second)
-	b.waitMode("cdc", 20*time.Second)
-	c.waitMode("poll", 20*time.Second)
+	a.waitMode("cdc")
+	b.waitMode("cdc")
+	c.waitMode("poll")
 	secondA, secondB := a.spawn("relay", sharedOn), b.spawn("relay", sharedOn)
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(secondA, "standby") })
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(secondB, "standby") })
+	secondA.becomes("standby")
+	secondB.becomes("standby")
 	s.more(60)
 	firstA.kill()
 	firstB.signal(syscall.SIGSTOP)
 	onlyC.setMode("auto")
-	testenv.Eventually(t, 30*time.Second, func() error { return ready(secondA, "leader") })
-	testenv.Eventually(t, 30*time.Second, func() error { return ready(secondB, "leader") })
-	c.waitMode("cdc", 30*time.Second)
+	secondA.becomes("leader")
+	secondB.becomes("leader")
+	c.waitMode("cdc")
 	s.more(60)
 	firstB.signal(syscall.SIGCONT)
-	testenv.Eventually(t, 20*time.Second, func() error { return ready(firstB, "standby") })
+	firstB.becomes("standby")
 	secondA.setMode("poll")
-	a.waitMode("poll", 20*time.Second)
+	a.waitMode("poll")
 
 	for _, w := range s.all { // otherwise there is nothing to restore
 		w.waitSettled(100)
@@ -145,7 +143,7 @@ func TestDatabasesShareStreams(t *testing.T) {
 		s.more(60)
 	}
 	secondA.setMode("auto")
-	a.waitMode("cdc", 30*time.Second)
+	a.waitMode("cdc")
 	s.check()
 }
 
@@ -164,31 +162,25 @@ func TestWhoMayNotShare(t *testing.T) {
 	// A database without the setting to share.
 	d := worldOf(t, testenv.Postgres(t), redis)
 	d.wrote(testenv.LoadOptions{Total: 60, Tag: "d-"})
-	d.spawn("relay").waitReady(t, http.StatusServiceUnavailable, "--shared-streams", 30*time.Second)
+	d.spawn("relay").waitUnready("--shared-streams")
 	// A copy, on another server, of a database that shares: it has the same name.
 	copied := worldOf(t, s.dumped(c), redis)
 	load := copied.wrote(testenv.LoadOptions{Total: 60, Tag: "copy-"})
 	r := copied.spawn("relay", sharedOn)
-	r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
-	r.waitReady(t, http.StatusServiceUnavailable, "of the same name", 30*time.Second)
+	r.waitUnready("foreign_stream")
+	r.waitUnready("of the same name")
 	if n := testenv.Value[int](t, copied.db, "SELECT count(*) FROM outbox_backlog"); n < load.Committed() {
 		t.Errorf("%d rows are owed, want %d", n, load.Committed())
 	}
-	if out := copied.once("doctor", sharedOn).out; !strings.Contains(out, "another database of the same name") {
-		t.Errorf("doctor: %s", out)
-	}
+	copied.once("doctor", sharedOn).says(t, 1, "another database of the same name")
 	s.load(testenv.LoadOptions{Rate: 150})
 	s.more(60)
 	s.check()
-	out := c.once("doctor", sharedOn).out
+	doctor := c.once("doctor", sharedOn)
 	for _, w := range s.all {
-		if !strings.Contains(out, "/posthaste/"+w.db.Relay+" (2 streams)") {
-			t.Errorf("doctor does not name %s: %s", w.db.Relay, out)
-		}
+		doctor.says(t, doctor.code, "/posthaste/"+w.db.Relay+" (2 streams)")
 	}
-	if out := c.once("status").out; !strings.Contains(out, "/posthaste/"+c.db.Relay) {
-		t.Errorf("status does not name %s: %s", c.db.Relay, out)
-	}
+	c.once("status").says(t, 0, "/posthaste/"+c.db.Relay)
 }
 
 // dumped copies a world's database to the server of the others by dump and restore.
@@ -222,7 +214,7 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 			return testenv.FailIf(now <= before && i%3 < 2, "epoch %d", now)
 		})
 		if i%3 == 1 {
-			testenv.Eventually(t, 30*time.Second, func() error { return ready(r, "leader") })
+			r.becomes("leader")
 		}
 		r.kill()
 	}
@@ -230,29 +222,27 @@ func TestSharingIsTurnedOnAndOffUnderLoad(t *testing.T) {
 	other := testenv.StartLoad(t, b.db, testenv.LoadOptions{Total: 120, Tag: "b-"})
 	rb := b.spawn("relay", sharedOn)
 	other.Wait()
-	testenv.Eventually(t, 30*time.Second, func() error { return ready(rb, "leader") })
+	rb.becomes("leader")
 	a.oracle.Others, b.oracle.Others = []*testenv.Load{other}, []*testenv.Load{load}
 	b.oracle.Check(t, other, 30*time.Second)
 	// While b uses the streams, a relay without the setting does not publish.
 	ra.kill()
 	ra = a.spawn("relay")
-	ra.waitReady(t, http.StatusServiceUnavailable, "/posthaste/"+b.db.Relay, 30*time.Second)
+	ra.waitUnready("/posthaste/" + b.db.Relay)
 	rb.stop()
 	left := a.once("streams", "leave", "--source=/posthaste/"+b.db.Relay, "--yes")
-	if left.code != 0 || !strings.Contains(left.out, "does not share outbox.order any more") {
-		t.Fatalf("leave: exit %d, %s%s", left.code, left.out, left.errOut)
-	}
-	testenv.Eventually(t, 30*time.Second, func() error { return ready(ra, "leader") })
+	left.says(t, 0, "does not share outbox.order any more")
+	ra.becomes("leader")
 	a.ended(load)
 	again := b.wrote(testenv.LoadOptions{Total: 60, Tag: "again-"})
-	b.spawn("relay", sharedOn).waitReady(t, http.StatusServiceUnavailable, "does not share it", 30*time.Second)
+	b.spawn("relay", sharedOn).waitUnready("does not share it")
 	// b takes the streams over by force. a is notified and joins.
 	ra.stop()
 	b.adopt() // runs without the setting; its relay then adopts again and shares
 	b.oracle.Others = append(b.oracle.Others, other)
 	b.oracle.Check(t, again, 30*time.Second)
 	ra = a.spawn("relay", sharedOn)
-	testenv.Eventually(t, 30*time.Second, func() error { return ready(ra, "leader") })
+	ra.becomes("leader")
 	a.oracle.Others = append(a.oracle.Others, load, again)
 	a.delivers()
 }
@@ -275,23 +265,13 @@ func TestASharedStreamIsDropped(t *testing.T) {
 		w.once("streams", "drop", "--stream=outbox.order", "--yes").says(t, 0, want)
 	}
 	drop(all[0], "/posthaste/"+all[1].db.Relay)
-	if n := redis.Client.XLen(t.Context(), "outbox.order").Val(); int(n) != total {
-		t.Errorf("%d entries, want %d", n, total)
-	}
+	all[0].hasLen("outbox.order", int64(total))
 	drop(all[1], "is gone")
-	for i, w := range all {
-		testenv.Eventually(t, 30*time.Second, func() error {
-			n := testenv.Value[int](t, w.db, "SELECT count(*) FROM outbox_reconcile WHERE done_at IS NOT NULL")
-			if n == 0 {
-				return fmt.Errorf("relay %d has not noticed", i)
-			}
-			return nil
-		})
-		w.waitMode("cdc", 30*time.Second)
+	for _, w := range all {
+		w.waitHas(true, "SELECT count(*) > 0 FROM outbox_reconcile WHERE done_at IS NOT NULL")
+		w.waitMode("cdc")
 	}
-	if n := redis.Client.XLen(t.Context(), "outbox.order").Val(); n != 0 {
-		t.Errorf("%d entries", n)
-	}
+	all[0].hasLen("outbox.order", 0)
 	for _, w := range all {
 		w.lostNothing()
 		load := w.wrote(testenv.LoadOptions{Total: 60, Tag: "later-" + w.db.Relay})

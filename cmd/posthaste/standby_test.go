@@ -2,13 +2,11 @@ package main
 
 import (
 	"fmt"
-	"net/http"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"posthaste/internal/testenv"
 )
@@ -43,14 +41,19 @@ func (r *replicated) other() *testenv.Database {
 // at returns the database at another address.
 func (w *world) at(addr string) *testenv.Database {
 	w.t.Helper()
-	d := *w.db
-	d.URL = testenv.Through(w.db.URL, addr)
-	var err error
-	if d.Pool, err = pgxpool.New(w.t.Context(), d.URL); err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(d.Pool.Close)
-	return &d
+	return reached(w.t, w.db, testenv.Through(w.db.URL, addr))
+}
+
+// arrived waits until the standby has n rows of the outbox, and returns its database.
+func (r *replicated) arrived(n int) *testenv.Database {
+	r.t.Helper()
+	other := r.other()
+	testenv.Eventually(r.t, 20*time.Second, func() error {
+		var have int
+		err := other.Pool.QueryRow(r.t.Context(), "SELECT count(*) FROM outbox").Scan(&have)
+		return testenv.FailIf(err != nil || have < n, "the standby has %d rows, %w", have, err)
+	})
+	return other
 }
 
 // beSynchronous makes commits wait for the standby.
@@ -71,9 +74,7 @@ func (r *replicated) promote(other *testenv.Database) {
 	// On a standby, a sequence may be ahead by more than the claims made since the standby last received WAL. Then no
 	// gate refuses a claim made there.
 	for _, stmt := range []string{"SELECT pg_promote()", "SELECT setval('outbox_claim', 1000000)"} {
-		if _, err := other.Pool.Exec(r.t.Context(), stmt); err != nil {
-			r.t.Fatal(err)
-		}
+		other.Exec(r.t, stmt)
 	}
 	r.front.To(hostOf(r.t, r.standby.URL("")))
 	r.db, r.oracle.DB = other, other
@@ -86,19 +87,13 @@ func TestASynchronousStandbyIsPromoted(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		const events = 60
 		w := newReplicated(t, mode)
-		r := w.spawn("relay", "--sweep-workers=1")
-		w.waitMode(mode, 20*time.Second)
+		r := w.relayIn(mode, "--sweep-workers=1")
 		first := w.wrote(testenv.LoadOptions{Total: events})
 		w.oracle.Check(t, first, 20*time.Second)
 		w.beSynchronous()
 		r.signal(syscall.SIGSTOP) // otherwise its mark may arrive before the standby is cut off
 		w.wrote(testenv.LoadOptions{Total: events})
-		other := w.other()
-		testenv.Eventually(t, 20*time.Second, func() error {
-			var n int
-			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n)
-			return testenv.FailIf(err != nil || n < 2*events, "the standby has %d rows, %w", n, err)
-		})
+		other := w.arrived(2 * events)
 		w.link.To("127.0.0.1:1")
 		r.signal(syscall.SIGCONT)
 		testenv.Eventually(t, 20*time.Second, func() error {
@@ -114,12 +109,9 @@ func TestASynchronousStandbyIsPromoted(t *testing.T) {
 		})
 		r.kill()
 		w.promote(other)
-		w.spawn("relay")
-		w.waitMode(mode, 30*time.Second)
+		w.relayIn(mode)
 		w.oracle.WaitEmpty(t, 20*time.Second)
-		if n := len(w.oracle.Entries(t, "order")); n != 2*events {
-			t.Errorf("%d entries, want %d", n, 2*events)
-		}
+		w.hasLen("outbox.order", 2*events)
 	})
 }
 
@@ -131,72 +123,51 @@ func TestAnAsynchronousStandbyIsPromoted(t *testing.T) {
 		const events = 60
 		w := newReplicated(t, mode)
 		if mode == "cdc" { // the standby has the old timeline; in the other mode only the gates are ahead of it
-			r := w.spawn("relay")
-			w.waitMode(mode, 20*time.Second)
+			r := w.relayIn(mode)
 			r.stop()
 		}
 		load := w.wrote(testenv.LoadOptions{Total: events})
-		other := w.other()
-		testenv.Eventually(t, 20*time.Second, func() error {
-			var n int
-			err := other.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox").Scan(&n)
-			return testenv.FailIf(err != nil || n < events, "the standby has %d rows, %w", n, err)
-		})
+		other := w.arrived(events)
 		w.link.To("127.0.0.1:1") // cuts off the standby
-		r := w.spawn("relay")
-		w.waitMode(mode, 20*time.Second)
+		r := w.relayIn(mode)
 		w.oracle.Check(t, load, 20*time.Second)
 		r.stop()
 		w.promote(other)
-		r = w.spawn("relay")
-		w.waitMode(mode, 20*time.Second)
+		r = w.relayIn(mode)
 		w.oracle.Check(t, load, 20*time.Second)
-		if n := len(w.oracle.Entries(t, "order")); n != events {
-			t.Errorf("%d entries, want %d", n, events)
-		}
-		n := testenv.Value[int](t, w.db, "SELECT coalesce(sum(recalled), 0)::int FROM outbox_reconcile WHERE back")
-		if n != events {
-			t.Errorf("%d events were found in the stream, want %d: not the case", n, events)
-		}
+		w.hasLen("outbox.order", events)
+		w.has(events, "SELECT coalesce(sum(recalled), 0)::int FROM outbox_reconcile WHERE back")
 		if list := w.losses(); len(list) != 1 || list[0].Stream != "" || list[0].Missing != -1 {
 			t.Errorf("told: %+v", list)
 		}
 		present(t, r, "outbox_postgres_failovers_total 1")
-		if out := w.once("status").out; !strings.Contains(out, "Postgres has gone back in time") {
-			t.Errorf("status: %s", out)
-		}
-		r.waitReady(t, http.StatusOK, "", 20*time.Second)
+		w.once("status").says(t, 0, "Postgres has gone back in time")
+		r.waitReady("")
 	})
 }
 
 // An asynchronous standby takes over under load, some commits behind. The events that it has are in the stream once.
-// The events that it lacks, and only those, are named.
+// The events that it lacks, and only those, are named, counted and reported, until they are acknowledged.
 func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 	t.Parallel()
 	inModes(t, func(t *testing.T, mode string) {
 		w := newReplicated(t, mode)
 		relays := []*child{w.spawn("relay")}
-		w.waitMode(mode, 20*time.Second)
+		w.waitMode(mode)
 		if mode == "poll" { // the second relay sweeps, and must not publish before the leader has adopted
 			relays = append(relays, w.spawn("relay"))
 			relays[1].waitLogged(`"to":"poll"`)
 		}
+		w.once("phantoms").says(t, 0, "no phantoms")
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600, Tolerant: true})
 		w.waitCommitted(load, 600)
 		other := w.other()
 		w.link.To("127.0.0.1:1") // cuts off the standby
-		w.waitLen("outbox.order", int64(load.Committed())+300, 20*time.Second)
+		w.waitLen("outbox.order", int64(load.Committed())+300)
 		w.waitCommitted(load, load.Committed()+300)
 		w.promote(other)
-		testenv.Eventually(t, 30*time.Second, func() error {
-			var n int
-			err := w.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM outbox_reconcile WHERE phantoms > 0").Scan(&n)
-			if err != nil || n == 0 {
-				return fmt.Errorf("no phantoms are noticed, %w", err)
-			}
-			return nil
-		})
-		w.waitMode(mode, 30*time.Second)
+		w.waitHas(true, "SELECT count(*) > 0 FROM outbox_reconcile WHERE phantoms > 0")
+		w.waitMode(mode)
 		load.Stop()
 		after := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 600, Tag: "after-"})
 		w.waitCommitted(after, 300)
@@ -220,10 +191,11 @@ func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 				t.Errorf("event %s is not in the stream", id)
 			}
 		}
-		var named []struct{ ID, Entry string }
+		var named []struct{ ID, Stream, Entry string }
 		w.once("phantoms", "--json", "--limit=100000").json(t, &named)
 		for _, p := range named {
-			if !want[p.ID] {
+			entry := w.redis.Client.XRange(t.Context(), p.Stream, p.Entry, p.Entry).Val()
+			if !want[p.ID] || len(entry) != 1 || entry[0].Values["id"] != p.ID {
 				t.Errorf("%s at %s is named, and is none", p.ID, p.Entry)
 			}
 			delete(want, p.ID)
@@ -231,17 +203,36 @@ func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 		if len(want) > 0 || len(named) < 100 {
 			t.Errorf("%d phantoms are named, %d are not", len(named), len(want))
 		}
-		testenv.Eventually(t, 20*time.Second, func() error {
-			counted := 0
-			for _, r := range relays {
-				text, err := r.metrics()
-				n, _ := sample(text, "outbox_phantom_events")
-				if counted += int(n); err != nil {
-					return err
+		counted := func(want int) {
+			t.Helper()
+			testenv.Eventually(t, 20*time.Second, func() error {
+				sum := 0.0
+				for _, r := range relays {
+					sum += r.value("outbox_phantom_events")
 				}
-			}
-			return testenv.FailIf(counted != len(named), "%d phantoms are counted, want %d", counted, len(named))
-		})
+				return testenv.FailIf(int(sum) != want, "%v phantoms are counted, want %d", sum, want)
+			})
+		}
+		counted(len(named))
+		w.once("status").says(t, 0, fmt.Sprintf("%d events are in their streams", len(named)), "posthaste phantoms")
+		if !slices.ContainsFunc(relays, func(r *child) bool {
+			return r.logged("postgres has lost commits whose events are in the stream")
+		}) {
+			t.Error("no relay logs the phantoms")
+		}
+		var acked struct {
+			Phantoms []struct{ ID string }
+			WentBack bool `json:"went_back"`
+		}
+		w.once("phantoms", "--ack", "--json").json(t, &acked)
+		if len(acked.Phantoms) != len(named) || !acked.WentBack {
+			t.Errorf("%d are acknowledged, want %d; %v", len(acked.Phantoms), len(named), acked.WentBack)
+		}
+		counted(0)
+		if out := w.once("status").out; strings.Contains(out, "not in Postgres") || strings.Contains(out, "gone back") {
+			t.Errorf("acknowledged, and status still names it: %s", out)
+		}
+		w.once("phantoms", "--ack").says(t, 0, "no phantoms to acknowledge\n")
 		t.Logf("%d events, %d phantoms", len(seen), len(named))
 	})
 }
@@ -291,7 +282,7 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 			if c.other {
 				w.pgURL = green.URL
 				early := w.spawn("relay")
-				early.waitReady(t, http.StatusServiceUnavailable, `DROP SUBSCRIPTION "green"`, 30*time.Second)
+				early.waitUnready(`DROP SUBSCRIPTION "green"`)
 				early.kill()
 			}
 			green.Exec(t, "ALTER SUBSCRIPTION green DISABLE")
@@ -316,15 +307,13 @@ func TestALogicalReplicaTakesOver(t *testing.T) {
 			END LOOP; END $$`)
 			r = w.spawn("relay", "--stream-maxlen=0")
 			if c.other || !c.ahead {
-				r.waitReady(t, http.StatusServiceUnavailable, "foreign_stream", 30*time.Second)
+				r.waitUnready("foreign_stream")
 				w.adopt()
 			}
-			w.waitMode("cdc", 30*time.Second)
+			w.waitMode("cdc")
 			w.oracle.Others = []*testenv.Load{load}
 			w.all(third, second)
-			if n := w.redis.Client.XLen(t.Context(), "outbox.saved").Val(); n != 10 {
-				t.Errorf("%d events of savepoints, want 10", n)
-			}
+			w.hasLen("outbox.saved", 10)
 		})
 	}
 }
@@ -364,12 +353,12 @@ func TestACopyOfTheFilesBesideTheOriginal(t *testing.T) {
 			load := testenv.StartLoad(t, d, testenv.LoadOptions{Total: 60, Tag: "copy-"})
 			load.Wait()
 			cr := c.spawn("relay")
-			cr.waitReady(t, http.StatusServiceUnavailable, "copy: ", 30*time.Second)
-			cr.waitReady(t, http.StatusServiceUnavailable, "SET database_oid = 0", 30*time.Second)
+			cr.waitUnready("copy: ")
+			cr.waitUnready("SET database_oid = 0")
 			w.delivers()
 			w.delivers()
 			still()
-			testenv.Eventually(t, 10*time.Second, func() error { return ready(r, "leader") })
+			r.becomes("leader")
 			if promoted { // the copy becomes its own database
 				cr.stop()
 				d.Exec(t, "UPDATE relay_state SET database_oid = 0")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/url"
 	"strings"
 	"syscall"
@@ -65,21 +64,15 @@ func TestStatusSeesRedis(t *testing.T) {
 	must(t, w.redis.Signal(syscall.SIGSTOP))
 	check(1)
 	const down = "Redis does not take events: Redis unreachable"
-	if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "degraded: "+down) {
-		t.Errorf("with a Redis that hangs: exit %d: %s", r.code, r.out)
-	}
+	w.once("status").says(t, 0, "degraded: "+down)
 	must(t, w.redis.Kill())
 	testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 20})
 	testenv.Eventually(t, 20*time.Second, func() error {
-		if r := w.once("status"); r.code != 0 || !strings.HasPrefix(r.out, "broken: "+down) {
-			return fmt.Errorf("without Redis: exit %d: %s", r.code, r.out)
-		}
-		return nil
+		r := w.once("status")
+		return testenv.FailIf(r.code != 0 || !strings.HasPrefix(r.out, "broken: "+down), "exit %d: %s", r.code, r.out)
 	})
 	check(2)
-	if r := w.once("status", "--check", "--postgres-url=postgres://127.0.0.1:1/none"); r.code != 2 || r.errOut == "" {
-		t.Errorf("without Postgres: exit %d: %s", r.code, r.errOut)
-	}
+	w.once("status", "--check", "--postgres-url=postgres://127.0.0.1:1/none").warns(t, 2, "posthaste: ")
 }
 
 // If events are late, status names the right of the user of Redis that is missing.
@@ -110,19 +103,19 @@ func TestStatusNamesAMissingRight(t *testing.T) {
 func TestOneShotCommandsSpeakJSON(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"migrate", "--json"}, `{"applied":[]}`},
-		{[]string{"mode", "poll", "--json"}, `{"desired":"poll","mode":"standby"}`},
-		{[]string{"groups", "list", "--json"}, `[]`},
-	} {
-		r := w.once(c.args...)
-		if got := strings.Join(strings.Fields(r.out), ""); r.code != 0 || got != c.want {
-			t.Errorf("%v: exit %d: %s", c.args, r.code, got)
+	prints := func(command, want string) {
+		t.Helper()
+		r := w.once(append(strings.Fields(command), "--json")...)
+		if got := r.compact(); r.code != 0 || got != want {
+			t.Errorf("%s: exit %d: %s", command, r.code, got)
 		}
 	}
+	prints("migrate", `{"applied":[]}`)
+	prints("mode poll", `{"desired":"poll","mode":"standby"}`)
+	prints("groups list", `[]`)
+	prints("adopt --yes", `{"balances":false,"streams":[]}`)
+	w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) VALUES ('outbox.order', 'outbox.order', 1)")
+	prints("adopt --yes", `{"balances":false,"streams":["outbox.order"]}`)
 	var v struct{ Version, Go string }
 	if r := w.once("version", "--json"); json.Unmarshal([]byte(r.out), &v) != nil || v.Version == "" || v.Go == "" {
 		t.Errorf("version: %s", r.out)

@@ -106,9 +106,8 @@ func callSites(t *testing.T) (sites, functions map[string]bool) {
 			files = append(files, f)
 		}
 		info := &types.Info{Selections: map[*ast.SelectorExpr]*types.Selection{}}
-		if _, err := (&types.Config{Importer: imports}).Check("posthaste/"+dir, fset, files, info); err != nil {
-			t.Fatal(err)
-		}
+		_, err := (&types.Config{Importer: imports}).Check("posthaste/"+dir, fset, files, info)
+		must(t, err)
 		for _, f := range files {
 			for _, d := range f.Decls {
 				if fn, ok := d.(*ast.FuncDecl); ok {
@@ -409,7 +408,7 @@ func (w *stepWorld) check() {
 		return err
 	})
 	w.oracle.Check(w.t, w.load, 2*time.Minute)
-	w.waitMode("cdc", time.Minute)
+	w.waitMode("cdc")
 }
 
 // patient is the maximum number of times that a story runs for a relay that has not reached its step. Some steps occur
@@ -432,12 +431,12 @@ func (w *stepWorld) prepare(step string) (leader *child) {
 	_, _ = w.db.Pool.Exec(w.t.Context(), "UPDATE relay_state SET desired_mode = 'auto'")
 	if strings.Contains(step, " Relay.sweepAlong") || strings.Contains(step, " Relay.assist") {
 		leader = w.relay()
-		w.waitMode("cdc", time.Minute)
+		w.waitMode("cdc")
 	}
 	if resharding(step) {
 		w.spreads(w.shards)
 		before := w.relay()
-		w.waitMode("cdc", time.Minute)
+		w.waitMode("cdc")
 		before.kill()
 		if w.shards *= 2; w.shards > outbox.Partitions {
 			w.shards = 1
@@ -476,7 +475,7 @@ func (w *stepWorld) reaches(action, step string) *child {
 		// The mode in the database may be left over from the previous relay, and a relay that has not started
 		// completely would end by the signal.
 		c.started()
-		testenv.Eventually(w.t, time.Minute, func() error { return ready(c, "leader") })
+		c.becomes("leader")
 		c.waitLogged(`"to":"stream"`)
 		c.signal(syscall.SIGTERM)
 	}
@@ -783,10 +782,10 @@ func crossings(t *testing.T) map[string]bool {
 	<-w.spreading("POSTHASTE_FAILPOINT_TRACE=" + files[len(files)-1]).done
 	w.waitShards(2)
 	third := start()
-	w.waitMode("cdc", time.Minute)
+	w.waitMode("cdc")
 	w.waitCommitted(w.load, w.load.Committed()+30)
 	s.line(w.t.Context(), 5)
-	w.waitMode("cdc", time.Minute)
+	w.waitMode("cdc")
 	third.stop()
 	return testenv.Traced(t, files...)
 }

@@ -36,32 +36,24 @@ func (w *world) onTerminal(columns int, args ...string) *child {
 	return c
 }
 
-// A single Ctrl-C at a question ends the command.
-func TestQuestionsAreInterrupted(t *testing.T) {
+// A single Ctrl-C at a question ends the command. A terminal shows the result of a change, without the line for the
+// log. The entry is in the table.
+func TestOnATerminal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	p := w.onTerminal(80, "uninstall", "--tables")
 	p.waitLogged("[y/N]")
 	p.signal(syscall.SIGINT)
 	p.ends(1, "posthaste: nothing was done")
-	if testenv.Value[*string](t, w.db, "SELECT to_regclass('orders')::text") == nil {
-		t.Error("the tables are gone")
-	}
-}
-
-// A terminal shows the result of a change, without the line for the log. The entry is in the table.
-func TestChangesAreNotLoggedOnATerminal(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	p := w.onTerminal(200, "mode", "poll", "--log-level=info")
+	w.has(true, "SELECT to_regclass('orders') IS NOT NULL")
+	before := testenv.Value[int](t, w.db, "SELECT count(*) FROM posthaste_audit")
+	p = w.onTerminal(200, "mode", "poll", "--log-level=info")
 	<-p.done
 	got := p.output()
 	if strings.Contains(got, "audit") || !strings.HasSuffix(got, "desired poll, active standby\r\n") {
 		t.Errorf("printed %q", got)
 	}
-	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM posthaste_audit"); n != 2 {
-		t.Errorf("%d audit entries", n)
-	}
+	w.has(before+2, "SELECT count(*) FROM posthaste_audit")
 }
 
 // Names and texts set by others (groups, subjects, errors of handlers) must not send control sequences to the terminal
@@ -103,9 +95,8 @@ func TestTraceWithoutRedis(t *testing.T) {
 	w.db.Exec(t, `UPDATE outbox_mark SET entries = '{"outbox.order": "1-0"}' WHERE epoch > 0`)
 	w.rdURL = "redis://127.0.0.1:1"
 	r := w.once("trace", ids[0])
-	if r.code != 1 || !strings.Contains(r.out, "settled   "+ids[0]) || !strings.Contains(r.errOut, "refuses") {
-		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
-	}
+	r.says(t, 1, "settled   "+ids[0])
+	r.warns(t, 1, "refuses")
 	r = w.once("trace", "--json", ids[0])
 	var steps []ops.Step
 	if err := json.Unmarshal([]byte(r.out), &steps); err != nil || r.code != 1 || len(steps) != 2 {
@@ -153,10 +144,8 @@ func TestCommandsOnAStandby(t *testing.T) {
 	if n := w.redis.Client.Exists(t.Context(), "side").Val(); n != 0 {
 		t.Error("something was replayed")
 	}
-	if err := errors.Join(server.Stop("fast"), os.Remove(filepath.Join(server.Dir, "data", "standby.signal")),
-		server.Start(t.Context())); err != nil {
-		t.Fatal(err) // otherwise its databases could not be dropped
-	}
+	must(t, errors.Join(server.Stop("fast"), os.Remove(filepath.Join(server.Dir, "data", "standby.signal")),
+		server.Start(t.Context()))) // otherwise its databases could not be dropped
 }
 
 // A slot fills the disk whether or not the tables exist, so uninstall drops it without them. While a relay runs, it
@@ -165,37 +154,27 @@ func TestUninstallWithoutASchema(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.relayIn("cdc")
-	if r := w.once("uninstall", "--yes"); r.code != 0 || !strings.Contains(r.errOut, "a relay is running") {
-		t.Errorf("beside a relay: exit %d: %s%s", r.code, r.out, r.errOut)
-	}
+	w.once("uninstall", "--yes").warns(t, 0, "a relay is running")
 
 	w = newWorld(t)
-	w.db.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", "posthaste_"+w.db.Relay)
+	slot := "posthaste_" + w.db.Relay
+	w.db.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
 	w.db.Exec(t, "INSERT INTO posthaste_migrations (line, version) VALUES ('outbox', 99)")
 	w.once("uninstall", "--tables", "--yes").oneLine(t, 1, "newer than this binary")
 	w.db.Exec(t, "DROP SCHEMA public CASCADE")
 	r := w.once("uninstall", "--yes", "--json")
-	if got := strings.Join(strings.Fields(r.out), ""); r.code != 0 ||
-		got != `{"slot":true,"publication":true,"tables":false}` {
+	if got := r.compact(); r.code != 0 || got != `{"slot":true,"publication":true,"tables":false}` {
 		t.Errorf("exit %d: %s%s", r.code, r.out, r.errOut)
 	}
-	if n := testenv.Value[int](t, w.db, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", "posthaste_"+
-		w.db.Relay); n != 0 {
-		t.Error("the slot is still there")
-	}
-}
+	w.has(0, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", slot)
 
-func TestAdoptSpeaksJSON(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	for _, want := range []string{`{"balances":false,"streams":[]}`, `{"balances":false,"streams":["outbox.order"]}`} {
-		r := w.once("adopt", "--yes", "--json")
-		if got := strings.Join(strings.Fields(r.out), ""); r.code != 0 || got != want {
-			t.Errorf("exit %d: %s%s; want %s", r.code, r.out, r.errOut, want)
-		}
-		w.db.Exec(t, "INSERT INTO outbox_stream (stream, base, adopted_epoch) "+
-			"VALUES ('outbox.order', 'outbox.order', 1) ON CONFLICT DO NOTHING")
-	}
+	// Slot names are shared by all databases of a server. Uninstalling from one database keeps the slot of another.
+	w = newWorld(t)
+	other, slot := testenv.Postgres(t), "posthaste_"+w.db.Relay
+	other.Exec(t, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
+	defer other.Exec(t, "SELECT pg_drop_replication_slot($1)", slot)
+	w.once("uninstall", "--yes", "--tables").says(t, 0, "slot "+slot+" belongs to another database and was kept",
+		"publication posthaste is gone", "the tables are gone")
 }
 
 // The time limit applies per dead event, so many events may take longer. Ctrl-C ends the command between two of them.
@@ -232,25 +211,5 @@ func TestManyDeadEvents(t *testing.T) {
 	}
 	if slices.ContainsFunc(deadlines[1:], func(d time.Time) bool { return !d.After(deadlines[0]) }) {
 		t.Errorf("all of them share one deadline: %v", deadlines)
-	}
-}
-
-// An interrupted command reports that it was interrupted, and does not print the error of a library.
-func TestInterruptedBeforeItBegins(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.keep(10, "outbox.order")
-	tx, err := w.db.Pool.Begin(t.Context())
-	must(t, err)
-	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := tx.Exec(t.Context(), "UPDATE outbox_mark SET mode = mode"); err != nil {
-		t.Fatal(err)
-	}
-	p := w.start("replay", "--all")
-	p.waitLogged("waiting for 1 transactions")
-	p.signal(syscall.SIGINT)
-	<-p.done
-	if !strings.HasSuffix(p.output(), "\nposthaste: interrupted\n") {
-		t.Errorf("it says %q", p.output())
 	}
 }

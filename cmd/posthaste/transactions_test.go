@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"maps"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -94,15 +93,7 @@ func TestASubscriptionWritesIntoTheOutbox(t *testing.T) {
 		w.written("far")
 		source.Exec(t, `ALTER PUBLICATION far SET TABLE outbox (id, aggregate_type, aggregate_id, event_type, payload,
 			headers, created_at)`)
-		arrived := func(n int) {
-			testenv.Eventually(t, 30*time.Second, func() error {
-				if have := testenv.Value[int](t, w.db,
-					"SELECT count(*) FROM outbox WHERE aggregate_type = 'far'"); have != n {
-					return fmt.Errorf("%d rows have arrived, want %d", have, n)
-				}
-				return nil
-			})
-		}
+		arrived := func(n int) { w.waitHas(n, "SELECT count(*) FROM outbox WHERE aggregate_type = 'far'") }
 		arrived(20)
 		w.written("far")
 		write(20)
@@ -114,7 +105,7 @@ func TestASubscriptionWritesIntoTheOutbox(t *testing.T) {
 
 // The rows and marks of a database are restored, without its schema, into one that was migrated and that no relay has
 // led, on a server whose transactions have lower numbers, or higher ones. What was settled stays settled, and what was
-// not is published.
+// not is published. With the rows that a migration writes, only those are refused.
 func TestTheDataAloneIsRestored(t *testing.T) {
 	t.Parallel()
 	for _, ahead := range []bool{false, true} {
@@ -133,22 +124,27 @@ func TestTheDataAloneIsRestored(t *testing.T) {
 				r.kill()
 				w.waitCommitted(first, first.Committed()+60)
 				first.Stop()
-				data := dump(t, w.db, append([]string{"--data-only"}, withoutMigration...)...)
-				if errOut := restore(t, to, data, "-v", "ON_ERROR_STOP=1"); errOut != "" {
-					t.Fatalf("psql: %s", errOut)
+				if ahead { // as a whole
+					errOut := restore(t, to, dump(t, w.db, "--data-only"))
+					if strings.Count(errOut, "ERROR: ") != 2 || !strings.Contains(errOut, `"outbox_part_pkey"`) ||
+						!strings.Contains(errOut, `"posthaste_migrations_pkey"`) {
+						t.Errorf("psql: %s", errOut)
+					}
+				} else {
+					data := dump(t, w.db, append([]string{"--data-only"}, withoutMigration...)...)
+					if errOut := restore(t, to, data, "--single-transaction", "-v", "ON_ERROR_STOP=1"); errOut != "" {
+						t.Fatalf("psql: %s", errOut)
+					}
 				}
 
 				w.db, w.oracle.DB, w.pgURL, to.Relay = to, to, to.URL, w.db.Relay
-				second := testenv.StartLoad(t, to, testenv.LoadOptions{Total: 60, Tag: "second-"})
-				second.Wait()
-				w.spawn("relay", "--stream-maxlen=0").waitReady(t, http.StatusServiceUnavailable,
-					"foreign_stream", 30*time.Second)
+				second := w.wrote(testenv.LoadOptions{Total: 60, Tag: "second-"})
+				w.spawn("relay", "--stream-maxlen=0").waitUnready("foreign_stream")
 				w.adopt()
-				w.waitMode(mode, 30*time.Second)
-				w.oracle.Others = []*testenv.Load{first}
-				w.oracle.Check(t, second, 30*time.Second)
-				w.oracle.Others = []*testenv.Load{second}
-				w.oracle.Check(t, first, 30*time.Second)
+				w.waitMode(mode)
+				w.all(second, first)
+				w.delivers()
+				w.calm()
 			})
 		})
 	}

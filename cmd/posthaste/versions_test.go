@@ -32,12 +32,7 @@ func newFollowed(t *testing.T, synchronized bool) *replicated {
 	} {
 		w.db.Exec(t, stmt)
 	}
-	testenv.Eventually(t, 20*time.Second, func() error {
-		var active bool
-		const query = "SELECT active FROM pg_replication_slots WHERE slot_name = 'standby'"
-		err := w.db.Pool.QueryRow(t.Context(), query).Scan(&active)
-		return testenv.FailIf(err != nil || !active, "the standby does not follow, %w", err)
-	})
+	w.waitHas(true, "SELECT active FROM pg_replication_slots WHERE slot_name = 'standby'") // it follows
 	return w
 }
 
@@ -98,7 +93,7 @@ func TestVersionsFailover(t *testing.T) {
 				n := strings.Count(r.output(), `"stream opened"`)
 				return testenv.FailIf(n < streams, "%d streams were opened, want %d", n, streams)
 			})
-			w.waitMode("cdc", 20*time.Second)
+			w.waitMode("cdc")
 			load.Stop()
 			if c.synchronous {
 				w.oracle.Check(t, load, 20*time.Second)
@@ -158,11 +153,11 @@ func TestVersionsDeadStandby(t *testing.T) {
 	needFailoverSlots(t, w.db)
 	r := w.relayIn("cdc")
 	load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 100})
-	w.waitLen("outbox.order", 100, 20*time.Second)
+	w.waitLen("outbox.order", 100)
 	_, release := w.freezeStream()
 	r.waitLogged(`"reason":"stalled"`)
-	w.waitMode("poll", 20*time.Second)
-	w.waitLen("outbox.order", int64(load.Committed()), 20*time.Second) // events that waited for the stream
+	w.waitMode("poll")
+	w.waitLen("outbox.order", int64(load.Committed())) // events that waited for the stream
 	// Each attempt to advance the slot takes half a minute. Events are published during each attempt.
 	type attempt struct {
 		began, seen time.Time
@@ -197,7 +192,7 @@ func TestVersionsDeadStandby(t *testing.T) {
 		}
 	}
 	release()
-	w.waitMode("cdc", 60*time.Second)
+	w.waitMode("cdc")
 	w.ended(load)
 }
 
