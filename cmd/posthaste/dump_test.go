@@ -67,10 +67,10 @@ func restore(t *testing.T, d *testenv.Database, script []byte, options ...string
 // once, and those of commits that are gone are named.
 func TestAWholeDumpIsRestored(t *testing.T) {
 	t.Parallel()
-	for _, place := range []string{"the tables", "the database", "another server"} {
+	for place, mode := range map[string]string{"the tables": "cdc", "the database": "poll", "another server": "cdc"} {
 		t.Run(place, func(t *testing.T) {
 			t.Parallel()
-			inModes(t, func(t *testing.T, mode string) {
+			inMode(t, mode, func(t *testing.T, mode string) {
 				w := newWorld(t)
 				via := testenv.Empty(t)
 				r := w.relayIn(mode, "--stream-maxlen=0")
@@ -122,7 +122,7 @@ func TestAWholeDumpIsRestored(t *testing.T) {
 // a relay that was killed. The copy names them, because a copy is always compared.
 func TestACopyNamesWhatTheOriginalLeftUnsettled(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "cdc", func(t *testing.T, mode string) {
 		w := newWorld(t)
 		r := w.relayIn(mode)
 		settled := w.wrote(testenv.LoadOptions{Total: 60, Tag: "settled-"})

@@ -351,10 +351,10 @@ func (w *world) freezeStream() (reasons []string, release func()) {
 // not gone back in time, and no place reports that, even later.
 func TestAFreshInstallationAdopts(t *testing.T) {
 	t.Parallel()
-	for _, started := range []bool{false, true} {
+	for started, mode := range map[bool]string{false: "cdc", true: "poll"} {
 		t.Run(fmt.Sprintf("started is %t", started), func(t *testing.T) {
 			t.Parallel()
-			inModes(t, func(t *testing.T, mode string) {
+			inMode(t, mode, func(t *testing.T, mode string) {
 				redis := testenv.Redis(t)
 				first, second := worldOf(t, testenv.Postgres(t), redis), worldOf(t, testenv.Postgres(t), redis)
 				r := first.relayIn(mode)

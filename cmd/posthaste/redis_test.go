@@ -216,14 +216,14 @@ func TestOnAStrangeRedis(t *testing.T) {
 	for name, c := range map[string]struct {
 		odd link.Oddities
 		// unknown is what doctor and status report once.
-		unknown string
+		unknown, mode string
 	}{
-		"refusals":   {link.Oddities{Refuse: link.Refusals, MaxArgs: 3999, Strict: true}, "Redis refuses INFO"},
-		"identities": {link.Oddities{Identities: true, MaxArgs: 3999, Strict: true}, "another run id"},
+		"refusals":   {link.Oddities{Refuse: link.Refusals, MaxArgs: 3999, Strict: true}, "Redis refuses INFO", "cdc"},
+		"identities": {link.Oddities{Identities: true, MaxArgs: 3999, Strict: true}, "another run id", "poll"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			inModes(t, func(t *testing.T, mode string) {
+			inMode(t, c.mode, func(t *testing.T, mode string) {
 				w := newWorld(t)
 				p := testenv.Strange(t, w.redis, c.odd)
 				w.rdURL = "redis://" + p.Addr()

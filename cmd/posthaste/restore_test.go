@@ -211,18 +211,21 @@ func TestABackupOfRedisIsRestored(t *testing.T) {
 func TestAYoungerEntryHidesNoLoss(t *testing.T) {
 	t.Parallel()
 	const stream = "outbox.order"
-	for name, c := range map[string]struct{ back, gate, down bool }{
-		"deleted":                          {},
-		"put back":                         {back: true},
-		"deleted while nobody leads":       {down: true},
-		"put back while nobody leads":      {down: true, back: true},
-		"deleted with its gate":            {down: true, gate: true},
-		"put back with its gate":           {down: true, gate: true, back: true},
-		"put back with its gate, and live": {gate: true, back: true},
+	for name, c := range map[string]struct {
+		mode             string
+		back, gate, down bool
+	}{
+		"deleted":                          {mode: "cdc"},
+		"put back":                         {mode: "poll", back: true},
+		"deleted while nobody leads":       {mode: "poll", down: true},
+		"put back while nobody leads":      {mode: "cdc", down: true, back: true},
+		"deleted with its gate":            {mode: "cdc", down: true, gate: true},
+		"put back with its gate":           {mode: "poll", down: true, gate: true, back: true},
+		"put back with its gate, and live": {mode: "cdc", gate: true, back: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			inModes(t, func(t *testing.T, mode string) {
+			inMode(t, c.mode, func(t *testing.T, mode string) {
 				w, r, load := underLoad(t, mode, 400, "--stream-maxlen=0")
 				w.waitSettled(200)
 				keys := []string{stream}

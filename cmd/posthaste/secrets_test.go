@@ -86,7 +86,7 @@ func (r *rotation) cut() {
 // password is named by its setting and never shown. The processes recover without a restart, and lose nothing.
 func TestPasswordsChange(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "cdc", func(t *testing.T, mode string) {
 		r := newRotation(t)
 		relay := r.relayIn(mode)
 		api := r.spawn("serve")

@@ -116,7 +116,7 @@ func (w *world) spreads(n int, extra ...string) {
 func TestStreamsPerTypeUnderLoad(t *testing.T) {
 	t.Parallel()
 	changes := scale([]int{4, 16, 1, 2, 1}, []int{4, 1})
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "cdc", func(t *testing.T, mode string) {
 		w := newWorld(t)
 		r := w.relayIn(mode)
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 300, Types: []string{"order", "user"}})

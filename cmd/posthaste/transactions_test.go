@@ -66,7 +66,7 @@ func TestAWriterCannotNameATransaction(t *testing.T) {
 // leaves out what the server has to set. Then they are events like others.
 func TestASubscriptionWritesIntoTheOutbox(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
+	inMode(t, "cdc", func(t *testing.T, mode string) {
 		server := testenv.NewServer(t)
 		source, w := server.Database(t), worldOf(t, server.Database(t), testenv.Redis(t))
 		if testenv.Value[int](t, source, "SELECT current_setting('server_version_num')::int") < 150000 {
@@ -111,7 +111,7 @@ func TestTheDataAloneIsRestored(t *testing.T) {
 	for _, ahead := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ahead is %t", ahead), func(t *testing.T) {
 			t.Parallel()
-			inModes(t, func(t *testing.T, mode string) {
+			inMode(t, map[bool]string{false: "cdc", true: "poll"}[ahead], func(t *testing.T, mode string) {
 				w := worldOf(t, testenv.NewServer(t).Database(t), testenv.Redis(t))
 				to := testenv.NewServer(t).Database(t)
 				for _, d := range map[bool][]*testenv.Database{true: {to}, false: {w.db}}[ahead] {
