@@ -206,15 +206,6 @@ func (c *child) value(series string) float64 {
 	return v
 }
 
-// waitValue waits until a series has a value.
-func (c *child) waitValue(series string, want float64) {
-	c.t.Helper()
-	testenv.Eventually(c.t, 20*time.Second, func() error {
-		v := c.value(series)
-		return testenv.FailIf(v != want, "%s is %v, want %v", series, v, want)
-	})
-}
-
 // shows returns an error unless /metrics has, or does not have, a series that begins with prefix.
 func (c *child) shows(prefix string, want bool) error {
 	text, err := c.metrics()

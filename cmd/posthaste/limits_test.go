@@ -3,9 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -50,33 +47,21 @@ func TestLargeEventsAreBoundedByBytes(t *testing.T) {
 			w.oracle.Check(t, testenv.Bulk(t, w.db, events, 1<<20), 60*time.Second)
 			return
 		}
+		do(t, w.redis.Client, "client", "pause", 60_000, "write") // Redis takes no event
+		const inFlight = "outbox_inflight_events"
+		peak := r.peakGauge(t, inFlight)
+		load := testenv.Bulk(t, w.db, events, 1<<20)
+		testenv.Eventually(t, 20*time.Second, func() error {
+			return testenv.FailIf(r.value(inFlight) == 0, "no event is in flight")
+		})
+		wait(t, 300*time.Millisecond)
 		// An event of 1 MiB counts with about 300 additional bytes, so seven fit.
-		if n := w.bulkWhilePaused(r, events); n > 7 {
+		if n := peak(); n > 7 {
 			t.Errorf("%v events of 1 MiB in flight, the window is 8 MiB", n)
 		}
+		do(t, w.redis.Client, "client", "unpause")
+		w.oracle.Check(t, load, 60*time.Second)
 	})
-}
-
-// bulkWhilePaused writes events of 1 MiB while Redis takes none. It returns how many were in flight.
-func (w *world) bulkWhilePaused(r *child, events int) float64 {
-	w.t.Helper()
-	client := func(args ...any) {
-		w.t.Helper()
-		must(w.t, w.redis.Client.Do(w.t.Context(), append([]any{"CLIENT"}, args...)...).Err())
-	}
-	client("PAUSE", 60_000, "WRITE")
-	peak := r.peakGauge(w.t, "outbox_inflight_events")
-	load := testenv.Bulk(w.t, w.db, events, 1<<20)
-	testenv.Eventually(w.t, 20*time.Second, func() error {
-		text, err := r.metrics()
-		n, ok := sample(text, "outbox_inflight_events")
-		return testenv.FailIf(n == 0 || !ok, "no event is in flight, %w", err)
-	})
-	wait(w.t, 300*time.Millisecond)
-	n := peak()
-	client("UNPAUSE")
-	w.oracle.Check(w.t, load, 60*time.Second)
-	return n
 }
 
 // peakOf samples what read returns, until the returned function is called. That function returns the largest sample.
@@ -234,18 +219,4 @@ func TestOpenTransactionElsewhereCostsTheSlotNotTheDisk(t *testing.T) {
 	must(t, tx.Rollback(t.Context()))
 	w.waitMode("cdc")
 	w.ended(load)
-}
-
-// memory reads a line of /proc/PID/status in bytes: VmRSS, or VmHWM, its highest value so far.
-func (c *child) memory(t *testing.T, line string) int64 {
-	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.cmd.Process.Pid))
-	must(t, err)
-	_, rest, ok := strings.Cut(string(b), line+":")
-	if !ok {
-		t.Fatalf("no %s", line)
-	}
-	kb, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-	must(t, err)
-	return kb << 10
 }

@@ -214,7 +214,11 @@ func TestALaggingReplicaTakesOver(t *testing.T) {
 		w.relayIn(mode, "--stream-maxlen=0")
 		load := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 500})
 		w.waitCommitted(load, 500)
-		caughtUp(t, replica.Client)
+		testenv.Eventually(t, 20*time.Second, func() error {
+			info := replica.Client.Info(t.Context(), "replication").Val()
+			return testenv.FailIf(!strings.Contains(info, "master_link_status:up") ||
+				replica.Client.XLen(t.Context(), "outbox.order").Val() == 0, "the replica is not there: %s", info)
+		})
 		do(t, replica.Client, "replicaof", "127.0.0.1", "1") // disconnects the replica
 		w.waitSettled(replica.Client.XLen(t.Context(), "outbox.order").Val() + 200)
 		must(t, w.redis.Kill())
@@ -245,16 +249,6 @@ func TestTwoRelaysSweepOverARestartOfRedis(t *testing.T) {
 	w.waitCommitted(load, load.Committed()+300)
 	w.ended(load)
 	w.lostNothing()
-}
-
-// caughtUp waits until a replica has all writes.
-func caughtUp(tb testing.TB, client *redis.Client) {
-	tb.Helper()
-	testenv.Eventually(tb, 20*time.Second, func() error {
-		info := client.Info(tb.Context(), "replication").Val()
-		return testenv.FailIf(!strings.Contains(info, "master_link_status:up") ||
-			client.XLen(tb.Context(), "outbox.order").Val() == 0, "the replica is not there: %s", info)
-	})
 }
 
 func do(tb testing.TB, client redis.UniversalClient, args ...any) {

@@ -50,7 +50,9 @@ var clause = regexp.MustCompile(`[^:;,()]+`)
 // its place and the remedy.
 func TestMistakes(t *testing.T) {
 	t.Parallel()
-	m := newMistakes(t)
+	w := newWorld(t)
+	m := &mistakes{t: t, world: w, dir: t.TempDir(), ca: testenv.NewCA(t), stranger: testenv.NewCA(t)}
+	m.host, m.redisAt = hostOf(t, w.pgURL), w.redis.Addr()
 	for _, rows := range [][]mistake{
 		m.ofPostgres(), m.ofRights(), m.ofSchemas(), m.ofDoctor(), m.ofRedis(), m.ofRedisTLS(), m.ofSettings(),
 		m.ofFiles(), m.ofCommands(),
@@ -62,14 +64,6 @@ func TestMistakes(t *testing.T) {
 			})
 		}
 	}
-}
-
-func newMistakes(t *testing.T) *mistakes {
-	t.Helper()
-	w := newWorld(t)
-	m := &mistakes{t: t, world: w, dir: t.TempDir(), ca: testenv.NewCA(t), stranger: testenv.NewCA(t)}
-	m.host, m.redisAt = hostOf(t, w.pgURL), w.redis.Addr()
-	return m
 }
 
 // make makes a mistake and checks its line.

@@ -145,9 +145,13 @@ func TestReplayBesideALiveRelay(t *testing.T) {
 	}
 	register := registered()
 
+	ids := make([]string, len(before))
+	for i, e := range before {
+		ids[i] = e.ID
+	}
 	live := testenv.StartLoad(t, w.db, testenv.LoadOptions{Rate: 800, Types: types})
 	until := testenv.Value[time.Time](t, w.db,
-		"SELECT max(published_at) FROM outbox_history WHERE id = ANY($1::uuid[])", idsOf(before))
+		"SELECT max(published_at) FROM outbox_history WHERE id = ANY($1::uuid[])", ids)
 	p := w.start("replay", "--all", "--until="+until.Format(time.RFC3339Nano), "--rate=1500")
 	for i := range 4 {
 		w.switches(r, []string{"poll", "auto"}[i%2])
@@ -187,14 +191,6 @@ func TestReplayBesideALiveRelay(t *testing.T) {
 			t.Errorf("%s: %d replayed, want the %d that were there, in order per aggregate", typ, len(have), len(want))
 		}
 	}
-}
-
-func idsOf(entries []testenv.Entry) []string {
-	ids := make([]string, len(entries))
-	for i, e := range entries {
-		ids[i] = e.ID
-	}
-	return ids
 }
 
 // bySubject orders lines "subject id" by subject only.

@@ -215,7 +215,7 @@ func TestDatabaseThatTakesNoWritesForAWhile(t *testing.T) {
 		var h readiness
 		status, err := relay.get("/readyz", &h)
 		return testenv.FailIf(err != nil || status != http.StatusServiceUnavailable ||
-			!strings.Contains(fmt.Sprint(h.Reasons), "takes no writes"), "readyz of the relay: %d %+v, %w", status, h, err)
+			!strings.Contains(fmt.Sprint(h.Reasons), "takes no writes"), "readyz: %d %+v, %w", status, h, err)
 	})
 	api.waitUnready("read_only")
 	w.db.Exec(t, "ALTER DATABASE "+w.db.Name+" RESET default_transaction_read_only")

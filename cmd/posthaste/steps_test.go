@@ -422,7 +422,11 @@ func (w *stepWorld) crosses(action, step string) *child {
 	if leader != nil {
 		defer leader.kill()
 	}
-	return w.comes(action, step)
+	c := w.reaches(action, step)
+	if c == nil {
+		w.t.Fatalf("%s: not crossed", step)
+	}
+	return c
 }
 
 // prepare creates the conditions for a relay to reach a step: another relay may have to lead, or the streams to change.
@@ -449,17 +453,7 @@ func (w *stepWorld) prepare(step string) (leader *child) {
 	return leader
 }
 
-// comes starts a relay that must reach a step, and waits until it is killed or frozen there.
-func (w *stepWorld) comes(action, step string) *child {
-	w.t.Helper()
-	c := w.reaches(action, step)
-	if c == nil {
-		w.t.Fatalf("%s: not crossed", step)
-	}
-	return c
-}
-
-// reaches is comes for a step that may not occur. In that case it returns nil.
+// reaches is crosses for a step that may not occur, without its conditions. In that case it returns nil.
 func (w *stepWorld) reaches(action, step string) *child {
 	w.t.Helper()
 	var c *child
