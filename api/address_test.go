@@ -11,8 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/pause"
-	"posthaste/internal/testenv"
 )
 
 // Addresses that clients write into X-Forwarded-For themselves are ignored, whatever proxies there are.

@@ -15,7 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 const otherUser = "0b3c1f9e-8a57-4d0e-9d55-2f4a6b1c7e22"

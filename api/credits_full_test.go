@@ -20,7 +20,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // POST /deduct is compared with an empty gin handler that makes one FCALL of the same function. Each has its own client

@@ -14,7 +14,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/sql"
 )
 

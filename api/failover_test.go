@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // failover is a Redis with a replica behind a proxy, and the address that clients use.

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // placesAnew posts an order whose key is new to the database, and repeats it.

@@ -21,7 +21,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/sql"
 )
 

@@ -23,7 +23,7 @@ import (
 	"pgregory.net/rapid"
 
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // document validates against the OpenAPI document.

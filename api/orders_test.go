@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/sql"
 )
 

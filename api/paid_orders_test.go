@@ -16,7 +16,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 func paidJSON(user string, amount int) string {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/credits"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // relay runs the sync and the payments of a relay until the test ends. The two stop functions end them earlier.

@@ -20,7 +20,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/sql"
 )
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 func TestBodies(t *testing.T) {

@@ -33,7 +33,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 const testIssuer, testAudience = "https://issuer.example/", "posthaste"

@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // bare reads and acknowledges everything in the stream, in the plainest way.

@@ -20,7 +20,7 @@ import (
 
 	"posthaste/consumer"
 	"posthaste/consumer/inbox"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // childEnv makes the test binary a consumer process instead of a test run; its value is a childConfig.

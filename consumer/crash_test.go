@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // Consumer processes are killed under load, one after the other, and replaced: every event is printed, and nothing is

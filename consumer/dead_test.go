@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // failing fails for the ids in it.

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 func eventuallyRan(tb testing.TB, rec *record, within time.Duration, want int) {

@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // The lag is right where Redis' own is not: after a trim, after a deletion, and for a group on an already trimmed

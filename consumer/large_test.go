@@ -13,8 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/pause"
-	"posthaste/internal/testenv"
 )
 
 // addLarge adds n events with payloads of the given size, each of a subject of its own, and returns their ids.

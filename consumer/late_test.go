@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // holdRead keeps a read, which contains text, from reaching the server, and what follows it on its connection. It

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 func TestMain(m *testing.M) {

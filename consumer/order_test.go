@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // With eight workers and a handler that fails now and then, the events of each subject run one at a time and in order,

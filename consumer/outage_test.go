@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // database is what a handler needs: while it is down, all events fail, with ordinary errors. Bad events always fail.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // Each level reports success only after its wait, and the reply names the level.

@@ -16,8 +16,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/redisurl"
-	"posthaste/internal/testenv"
 )
 
 // pair is a primary with a replica behind a link that can be cut. Its clients connect to the current primary.

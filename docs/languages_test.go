@@ -17,7 +17,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // TestOtherLanguages runs the programs of docs/other-languages.md against real servers. The page's blocks in their

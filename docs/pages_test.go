@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // TestMain goes to the root of the repository, which all names are relative to.

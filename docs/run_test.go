@@ -20,8 +20,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/local"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/testenv"
 )
 
 // notRun begins the comment above a block of commands that no test runs. The reason follows.

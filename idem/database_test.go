@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // database is in an incarnation; seen is the one that it was last seen in.

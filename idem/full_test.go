@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 func TestFullMemoryPerKey(t *testing.T) { memoryPerKey(t, 1_000_000) }

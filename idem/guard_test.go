@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 var result = Record{Status: 201, Ref: "0192d3a0-0000-7000-8000-000000000000", Payload: "x1"}

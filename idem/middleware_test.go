@@ -16,7 +16,7 @@ import (
 
 	"posthaste/idem"
 	"posthaste/idem/ginidem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // stacks are the two middlewares over one handler.

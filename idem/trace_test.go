@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // play is a random order of what three attempts at one operation do on a real server, one step at a time: a script is

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 )
 

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 	"posthaste/outboxtest"
 )

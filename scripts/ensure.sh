@@ -8,7 +8,7 @@
 set -euo pipefail
 
 postgres_found() {
-	# The same places where the demo and the tests look (internal/local).
+	# The same places where the demo and the tests look (internal/lab/local).
 	local dir
 	for dir in "${POSTHASTE_PG_BIN:-}" "${POSTHASTE_TEST_PG_BIN:-}" "$(pg_config --bindir 2>/dev/null || true)" \
 		/usr/lib/postgresql/*/bin "$(dirname "$(command -v postgres || echo /none)")"; do

@@ -14,7 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
 )

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
 )

@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/redisurl"
-	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
 	"posthaste/sink/sinktest"

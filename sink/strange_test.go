@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/link"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/link"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
 )

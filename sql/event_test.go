@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgerrcode"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/sql"
 )
 

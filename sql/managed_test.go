@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"testing"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 	"posthaste/sql"
 )

@@ -17,7 +17,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/sql"
 )
 
@@ -32,7 +32,7 @@ func allStatements(t *testing.T) []statement {
 	root := os.DirFS("..")
 	err := fs.WalkDir(root, ".", func(path string, e fs.DirEntry, err error) error {
 		skipped := []string{
-			"bin", "lab", "examples", "grafana", "internal/testenv", "internal/demo",
+			"bin", "lab", "examples", "grafana", "internal/lab/testenv", "internal/demo",
 			"internal/bench", "scripts/postgres", "sql/testdata",
 		}
 		switch {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 	"posthaste/sql"
 )

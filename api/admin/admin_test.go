@@ -19,8 +19,8 @@ import (
 
 	"posthaste/api/admin"
 	"posthaste/cdc"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/ops"
-	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/relay"
 	"posthaste/sql"

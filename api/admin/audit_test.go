@@ -16,7 +16,7 @@ import (
 	"posthaste/api/admin"
 	"posthaste/api/admin/console"
 	"posthaste/internal/audit"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/sink"
 )
 

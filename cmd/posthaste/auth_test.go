@@ -19,7 +19,7 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/google/uuid"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // A running process accepts a key printed by keygen after SIGHUP. The signal does not end the process.

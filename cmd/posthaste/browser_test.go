@@ -17,7 +17,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 )
 

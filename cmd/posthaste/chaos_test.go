@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // TestChaos applies the faults of the other tests to two relays, Redis and Postgres in random order, under load with

@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/local"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/testenv"
 )
 
 func TestCommands(t *testing.T) {

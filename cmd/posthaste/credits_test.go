@@ -14,7 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/credits"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // Credits in the whole program: three APIs, a relay that is killed in between, events in the stream, and the

@@ -18,7 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // hook is a receiver of webhooks. It answers with the status that answer returns for an event's id.

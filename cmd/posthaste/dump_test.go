@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/local"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/testenv"
 )
 
 // postgresProgram returns a command for a program of Postgres that connects to d. It removes the parameters of d's URL

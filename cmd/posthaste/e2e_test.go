@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // The test binary is also the program: with POSTHASTE_TEST_MAIN set, it runs main. Crash tests start and kill it that

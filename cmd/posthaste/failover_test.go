@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 func TestRelayKilledUnderLoad(t *testing.T) {

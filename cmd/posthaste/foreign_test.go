@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // adopt runs posthaste adopt.

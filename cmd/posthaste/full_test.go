@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/pause"
-	"posthaste/internal/testenv"
 )
 
 // These tests limit memory and time. They run one after the other, on an otherwise idle machine, without the race

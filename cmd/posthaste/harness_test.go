@@ -22,8 +22,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/pause"
-	"posthaste/internal/testenv"
 )
 
 // result is the output and exit code of a command that has ended.

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // fix changes a table that the relay is using. The two can deadlock, so it may need several attempts.

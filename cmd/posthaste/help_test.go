@@ -10,7 +10,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"posthaste/internal/app"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // A command's help explains its own flags and the settings that it uses. All other settings would fill pages.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // refusals are the functions that a managed server may refuse, and a text of why cdc does not work then; "" where it

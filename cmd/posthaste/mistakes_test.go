@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/local"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/testenv"
 )
 
 // mistake is a command that fails because of one mistake of its user.

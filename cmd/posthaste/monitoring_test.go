@@ -21,9 +21,9 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/pause"
-	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sql"
 )

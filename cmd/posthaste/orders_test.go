@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/pause"
-	"posthaste/internal/testenv"
 )
 
 // placed is a response to POST /orders.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // The API and the commands work through PgBouncer in transaction mode, as it comes.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/prove"
-	"posthaste/internal/testenv"
 )
 
 // campaign runs a campaign in a process.

@@ -12,10 +12,10 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/link"
-	"posthaste/internal/local"
+	"posthaste/internal/lab/link"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/redisurl"
-	"posthaste/internal/testenv"
 )
 
 // worldAt returns a world with the Redis at a URL.

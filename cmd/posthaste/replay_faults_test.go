@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // waitLen waits until a stream has at least n entries.

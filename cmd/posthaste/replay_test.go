@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // keep writes n events of 20 aggregates to the log, as if they had been published to a stream an hour ago. It returns

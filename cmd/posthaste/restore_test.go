@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // Each of these tests is for a case in which an earlier version lost events in a restoration, or published them twice.

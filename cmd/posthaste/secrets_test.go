@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // Every command warns in its log about a secret on the command line, without showing the secret.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // fillWAL writes 20 MB of WAL that is no transaction's.

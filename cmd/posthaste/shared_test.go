@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 const sharedOn = "--shared-streams=on"

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // replicated is a world whose Postgres has a standby.

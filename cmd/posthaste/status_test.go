@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // A watched status continues when Postgres goes down and comes back. It reports both, and ends in order.

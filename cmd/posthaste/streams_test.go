@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // Streams are listed with their groups, also those that have no entries any more.

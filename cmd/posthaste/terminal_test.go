@@ -19,9 +19,9 @@ import (
 
 	"posthaste/internal/audit"
 	"posthaste/internal/cli"
+	"posthaste/internal/lab/testenv"
+	"posthaste/internal/lab/testenv/commandline"
 	"posthaste/internal/ops"
-	"posthaste/internal/testenv"
-	"posthaste/internal/testenv/commandline"
 )
 
 // onTerminal starts a command on a terminal.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // healthcheck queries a process behind TLS, and behind TLS with client certificates, with the settings of that process.

@@ -11,8 +11,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/redisurl"
-	"posthaste/internal/testenv"
 )
 
 // clustered is a world whose Redis is a cluster of three masters, each with a stream.

@@ -22,8 +22,8 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
-	"posthaste/internal/local"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/testenv"
 )
 
 // span is one span as received by a collector.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // written checks that every row of the type is in its stream once, and that the backlog becomes empty.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // These tests need servers of several versions: make test-versions.

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"posthaste/consumer/inbox"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 var must = testenv.Must

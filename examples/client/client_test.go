@@ -16,7 +16,7 @@ import (
 
 	"posthaste/api"
 	"posthaste/idem"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/sql"
 )
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"posthaste/examples/emit"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }

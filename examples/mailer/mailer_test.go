@@ -14,7 +14,7 @@ import (
 
 	"posthaste/consumer"
 	"posthaste/examples/mailer"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 func TestMain(m *testing.M) {

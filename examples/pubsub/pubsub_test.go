@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"posthaste/examples/pubsub"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 func TestMain(m *testing.M) {

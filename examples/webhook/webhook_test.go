@@ -17,7 +17,7 @@ import (
 	"posthaste/consumer"
 	"posthaste/examples/webhook"
 	"posthaste/internal/deliver"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 var must = testenv.Must

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"posthaste/internal/app"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/redisurl"
-	"posthaste/internal/testenv"
 )
 
 // secretFile writes a file and returns its path.

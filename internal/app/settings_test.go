@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"posthaste/internal/app"
-	"posthaste/internal/testenv"
-	"posthaste/internal/testenv/commandline"
+	"posthaste/internal/lab/testenv"
+	"posthaste/internal/lab/testenv/commandline"
 	"posthaste/relay"
 )
 

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"posthaste/internal/app"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 // adminTLS is a configuration with a certificate of the admin listener, and with a CA of its clients.

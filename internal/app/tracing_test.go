@@ -12,7 +12,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 )
 

@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/internal/cli"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 func TestCheckHolds(t *testing.T) {

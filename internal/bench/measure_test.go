@@ -17,10 +17,10 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
-	"posthaste/internal/local/natslog"
+	"posthaste/internal/lab/local/natslog"
+	"posthaste/internal/lab/testenv"
+	"posthaste/internal/lab/testenv/commandline"
 	"posthaste/internal/secretfile"
-	"posthaste/internal/testenv"
-	"posthaste/internal/testenv/commandline"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }

@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/cli"
-	"posthaste/internal/local/natslog"
+	"posthaste/internal/lab/local/natslog"
 	"posthaste/internal/pause"
 	"posthaste/sink/jetstream"
 )

@@ -23,7 +23,7 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"

@@ -18,7 +18,7 @@ import (
 
 	"posthaste/cdc"
 	"posthaste/internal/app"
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 	"posthaste/internal/pause"
 	"posthaste/internal/redisurl"
 	"posthaste/outbox"

@@ -17,8 +17,8 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
-	"posthaste/internal/local"
-	"posthaste/internal/local/natslog"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/local/natslog"
 	"posthaste/internal/redisurl"
 	"posthaste/sql"
 )

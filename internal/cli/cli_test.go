@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"posthaste/internal/cli"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/ops"
-	"posthaste/internal/testenv"
 	"posthaste/outbox"
 )
 

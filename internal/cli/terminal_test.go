@@ -6,7 +6,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 var must = testenv.Must

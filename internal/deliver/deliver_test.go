@@ -29,7 +29,7 @@ import (
 
 	"posthaste/consumer"
 	"posthaste/internal/deliver"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/tlsfile"
 )
 

@@ -17,8 +17,8 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
 	"posthaste/internal/demo"
-	"posthaste/internal/testenv"
-	"posthaste/internal/testenv/commandline"
+	"posthaste/internal/lab/testenv"
+	"posthaste/internal/lab/testenv/commandline"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }

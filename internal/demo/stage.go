@@ -18,7 +18,7 @@ import (
 
 	"posthaste/consumer"
 	"posthaste/internal/app"
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"

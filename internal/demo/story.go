@@ -12,7 +12,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"

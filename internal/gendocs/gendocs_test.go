@@ -8,7 +8,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"posthaste/internal/testenv/commandline"
+	"posthaste/internal/lab/testenv/commandline"
 )
 
 // model is a small program.

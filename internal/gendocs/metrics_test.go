@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"posthaste/internal/testenv"
-	"posthaste/internal/testenv/commandline"
+	"posthaste/internal/lab/testenv"
+	"posthaste/internal/lab/testenv/commandline"
 )
 
 // contractMetrics are the names that must not change.

@@ -21,8 +21,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"posthaste/internal/failpoint"
-	"posthaste/internal/local"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 )
 

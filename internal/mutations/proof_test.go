@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 )
 
 const listBegin, listEnd = "<!-- safeguards: internal/mutations -->\n", "<!-- end of safeguards -->\n"

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/ops"
-	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
 

@@ -9,8 +9,8 @@ import (
 	"github.com/google/uuid"
 
 	"posthaste/cdc"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/ops"
-	"posthaste/internal/testenv"
 	"posthaste/outbox"
 	"posthaste/sink"
 )

@@ -10,8 +10,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/ops"
-	"posthaste/internal/testenv"
 )
 
 // Settled and unsettled events are traced, whatever their age.

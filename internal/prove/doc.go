@@ -7,8 +7,8 @@
 //     each process;
 //   - process: relays, APIs and consumers, which are child processes of the same binary, so that SIGKILL and SIGSTOP
 //     are real;
-//   - internal/oracle: the events that the writers committed or rolled back, and those whose outcome is unknown. It is
-//     kept outside the system under test, one byte for each event;
+//   - internal/lab/oracle: the events that the writers committed or rolled back, and those whose outcome is unknown. It
+//     is kept outside the system under test, one byte for each event;
 //   - writers, shop, effects: the load. Writers commit events, clients place orders and spend credits, and consumers
 //     store effects;
 //   - fault, faults, faults_*: the table of faults, alone and in pairs. The plan chooses them from a seed;

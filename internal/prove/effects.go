@@ -14,7 +14,7 @@ import (
 	"posthaste/consumer"
 	"posthaste/consumer/inbox"
 	"posthaste/internal/app"
-	"posthaste/internal/local/natslog"
+	"posthaste/internal/lab/local/natslog"
 	"posthaste/internal/pause"
 	"posthaste/sql"
 )

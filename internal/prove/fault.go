@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"posthaste/internal/cli"
-	"posthaste/internal/oracle"
+	"posthaste/internal/lab/oracle"
 	"posthaste/outbox"
 )
 

@@ -3,8 +3,8 @@ package prove
 import (
 	"github.com/nats-io/nats.go"
 
-	"posthaste/internal/link"
-	"posthaste/internal/local"
+	"posthaste/internal/lab/link"
+	"posthaste/internal/lab/local"
 )
 
 // faults are all faults, in the order in which they are listed: the name, what is done, the class, the part that the

@@ -14,8 +14,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"posthaste/internal/link"
-	"posthaste/internal/local"
+	"posthaste/internal/lab/link"
+	"posthaste/internal/lab/local"
 	"posthaste/internal/pause"
 	"posthaste/sql"
 )

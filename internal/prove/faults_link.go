@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"posthaste/internal/link"
-	"posthaste/internal/oracle"
+	"posthaste/internal/lab/link"
+	"posthaste/internal/lab/oracle"
 )
 
 // chooseLink chooses a link: a relay's in half of the cases, the writers' in a quarter.

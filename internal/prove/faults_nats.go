@@ -6,7 +6,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"posthaste/internal/local/natslog"
+	"posthaste/internal/lab/local/natslog"
 	"posthaste/sink/jetstream"
 )
 

@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"posthaste/internal/oracle"
+	"posthaste/internal/lab/oracle"
 	"posthaste/internal/pause"
 )
 

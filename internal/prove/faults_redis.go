@@ -11,8 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/consumer"
-	"posthaste/internal/link"
-	"posthaste/internal/local"
+	"posthaste/internal/lab/link"
+	"posthaste/internal/lab/local"
 	"posthaste/internal/pause"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/oracle"
+	"posthaste/internal/lab/oracle"
 )
 
 // orders records the orders: the answers to clients, and the events in the stream. It is the book of the stream of

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 )
 
 // process is a child: this binary, run with a command. It keeps its addresses and its log across restarts.

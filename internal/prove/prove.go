@@ -17,8 +17,8 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
+	"posthaste/internal/lab/oracle"
 	"posthaste/internal/ops"
-	"posthaste/internal/oracle"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"

@@ -17,8 +17,8 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
-	"posthaste/internal/oracle"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/oracle"
+	"posthaste/internal/lab/testenv"
 )
 
 const (

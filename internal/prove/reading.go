@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/oracle"
+	"posthaste/internal/lab/oracle"
 	"posthaste/internal/pause"
 )
 

@@ -19,9 +19,9 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"posthaste/internal/cli"
-	"posthaste/internal/local"
-	"posthaste/internal/local/natslog"
-	"posthaste/internal/oracle"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/local/natslog"
+	"posthaste/internal/lab/oracle"
 	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/sql"

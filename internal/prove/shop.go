@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/local"
-	"posthaste/internal/oracle"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/oracle"
 	"posthaste/internal/pause"
 )
 

@@ -16,9 +16,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/app"
-	"posthaste/internal/link"
-	"posthaste/internal/local"
-	"posthaste/internal/local/natslog"
+	"posthaste/internal/lab/link"
+	"posthaste/internal/lab/local"
+	"posthaste/internal/lab/local/natslog"
 	"posthaste/sql"
 )
 

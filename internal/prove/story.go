@@ -12,8 +12,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"posthaste/internal/lab/oracle"
 	"posthaste/internal/ops"
-	"posthaste/internal/oracle"
 )
 
 const (

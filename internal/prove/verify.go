@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/credits"
-	"posthaste/internal/oracle"
+	"posthaste/internal/lab/oracle"
 )
 
 // verifyWithin bounds the verification as a whole. Single steps that wait for the system have shorter limits.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"posthaste/internal/oracle"
+	"posthaste/internal/lab/oracle"
 	"posthaste/internal/pause"
 )
 

@@ -11,8 +11,8 @@ import (
 
 	"posthaste/internal/app"
 	"posthaste/internal/cli"
-	"posthaste/internal/testenv"
-	"posthaste/internal/testenv/commandline"
+	"posthaste/internal/lab/testenv"
+	"posthaste/internal/lab/testenv/commandline"
 	"posthaste/sink"
 	"posthaste/sql"
 )

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/socket"
-	"posthaste/internal/testenv"
 )
 
 // pair returns a connection of this package, and the other end.

@@ -29,7 +29,7 @@ import (
 	"posthaste/internal/app"
 	"posthaste/internal/bench"
 	"posthaste/internal/cli"
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 )
 
 // quiet is a log for go-redis, which would say that a server that starts does not answer yet.

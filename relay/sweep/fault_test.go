@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 	"posthaste/relay/sweep"
 )

@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"posthaste/internal/link"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/link"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 	"posthaste/relay/stream"
 	"posthaste/relay/sweep"

@@ -16,8 +16,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
-	"posthaste/internal/local/natslog"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/local/natslog"
+	"posthaste/internal/lab/testenv"
 	"posthaste/outbox"
 	"posthaste/relay/stream"
 	"posthaste/sink/jetstream"

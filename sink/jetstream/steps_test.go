@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/testenv"
 	"posthaste/sink/jetstream"
 )
 

@@ -14,8 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/api/admin/console"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/ops"
-	"posthaste/internal/testenv"
 	"posthaste/sql"
 )
 

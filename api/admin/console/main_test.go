@@ -15,8 +15,8 @@ import (
 	"posthaste/api/admin"
 	"posthaste/api/admin/console"
 	"posthaste/cdc"
+	"posthaste/internal/lab/testenv"
 	"posthaste/internal/ops"
-	"posthaste/internal/testenv"
 	"posthaste/sink"
 	"posthaste/sql"
 )

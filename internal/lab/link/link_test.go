@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/link"
+	"posthaste/internal/lab/link"
 )
 
 // echo is a server that repeats each line, prefixed with its name.

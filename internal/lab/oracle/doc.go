@@ -2,5 +2,5 @@
 //
 // A Truth has the outcome of each event that a Job has written. A Pass compares the entries of the streams with it:
 // lost, duplicated, phantom, reordered and corrupted events. Campaigns (internal/prove) and system tests
-// (internal/testenv) have it in common. The tests of internal/prove cover it.
+// (internal/lab/testenv) have it in common. The tests of internal/prove cover it.
 package oracle

@@ -3,7 +3,7 @@ package testenv
 import (
 	"testing"
 
-	"posthaste/internal/link"
+	"posthaste/internal/lab/link"
 )
 
 // Link and Trouble are a proxy that simulates network faults, and its faults.

@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"posthaste/internal/oracle"
+	"posthaste/internal/lab/oracle"
 	"posthaste/outbox"
 )
 

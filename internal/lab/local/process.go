@@ -1,5 +1,5 @@
 // Package local runs Postgres, Redis and NATS servers as child processes: for the demo, and for tests through
-// internal/testenv. A server has its data in a directory of the caller's, listens on a free loopback port, and ends
+// internal/lab/testenv. A server has its data in a directory of the caller's, listens on a free loopback port, and ends
 // with this process: on Linux however the process ends, elsewhere only if it stops in order.
 package local
 

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 	"posthaste/sql"
 )
 

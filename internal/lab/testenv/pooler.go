@@ -14,7 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 )
 
 // PgBouncer starts a PgBouncer in front of the server of dsn, with a pool mode, and returns dsn through it. Settings

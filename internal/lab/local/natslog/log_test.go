@@ -8,8 +8,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/local/natslog"
-	"posthaste/internal/testenv"
+	"posthaste/internal/lab/local/natslog"
+	"posthaste/internal/lab/testenv"
 	"posthaste/sink/jetstream"
 )
 

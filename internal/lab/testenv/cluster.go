@@ -13,8 +13,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/link"
-	"posthaste/internal/local"
+	"posthaste/internal/lab/link"
+	"posthaste/internal/lab/local"
 )
 
 // RedisCluster is a Redis Cluster of one test. Its nodes are numbered as in Nodes, the original masters first.

@@ -41,7 +41,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 	"posthaste/sql"
 )
 

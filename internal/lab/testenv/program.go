@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 )
 
 // building is held while a program is built.

@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"posthaste/internal/local"
+	"posthaste/internal/lab/local"
 )
 
 // Trouble is the faults of a link. The zero value has none.
