@@ -164,7 +164,7 @@ func TestTwoUsersWithOneID(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	a := w.funded(10)
-	b := beside(a)
+	b := neighbour(a)
 	w.must(newOp(b, Add, 20), OK)
 	op := newOp(a, Deduct, 1)
 	w.must(op, OK)

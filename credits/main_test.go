@@ -209,8 +209,8 @@ func (w *world) closedFor(b *Bank, user uuid.UUID) {
 	})
 }
 
-// beside returns another user in the same bucket.
-func beside(user uuid.UUID) uuid.UUID {
+// neighbour returns a second user of the same bucket.
+func neighbour(user uuid.UUID) uuid.UUID {
 	for {
 		if other := uuid.New(); Bucket(other) == Bucket(user) {
 			return other

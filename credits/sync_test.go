@@ -153,7 +153,7 @@ func TestContradictionsFreezeOneUser(t *testing.T) {
 			for _, amount := range []int64{10, 20, 30} {
 				w.must(newOp(user, Deduct, amount), OK)
 			}
-			other := beside(user)
+			other := neighbour(user)
 			w.must(newOp(other, Add, 5), OK)
 			w.tamper(user, func(e entries) entries { return append(c.edit(e[:3]), e[3]) })
 			w.inStep(other, 5)

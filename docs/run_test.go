@@ -112,7 +112,7 @@ func TestDocsRun(t *testing.T) {
 	}
 }
 
-// guide is the environment of a page: the servers and processes of a reader who follows it.
+// guide is the environment of a page: its servers and processes.
 type guide struct {
 	t     *testing.T
 	dir   string // looks like the repository, with bin/posthaste

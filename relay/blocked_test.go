@@ -78,7 +78,7 @@ func TestOthersGoOnBesideAStreamThatStandsStill(t *testing.T) {
 		}
 		r.publishes("outbox.user", 1+17)
 		// Events of a transaction that also has late events are unsettled as well.
-		r.owes(15)
+		r.hasUnsettled(15)
 		// And what is behind that in its stream stays in the gate; the first of all may be in one batch with it.
 		if n, _ := r.s.window.inflight(); n != 15+11 && n != 15+12 {
 			t.Errorf("the window holds %d events, want 15 that are owed, and 11 or 12 that are remembered", n)
@@ -142,7 +142,7 @@ func TestOthersGoOnBesideANewStreamThatStandsStill(t *testing.T) {
 				}
 				pass(publishTimeout + 3*time.Second)
 				r.publishes("outbox.user", 1+6)
-				r.owes(9)
+				r.hasUnsettled(9)
 				r.i.complains("streams: publishing to outbox.fresh is blocked")
 				back()
 				pass(10 * time.Second)
@@ -186,7 +186,7 @@ func TestOthersAreSettledBesideAStreamThatCannotBeConfirmed(t *testing.T) {
 			r.s.chunks <- chunk(r.both("user")...)
 			pass(4 * time.Second)
 		}
-		r.owes(1)
+		r.hasUnsettled(1)
 		r.away(false, "outbox.order")
 		pass(8 * time.Second)
 		if n, _ := r.s.window.inflight(); r.owedRows() != 0 || n != 0 || len(r.s.settler.tracker.portions) > 0 {
@@ -206,12 +206,12 @@ func TestOthersAreSettledBesideAServerThatHangs(t *testing.T) {
 		pass(100 * time.Millisecond) // published, and not yet confirmed
 		thaw := r.freeze("outbox.order")
 		pass(publishTimeout + probeWait + 2*time.Second)
-		r.owes(1)
+		r.hasUnsettled(1)
 		asked := r.count("Sink.Confirm")
 		for range 30 {
 			r.s.chunks <- chunk(r.both("user")...)
 			pass(2 * time.Second)
-			r.owes(1)
+			r.hasUnsettled(1)
 		}
 		if n := r.count("Sink.Confirm") - asked; n < 30 || n > 70 {
 			t.Errorf("confirmed %d times in a minute", n)
@@ -291,7 +291,7 @@ func TestTheWindowBoundsWhatAGateRemembers(t *testing.T) {
 		r.away(false, "outbox.order")
 		pass(60 * time.Second)
 		r.publishes("outbox.user", 102)
-		r.owes(0)
+		r.hasUnsettled(0)
 	})
 }
 

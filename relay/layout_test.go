@@ -142,7 +142,7 @@ func TestAnAdoptionAwaitsTheLayout(t *testing.T) {
 		})
 		elapse(5 * time.Minute)
 		w.arrives(row, false)
-		w.owes(1)
+		w.hasUnsettled(1)
 		w.do(func() { w.pg.unawaited = false })
 		w.ends(outbox.ModePoll)
 	})

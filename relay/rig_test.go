@@ -240,18 +240,18 @@ func (w *world) publishes(stream string, want int) {
 	}
 }
 
-// owes checks how many rows are unsettled.
-func (w *world) owes(want int) {
+// hasUnsettled checks the number of unsettled rows.
+func (w *world) hasUnsettled(want int) {
 	w.t.Helper()
 	if n := w.owedRows(); n != want {
 		w.t.Errorf("%d rows are owed, want %d", n, want)
 	}
 }
 
-// settlesTo checks that everything is settled, and that the slot is told so.
+// settlesTo checks that everything is settled, and that the slot has that position.
 func (r *rig) settlesTo(end outbox.LSN) {
 	r.t.Helper()
-	if r.owes(0); r.i.settled != end {
+	if r.hasUnsettled(0); r.i.settled != end {
 		r.t.Errorf("the slot is told %v, want %v", r.i.settled, end)
 	}
 }

@@ -227,7 +227,7 @@ func TestADeletedRowIsNoEvidence(t *testing.T) {
 		r.do(func() { r.pg.remove(table[0]) })
 		r.stream(rows[:2]...)
 		pass(5 * time.Second)
-		r.owes(2)
+		r.hasUnsettled(2)
 		r.s.chunks <- chunk(rows[2])
 		pass(3 * time.Second)
 		r.settlesTo(rows[2].End)
@@ -316,7 +316,7 @@ func TestWhatWasSettledLongAgo(t *testing.T) {
 		r.s.chunks <- chunk(r.commit("done")...)
 		pass(3 * time.Second)
 		r.publishes("outbox.order", 2)
-		r.owes(0)
+		r.hasUnsettled(0)
 	})
 }
 
@@ -455,7 +455,7 @@ func TestLooksThatTakeLongAreRare(t *testing.T) {
 		r.s.settler.store = &slowStore{r.s.settler.store, 2 * time.Second}
 		r.stream(r.transactions(40)...)
 		pass(60 * time.Second)
-		r.owes(0)
+		r.hasUnsettled(0)
 	})
 }
 

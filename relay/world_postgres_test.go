@@ -169,7 +169,7 @@ func (w *world) begin(events ...string) *transaction {
 	return tx
 }
 
-// writes is a transaction whose commit nobody sees yet.
+// writes is a transaction whose commit is not visible yet.
 func (w *world) writes(events ...string) *transaction {
 	tx := w.begin(events...)
 	tx.write()

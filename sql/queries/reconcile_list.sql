@@ -2,8 +2,8 @@
 -- has gone back, whether a repair has begun to publish and how much it has published, the consumer groups if the stream
 -- has lost something, the newest mark, the mark after which settled events may be missing (NULL if none may be), and a
 -- time that no missing event was published before (NULL if that is not known), except those that were created earlier.
--- $1: nothing settled longer before the note is missing. $2: whether anything is to be restored. Events of a stream
--- from before an operator dropped it are not restored.
+-- $1: nothing settled longer before the note is missing. $2: whether to restore. Events of a stream from before an
+-- operator dropped it are not restored.
 --
 -- Missing events are those of the first mark with a newer entry than the stream has. Events that an earlier comparison
 -- has restored have newer entries than their marks. If these are lost, the next one begins at the same mark, but not

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Equal reports a value that is not the wanted one. The test goes on.
+// Equal reports a value that is not the wanted one. It does not end the test.
 func Equal[T comparable](tb testing.TB, what string, got, want T) {
 	tb.Helper()
 	if got != want {
@@ -17,7 +17,7 @@ func Equal[T comparable](tb testing.TB, what string, got, want T) {
 	}
 }
 
-// ErrorIs reports an error that is not the wanted one. The test goes on.
+// ErrorIs reports an error that is not the wanted one. It does not end the test.
 func ErrorIs(tb testing.TB, what string, err, want error) {
 	tb.Helper()
 	if !errors.Is(err, want) {
@@ -25,7 +25,7 @@ func ErrorIs(tb testing.TB, what string, err, want error) {
 	}
 }
 
-// Contains reports a text in which a part is missing. The test goes on.
+// Contains reports a text in which a part is missing. It does not end the test.
 func Contains(tb testing.TB, what, text string, parts ...string) {
 	tb.Helper()
 	for _, part := range parts {
@@ -44,7 +44,7 @@ func Becomes[T comparable](tb testing.TB, what string, want T, get func() T) {
 	})
 }
 
-// ErrorSays reports an error without a part of the text, or that there is none. The test goes on.
+// ErrorSays reports an error that lacks a part of the text, and a missing error. It does not end the test.
 func ErrorSays(tb testing.TB, what string, err error, parts ...string) {
 	tb.Helper()
 	if err == nil {
