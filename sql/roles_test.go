@@ -195,8 +195,8 @@ func testOwner(t *testing.T, c *pgx.Conn) {
 	}
 }
 
-// forNobody are refused to every role except the owner: to switch off the triggers of the audit trail, to create objects
-// in the schema, and to change the order of events.
+// forNobody are refused to every role except the owner: to switch off the triggers of the audit trail, to create
+// objects in the schema, and to change the order of events.
 var forNobody = []string{
 	"ALTER TABLE posthaste_audit DISABLE TRIGGER ALL", "CREATE TABLE public.mine ()", "DROP PUBLICATION posthaste",
 	"CREATE FUNCTION public.hashtextextended(text, integer) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
