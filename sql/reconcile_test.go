@@ -99,6 +99,10 @@ func TestRepairs(t *testing.T) {
 	}
 	wantMissing(t, s, nothing)
 
+	o = adopt(last(3))
+	if r := repairs(time.Hour, 2)[0]; len(r.IDs) != 1 {
+		t.Errorf("an adoption that notes the same: notes %v, want one", r.IDs)
+	}
 	// Another relay has adopted since; its list has the same repair and more.
 	stranger := o
 	o = adopt(last(4))

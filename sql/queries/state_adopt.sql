@@ -27,11 +27,19 @@ WITH was AS MATERIALIZED (
     WHERE r.name = $1 AND r.epoch = $2
     RETURNING r.timeline
 ), noted AS (
+    -- A note that waits for its repair covers a later one of the same: a stream may be adopted, and not be repaired,
+    -- again and again.
     INSERT INTO outbox_reconcile (stream, after_entry, since, recall, back, missing, told)
-    SELECT s.stream, s.after_entry, clock_timestamp() - s.age::float8 * interval '1 ms' - interval '5 min', s.recall,
-        s.back, s.missing, s.told
+    SELECT s.stream, s.after_entry, t.since, s.recall, s.back, s.missing, s.told
     FROM adopted, pg_catalog.jsonb_to_recordset($7::jsonb) AS s(
         stream text, after_entry text, age bigint, recall boolean, back boolean, missing bigint, told boolean)
+    CROSS JOIN LATERAL (
+        SELECT clock_timestamp() - s.age::float8 * interval '1 ms' - interval '5 min' AS since) t
+    WHERE NOT EXISTS (
+        SELECT FROM outbox_reconcile r
+        WHERE r.done_at IS NULL AND r.stream = s.stream AND r.after_entry IS NOT DISTINCT FROM s.after_entry
+          AND (r.since IS NULL OR r.since < t.since + interval '1 s') AND r.recall >= s.recall AND r.back >= s.back
+          AND r.missing IS NOT DISTINCT FROM s.missing)
 ), back AS (
     -- A negative timeline may only mean that the server was restarted: see outbox_timeline.
     SELECT $8 OR was.timeline = 0 OR least(was.timeline, adopted.timeline) > 0 AS noticed
