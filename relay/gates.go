@@ -28,6 +28,8 @@ type gates struct {
 	adopted map[string]string // by name, the base of each
 	// taken are the streams that would have the name of another type's.
 	taken map[string]*outbox.TakenError
+	// unconfirmed are the streams whose repair failed, until confirm finds that they are durable.
+	unconfirmed map[string]error
 	// fresh is called, before the first publish, for a stream that the adoption did not know.
 	fresh func(ctx context.Context) error
 }
@@ -35,7 +37,7 @@ type gates struct {
 func newGates(o outbox.Owner, layout outbox.Layout, sink stream.Sink, store KnownStreams) *gates {
 	return &gates{
 		owner: o, layout: layout, sink: sink, store: store, adopted: map[string]string{},
-		taken: map[string]*outbox.TakenError{},
+		taken: map[string]*outbox.TakenError{}, unconfirmed: map[string]error{},
 	}
 }
 
@@ -61,6 +63,16 @@ type left struct {
 	repairing outbox.Owner
 }
 
+// leave notes, before the gates are used, which streams the adoption leaves out.
+func (g *gates) leave(away map[string]left, due time.Time) {
+	g.away, g.due = maps.Clone(away), due
+	for stream, l := range away {
+		if l.repairing.Epoch > 0 {
+			g.unconfirmed[stream] = l.why
+		}
+	}
+}
+
 // back returns ErrGap if a stream that the adoption left out can be looked at, and confirmed if its repair failed:
 // before anything is published there, another adoption must find out what it has lost.
 func (g *gates) back(ctx context.Context, stream string) error {
@@ -68,16 +80,31 @@ func (g *gates) back(ctx context.Context, stream string) error {
 	if time.Now().Before(g.due) {
 		return away.why
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
 	_, err := g.sink.Look(ctx, g.owner.Source, []string{stream}, nil)
-	if err == nil && away.repairing.Epoch > 0 {
-		err = g.sink.Confirm(ctx, away.repairing, []outbox.Mark{{Stream: stream}})
+	if err == nil {
+		g.mu.RLock()
+		err = g.unconfirmed[stream]
+		g.mu.RUnlock()
 	}
 	if err == nil || displaced(err) {
 		err = fmt.Errorf("stream %q answers again: %w", stream, outbox.ErrGap)
 	}
 	return err
+}
+
+// confirm asks for the durability of the streams whose repair failed, for as long as they need.
+func (g *gates) confirm(ctx context.Context) {
+	for stream, away := range g.away {
+		if away.repairing.Epoch == 0 {
+			continue
+		}
+		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
+		err := g.sink.Confirm(actx, away.repairing, []outbox.Mark{{Stream: stream}})
+		cancel()
+		g.mu.Lock()
+		g.unconfirmed[stream] = err
+		g.mu.Unlock()
+	}
 }
 
 // Ensure prepares the stream for its first publish under this owner. It commits the stream's row before it raises the

@@ -47,9 +47,10 @@ type leadership struct {
 	worked bool
 	// watched is when the gates were last checked.
 	watched time.Time
-	// absent are the streams that the adoption has left out. partial is how long they are left alone if adoptions leave
-	// some out again and again.
+	// absent are the streams that the adoption has left out, and leaving has those of the last one. partial is how long
+	// they are left alone if adoptions leave some out again and again.
 	absent  absent
+	leaving atomic.Pointer[gates]
 	partial pause.Backoff
 }
 
@@ -84,6 +85,7 @@ func (l *leadership) run(ctx context.Context) error {
 	wg.Go(func() { l.reconciler.watch(kctx) })
 	wg.Go(func() { l.keeper.run(kctx) })
 	wg.Go(func() { l.sign(kctx) })
+	wg.Go(func() { l.confirm(kctx) })
 	wg.Go(func() { l.tellSink(kctx) })
 
 	p := phaseStandby.next(onLed)
@@ -286,6 +288,15 @@ func (l *leadership) watchGates(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// confirm asks, in every phase of the leader, for the durability of the streams whose repair failed.
+func (l *leadership) confirm(ctx context.Context) {
+	for pause.For(ctx, time.Second) == nil {
+		if g := l.leaving.Load(); g != nil {
+			g.confirm(ctx)
+		}
+	}
 }
 
 // anyMode is right in every mode.

@@ -133,7 +133,8 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 			return err
 		}
 		l.gates = newGates(next.To, st.Layout, l.o.Sink, l.o.Store)
-		l.gates.away, l.gates.due = maps.Clone(l.absent.streams), time.Now().Add(l.partial.Next())
+		l.gates.leave(l.absent.streams, time.Now().Add(l.partial.Next()))
+		l.leaving.Store(l.gates)
 		l.activity.own(next.To)
 		if err = l.raiseGates(ctx, f.intact); err == nil {
 			err = l.awaitLayout(ctx)

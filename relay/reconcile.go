@@ -32,7 +32,8 @@ type reconciler struct {
 	*Relay
 	// uncounted is set while missing events may not be counted. Any goroutine may set it.
 	uncounted atomic.Bool
-	// claim is that of the last attempt. It is the leadership's.
+	// claim counts the attempts of owner. Both are the leadership's.
+	owner outbox.Owner
 	claim int64
 }
 
@@ -56,6 +57,9 @@ func (r *reconciler) run(ctx context.Context, o outbox.Owner, g *gates, owned fu
 			}
 			return nil, fmt.Errorf("postgres has gone back, and a stream cannot be compared: %s", away.Error())
 		}
+	}
+	if r.owner != o {
+		r.owner, r.claim = o, 0
 	}
 	r.claim++ // what an earlier attempt of this owner has published is in doubt
 	away = map[string]error{}
@@ -100,7 +104,9 @@ type ownership struct {
 
 // still ignores a check that fails for another reason.
 func (o *ownership) still(ctx context.Context) error {
-	o.mu.Lock()
+	if !o.mu.TryLock() { // another one checks
+		return ctx.Err()
+	}
 	defer o.mu.Unlock()
 	if time.Since(o.checked) < time.Second {
 		return nil
@@ -382,10 +388,11 @@ func (c *comparison) unsettled(ctx context.Context) error {
 // finish waits until the published events have the configured durability, also those of an attempt that was ended, and
 // records that the stream is whole.
 func (c *comparison) finish(ctx context.Context) error {
-	marks := []outbox.Mark{{Stream: c.job.Stream, Lane: c.lane, Number: c.number}}
-	if c.number > 0 || c.job.Begun {
+	published := c.number > 0 || c.job.Begun
+	if published {
+		mark := outbox.Mark{Stream: c.job.Stream, Lane: c.lane, Number: c.number}
 		err := c.retry(ctx, 2*publishTimeout, func(ctx context.Context) error {
-			return c.o.Sink.Confirm(ctx, c.owner, marks)
+			return c.o.Sink.Confirm(ctx, c.owner, []outbox.Mark{mark})
 		})
 		if err != nil {
 			return err
@@ -395,13 +402,8 @@ func (c *comparison) finish(ctx context.Context) error {
 	if err := c.o.Store.Repaired(ctx, c.owner, c.job, c.done); err != nil {
 		return err
 	}
-	if c.number > 0 {
-		actx, cancel := context.WithTimeout(ctx, publishTimeout)
-		defer cancel()
-		// If it fails, its events stay in doubt until the next adoption.
-		if err := c.o.Sink.Settled(actx, c.owner, marks); err != nil {
-			c.log.Debug("report to the gate what is settled", "err", err)
-		}
+	if published {
+		c.settled(ctx)
 	}
 	if c.job.To == 0 && !c.job.Recall {
 		return nil
@@ -413,4 +415,19 @@ func (c *comparison) finish(ctx context.Context) error {
 			"events", n, "remedy", "posthaste phantoms")
 	}
 	return nil
+}
+
+// settled reports to the gate what all attempts have published. If it fails, that stays in doubt until the next
+// adoption.
+func (c *comparison) settled(ctx context.Context) {
+	var marks []outbox.Mark
+	for claim := c.lane.Claim; claim > 0; claim-- {
+		lane := outbox.Lane{Part: c.lane.Part, Claim: claim, Nonce: c.lane.Nonce}
+		marks = append(marks, outbox.Mark{Stream: c.job.Stream, Lane: lane, Number: math.MaxInt32})
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	if err := c.o.Sink.Settled(ctx, c.owner, marks); err != nil {
+		c.log.Debug("report to the gate what is settled", "err", err)
+	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/relay/stream"
 )
@@ -31,6 +32,16 @@ func (s unrepairable) refuses(ctx context.Context, step, name string) error {
 		<-ctx.Done()
 	}
 	return &outbox.StreamError{Stream: name, Lost: true, Err: errDown}
+}
+
+// slow is a sink that takes its time to confirm.
+type slow struct{ stream.Sink }
+
+func (s slow) Confirm(ctx context.Context, o outbox.Owner, marks []outbox.Mark) error {
+	if pause.For(ctx, 1500*time.Millisecond) != nil {
+		return &outbox.StreamError{Stream: marks[0].Stream, Lost: true, Err: errDown}
+	}
+	return s.Sink.Confirm(ctx, o, marks)
 }
 
 func (s unrepairable) Regroup(ctx context.Context, name string, groups []string) error {
@@ -134,6 +145,21 @@ func TestARepairWithoutDurabilityHoldsUpNobody(t *testing.T) {
 			w.ends(outbox.ModeCDC)
 		})
 	}
+}
+
+// A durability that takes its time is waited for.
+func TestARepairWithASlowDurability(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.leads(outbox.ModeCDC)
+		i, refusing := w.instance("two"), &atomic.Bool{}
+		refusing.Store(true)
+		i.relay.o.Sink = unrepairable{slow{i.relay.o.Sink}, "Confirm", w.loses("order"), true, refusing}
+		w.launch(i)
+		elapse(time.Minute)
+		refusing.Store(false)
+		w.ends(outbox.ModeCDC)
+	})
 }
 
 // The server of a stream goes down again while the stream is repaired.

@@ -37,8 +37,8 @@ func TestOthersGoOnInASweepBesideABlockedStream(t *testing.T) {
 	})
 }
 
-// A node has lost its replica: what a sweep publishes to its stream is not confirmed. The others go on, also before the
-// hand-over.
+// A node has lost its replica: what a sweep publishes to its streams is not confirmed. The others go on, also before
+// the hand-over.
 func TestOthersGoOnInASweepBesideAStreamWithoutDurability(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC} {
@@ -46,11 +46,12 @@ func TestOthersGoOnInASweepBesideAStreamWithoutDurability(t *testing.T) {
 			w.wants(mode)
 			i, refusing := w.instance("one"), &atomic.Bool{}
 			refusing.Store(true)
-			s := unrepairable{i.relay.o.Sink, "Confirm", map[string]bool{"outbox.order": true}, true, refusing}
+			names := map[string]bool{"outbox.order": true, "outbox.b": true, "outbox.c": true, "outbox.d": true}
+			s := unrepairable{i.relay.o.Sink, "Confirm", names, true, refusing}
 			sweeper := i.sweeper(s)
 			i.relay.o.Sink, i.relay.o.Sweeper, i.relay.sweeps.sweeper = s, sweeper, sweeper
 			for n := range 8 * outbox.Partitions {
-				w.event("order", fmt.Sprint("o-", n))
+				w.event([]string{"order", "b", "c", "d"}[n%4], fmt.Sprint("o-", n))
 			}
 			w.event("user", "a")
 			w.launch(i)
@@ -59,7 +60,7 @@ func TestOthersGoOnInASweepBesideAStreamWithoutDurability(t *testing.T) {
 			for n := range 2 * outbox.Partitions {
 				rows = append(rows, w.event("user", fmt.Sprint("u-", n)))
 			}
-			elapse(time.Minute)
+			elapse(15 * time.Second)
 			for _, row := range rows {
 				w.arrives(row, true)
 			}

@@ -207,7 +207,7 @@ func (c *claim) publishTo(ctx context.Context, p *putting, out *outcome) error {
 	err := c.w.s.blocked.why(p.stream, time.Since(c.began) > claimTime)
 	if err == nil {
 		if err = c.attempt(ctx, p, out); err == nil || outbox.Alone(err) {
-			c.w.s.blocked.note(p.stream, err, false)
+			c.w.s.blocked.note(p.stream, err)
 		}
 	}
 	return err
@@ -377,15 +377,14 @@ func (c *claim) settle(ctx context.Context, out *outcome) error {
 		actx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
 		err := w.s.o.Sink.Confirm(actx, w.scope.Owner, marks)
 		cancel()
-		if of := (*outbox.StreamError)(nil); errors.As(err, &of) {
-			w.s.blocked.note(of.Stream, err, true)
-			out.blocked = append(out.blocked, of.Stream)
+		if outbox.Alone(err) { // of one of the streams; there may be others
+			for _, m := range marks {
+				w.s.unconfirmed(ctx, w.scope.Owner, m.Stream, err)
+				out.blocked = append(out.blocked, m.Stream)
+			}
 		}
 		if err != nil {
 			return err
-		}
-		for _, m := range marks {
-			w.s.blocked.note(m.Stream, nil, true)
 		}
 	}
 	c.hold(out.parked)
@@ -415,37 +414,74 @@ type blockades struct {
 	streams map[string]blockade
 }
 
-// blockade is why a stream cannot be published to, or confirmed, and the time of the next attempt.
+// blockade is why a stream cannot be published to, and the time of the next attempt. If confirming is set, there is none
+// until the stream is confirmed.
 type blockade struct {
-	err     error
-	confirm bool
-	wait    pause.Backoff
-	next    time.Time
+	err        error
+	confirming bool
+	wait       pause.Backoff
+	next       time.Time
 }
 
-// note records the result of an attempt to publish to a stream, or to confirm it.
-func (b *blockades) note(stream string, err error, confirm bool) {
+// note records the result of an attempt.
+func (b *blockades) note(stream string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s, ok := b.streams[stream]
-	if !outbox.Alone(err) {
-		if s.confirm == confirm {
-			delete(b.streams, stream)
+	switch {
+	case s.confirming:
+	case !outbox.Alone(err):
+		delete(b.streams, stream)
+	default:
+		if !ok {
+			s.wait = pause.Backoff{First: blockedFirst, Most: blockedMost}
 		}
-		return
+		s.err, s.next = err, time.Now().Add(s.wait.Next())
+		b.streams[stream] = s
 	}
-	if !ok {
-		s.wait = pause.Backoff{First: blockedFirst, Most: blockedMost}
+}
+
+// confirms records that a stream is being confirmed, and reports whether it was not.
+func (b *blockades) confirms(stream string, err error) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	was := b.streams[stream].confirming
+	b.streams[stream] = blockade{err: err, confirming: true}
+	return !was
+}
+
+// confirmed ends confirms.
+func (b *blockades) confirmed(stream string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.streams, stream)
+}
+
+// unconfirmed blocks a stream whose durability was not reached, and asks the sink in the background until it is, or the
+// workers end.
+func (s *Sweeper) unconfirmed(ctx context.Context, o outbox.Owner, stream string, err error) {
+	if s.blocked.confirms(stream, err) {
+		s.confirms.Go(func() {
+			defer s.blocked.confirmed(stream)
+			wait := pause.Backoff{First: blockedFirst, Most: blockedMost}
+			for outbox.Alone(s.confirm(ctx, o, stream)) && ctx.Err() == nil {
+				wait.Wait(ctx)
+			}
+		})
 	}
-	s.err, s.confirm, s.next = err, confirm, time.Now().Add(s.wait.Next())
-	b.streams[stream] = s
+}
+
+func (s *Sweeper) confirm(ctx context.Context, o outbox.Owner, stream string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
+	defer cancel()
+	return s.o.Sink.Confirm(ctx, o, []outbox.Mark{{Stream: stream}})
 }
 
 // why returns why a stream cannot be published to, nil if it is time for an attempt. If late, it is not.
 func (b *blockades) why(stream string, late bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if s, ok := b.streams[stream]; ok && (late || time.Now().Before(s.next)) {
+	if s, ok := b.streams[stream]; ok && (late || s.confirming || time.Now().Before(s.next)) {
 		return s.err
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -118,6 +119,8 @@ type Sweeper struct {
 	// rows is the number of rows in the next batch of each part. It is reduced after a failed batch.
 	rows    [outbox.Partitions]atomic.Int64
 	blocked blockades
+	// confirms are the goroutines that ask for the durability of streams.
+	confirms sync.WaitGroup
 }
 
 // New returns a sweeper; it connects when it is run.
@@ -177,6 +180,7 @@ func (s *Sweeper) each(ctx context.Context, scope Scope, work func(ctx context.C
 			return err
 		})
 	}
+	defer s.confirms.Wait()
 	return g.Wait()
 }
 

@@ -3,6 +3,7 @@ package sinktest
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 
@@ -217,6 +218,19 @@ func doubtLasts(f *fixture) {
 	}
 	f.Again(f.lane(o), 0, events[0])
 	f.want(append(slices.Clone(events), events[0])...)
+}
+
+// claimsSettled reports to the gate that the batches of all claims of a lane are settled, as the end of a repair does.
+func claimsSettled(f *fixture) {
+	o, events := f.adopted(1), Events(2)
+	var marks []outbox.Mark
+	for i := range events {
+		lane := outbox.Lane{Part: outbox.RestoreLane, Claim: int64(i + 1), Nonce: o.Nonce}
+		f.Publish(f.sink.Lane(order, o, lane), events[i])
+		marks = append(marks, outbox.Mark{Stream: order, Lane: lane, Number: math.MaxInt32})
+	}
+	f.Must(f.sink.Settled(f.Context(), o, marks))
+	f.Again(f.lane(f.adopted(2)), 0, events...)
 }
 
 // confirmed is the barrier before a mark.

@@ -83,6 +83,7 @@ func Run(t *testing.T, open func(t *testing.T) Target) {
 		{"another database", foreign, nil},
 		{"unsettled events are in doubt", doubt, nil},
 		{"doubt lasts until it is emptied", doubtLasts, nil},
+		{"all claims of a lane are settled", claimsSettled, nil},
 		{"only published batches are confirmed", confirmed, nil},
 		{"everything is lost", func(f *fixture) { lostGate(f, f.Drop, f.DropGate) }, nil},
 		{"the gate is lost", func(f *fixture) { lostGate(f, nil, f.DropGate) }, nil},
