@@ -92,7 +92,7 @@ func (g *gates) back(ctx context.Context, stream string) error {
 	return err
 }
 
-// confirm asks for the durability of the streams whose repair failed, for as long as they need.
+// confirm waits for the durability of the streams whose repair failed.
 func (g *gates) confirm(ctx context.Context) {
 	for stream, away := range g.away {
 		if away.repairing.Epoch == 0 {

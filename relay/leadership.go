@@ -290,7 +290,7 @@ func (l *leadership) watchGates(ctx context.Context) error {
 	return nil
 }
 
-// confirm asks, in every phase of the leader, for the durability of the streams whose repair failed.
+// confirm waits, in every phase of the leader, for the durability of the streams whose repair failed.
 func (l *leadership) confirm(ctx context.Context) {
 	for pause.For(ctx, time.Second) == nil {
 		if g := l.leaving.Load(); g != nil {

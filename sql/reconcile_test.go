@@ -80,7 +80,7 @@ func TestRepairs(t *testing.T) {
 	last := func(n int) outbox.StreamState {
 		return outbox.StreamState{Stream: "outbox.order", Gate: true, Last: entry(n), Now: time.Now()}
 	}
-	o := adopt(last(3), outbox.StreamState{Stream: "outbox.invoice", Gate: true, Last: entry(9), Now: time.Now()})
+	adopt(last(3), outbox.StreamState{Stream: "outbox.invoice", Gate: true, Last: entry(9), Now: time.Now()})
 	list := repairs(time.Hour, 2)
 	if r := list[1]; r.Stream != "outbox.invoice" || r.To != 0 || r.Recall || r.Back {
 		t.Errorf("a stream that has everything: %+v", r)
@@ -99,7 +99,7 @@ func TestRepairs(t *testing.T) {
 	}
 	wantMissing(t, s, nothing)
 
-	o = adopt(last(3))
+	o := adopt(last(3))
 	if r := repairs(time.Hour, 2)[0]; len(r.IDs) != 1 {
 		t.Errorf("an adoption that notes the same: notes %v, want one", r.IDs)
 	}

@@ -414,8 +414,8 @@ type blockades struct {
 	streams map[string]blockade
 }
 
-// blockade is why a stream cannot be published to, and the time of the next attempt. If confirming is set, there is none
-// until the stream is confirmed.
+// blockade is why a stream cannot be published to, and the time of the next attempt. While confirming is set, the
+// stream is being confirmed, and no attempt is made.
 type blockade struct {
 	err        error
 	confirming bool
@@ -457,8 +457,8 @@ func (b *blockades) confirmed(stream string) {
 	delete(b.streams, stream)
 }
 
-// unconfirmed blocks a stream whose durability was not reached, and asks the sink in the background until it is, or the
-// workers end.
+// unconfirmed blocks a stream whose durability was not reached. A goroutine confirms the stream again and again until
+// that succeeds, or the workers end.
 func (s *Sweeper) unconfirmed(ctx context.Context, o outbox.Owner, stream string, err error) {
 	if s.blocked.confirms(stream, err) {
 		s.confirms.Go(func() {
