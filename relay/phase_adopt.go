@@ -215,7 +215,7 @@ const incomplete = "incomplete"
 // absent are the streams that an adoption leaves out, because they do not answer, or refuse it, and others do not.
 type absent struct {
 	streams map[string]left
-	// since is when a step of the adoption failed first, known how many streams there are.
+	// since is when a step of the adoption failed first, or the repairs began. known is how many streams there are.
 	since time.Time
 	known int
 }

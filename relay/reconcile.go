@@ -50,8 +50,12 @@ func (r *reconciler) run(ctx context.Context, o outbox.Owner, g *gates, owned fu
 	if err != nil {
 		return nil, err
 	}
+	var jobs []outbox.Repair
 	for _, job := range list {
-		if away := g.away[job.Stream].why; away != nil && job.Back {
+		switch away := g.away[job.Stream].why; {
+		case away == nil:
+			jobs = append(jobs, job)
+		case job.Back:
 			if err := g.back(ctx, job.Stream); finished(err) {
 				return nil, err
 			}
@@ -66,14 +70,10 @@ func (r *reconciler) run(ctx context.Context, o outbox.Owner, g *gates, owned fu
 	places, still := make(chan struct{}, comparisons), &ownership{owned: owned, checked: time.Now()}
 	group, gctx := errgroup.WithContext(ctx)
 	var mu sync.Mutex
-	for _, job := range list {
-		if g.away[job.Stream].why != nil {
-			continue
-		}
+	for _, job := range jobs {
 		lane := outbox.Lane{Part: outbox.RestoreLane, Claim: r.claim, Nonce: o.Nonce}
 		c := &comparison{
-			reconciler: r, owner: o, ownership: still, job: job, lane: lane,
-			publisher: r.o.Sink.Lane(job.Stream, o, lane),
+			reconciler: r, ownership: still, job: job, lane: lane, publisher: r.o.Sink.Lane(job.Stream, o, lane),
 		}
 		group.Go(func() error {
 			err := c.run(gctx, places)
@@ -154,7 +154,6 @@ type comparison struct {
 	*reconciler
 	*ownership
 
-	owner     outbox.Owner
 	job       outbox.Repair
 	lane      outbox.Lane
 	publisher outbox.LanePublisher
@@ -169,8 +168,9 @@ type comparison struct {
 	number int64
 	// row is how many events were refused one after the other.
 	row int
-	// noted is the time of the last note of the progress in the table.
-	noted time.Time
+	// noted is the time of the last note of the progress in the table, failing that of the first call that failed although
+	// others need not wait.
+	noted, failing time.Time
 }
 
 // run compares when it has one of places. The streams that wait for their durability afterwards do so together.
@@ -312,15 +312,24 @@ func (c *comparison) publish(ctx context.Context, events []*outbox.Record) error
 	return c.still(ctx)
 }
 
-// retry repeats a call of the sink for as long as this is the owner, and for a while if others need not wait.
+// retry repeats a call of the sink for as long as this is the owner. Where others need not wait, all calls of the
+// comparison together have a while for that.
 func (c *comparison) retry(ctx context.Context, timeout time.Duration, call func(ctx context.Context) error) error {
 	bo := pause.Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}
 	for began := time.Now(); ; {
 		actx, cancel := context.WithTimeout(ctx, timeout)
 		err := call(actx)
 		cancel()
-		if err == nil || finished(err) || ctx.Err() != nil || outbox.Alone(err) && time.Since(began) >= blockedWait {
+		if err == nil || finished(err) || ctx.Err() != nil {
 			return err
+		}
+		if outbox.Alone(err) {
+			if c.failing.IsZero() {
+				c.failing = began
+			}
+			if time.Since(c.failing) >= blockedWait {
+				return err
+			}
 		}
 		c.health.fail(conditionRestore, fmt.Sprintf("%s: %v", c.job.Stream, err))
 		bo.Wait(ctx)

@@ -457,26 +457,6 @@ func (b *blockades) confirmed(stream string) {
 	delete(b.streams, stream)
 }
 
-// unconfirmed blocks a stream whose durability was not reached. A goroutine confirms the stream again and again until
-// that succeeds, or the workers end.
-func (s *Sweeper) unconfirmed(ctx context.Context, o outbox.Owner, stream string, err error) {
-	if s.blocked.confirms(stream, err) {
-		s.confirms.Go(func() {
-			defer s.blocked.confirmed(stream)
-			wait := pause.Backoff{First: blockedFirst, Most: blockedMost}
-			for outbox.Alone(s.confirm(ctx, o, stream)) && ctx.Err() == nil {
-				wait.Wait(ctx)
-			}
-		})
-	}
-}
-
-func (s *Sweeper) confirm(ctx context.Context, o outbox.Owner, stream string) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
-	defer cancel()
-	return s.o.Sink.Confirm(ctx, o, []outbox.Mark{{Stream: stream}})
-}
-
 // why returns why a stream cannot be published to, nil if it is time for an attempt. If late, it is not.
 func (b *blockades) why(stream string, late bool) error {
 	b.mu.Lock()

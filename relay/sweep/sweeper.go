@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"posthaste/internal/pause"
 	"posthaste/outbox"
 	"posthaste/relay/stream"
 )
@@ -193,4 +194,24 @@ func (s *Sweeper) shrink(part, rows int) {
 // grow makes them larger again.
 func (s *Sweeper) grow(part int) {
 	s.rows[part].Store(min(s.rows[part].Load()*2, int64(s.o.BatchRows)))
+}
+
+// unconfirmed blocks a stream whose durability was not reached. A goroutine confirms the stream again and again until
+// that succeeds, or the workers end.
+func (s *Sweeper) unconfirmed(ctx context.Context, o outbox.Owner, stream string, err error) {
+	if s.blocked.confirms(stream, err) {
+		s.confirms.Go(func() {
+			defer s.blocked.confirmed(stream)
+			wait := pause.Backoff{First: blockedFirst, Most: blockedMost}
+			for outbox.Alone(s.confirm(ctx, o, stream)) && ctx.Err() == nil {
+				wait.Wait(ctx)
+			}
+		})
+	}
+}
+
+func (s *Sweeper) confirm(ctx context.Context, o outbox.Owner, stream string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*publishTimeout)
+	defer cancel()
+	return s.o.Sink.Confirm(ctx, o, []outbox.Mark{{Stream: stream}})
 }
