@@ -168,8 +168,8 @@ type comparison struct {
 	number int64
 	// row is how many events were refused one after the other.
 	row int
-	// noted is the time of the last note of the progress in the table, failing that of the first call that failed although
-	// others need not wait.
+	// noted is the time of the last note of the progress in the table, failing that of the first call that failed
+	// although others need not wait.
 	noted, failing time.Time
 }
 

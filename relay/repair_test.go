@@ -158,7 +158,50 @@ func TestARepairWithASlowDurability(t *testing.T) {
 		w.launch(i)
 		elapse(time.Minute)
 		refusing.Store(false)
+		w.event("order", "a")
 		w.ends(outbox.ModeCDC)
+	})
+}
+
+// hiccup is a store that fails once, behind the first page of a log.
+type hiccup struct {
+	Store
+	done *atomic.Bool
+}
+
+func (s hiccup) Log(ctx context.Context, r outbox.Repair, visit func(page []outbox.Logged) error) error {
+	return s.Store.Log(ctx, r, func(page []outbox.Logged) error {
+		err := visit(page)
+		if err == nil && s.done.CompareAndSwap(false, true) {
+			err = errRefused
+		}
+		return err
+	})
+}
+
+// A repair begins again under the same owner. At its end, nothing is left in the gate of what both have published.
+func TestARepairThatBeginsAgainLeavesNothingInTheGate(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		w.leads(outbox.ModePoll)
+		for range 600 {
+			w.event("order", "a")
+		}
+		w.settles(outbox.ModePoll)
+		w.loses("order")
+		i := w.instance("two")
+		i.relay.o.Store = hiccup{i.relay.o.Store, &atomic.Bool{}}
+		w.launch(i)
+		w.settles(outbox.ModePoll)
+		epoch := w.pg.state.Owner.Epoch
+		elapse(time.Minute)
+		w.do(func() {
+			g := w.rd.gates["outbox.order"]
+			if n := len(g.doubt) + len(g.batches); n > 0 || w.pg.state.Owner.Epoch != epoch {
+				t.Errorf("%d batches and events are left, epoch %d, was %d", n, w.pg.state.Owner.Epoch, epoch)
+			}
+		})
+		w.judge()
 	})
 }
 
