@@ -55,6 +55,7 @@ func (r *Relay) sweepAlong(ctx context.Context, locks outbox.LockSession, st out
 	r.activity.own(st.Owner)
 	r.activity.enter(phasePoll, outbox.ReasonToggle)
 	g := newGates(st.Owner, st.Layout, r.o.Sink, r.o.Store)
+	defer r.o.Sweeper.Rest()
 	err = r.sweeps.while(ctx, g, func(ctx context.Context) (bool, error) {
 		now, err := r.activity.state(ctx)
 		if err != nil {

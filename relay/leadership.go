@@ -65,6 +65,7 @@ func (l *leadership) run(ctx context.Context) error {
 	defer func() {
 		stop()
 		wg.Wait()
+		l.o.Sweeper.Rest()
 		l.o.Sink.Release()
 		l.activity.leading.Store(false)
 		l.metrics.leader.Set(0)

@@ -53,7 +53,7 @@ func (w *world) settles(mode outbox.Mode) {
 		for _, i := range w.instances {
 			if w.pg.leader != nil && w.pg.leader.i == i && !i.isDead() && i.thaw == nil {
 				w.calm = i.relay.Status().Leader && i.relay.Health().Ready
-				return w.calm
+				return w.calm && (mode != outbox.ModeCDC || len(i.conns) == 0)
 			}
 		}
 		return false
@@ -83,6 +83,9 @@ func (w *world) judge() {
 		for _, i := range all {
 			if i.err != nil {
 				w.wrongly("%s ended with %v", i.name, i.err)
+			}
+			if len(i.conns) > 0 && !i.isDead() {
+				w.wrongly("%s has ended, and %d connections of its sweeps have not", i.name, len(i.conns))
 			}
 		}
 		if s := w.pg.slot; s != nil && s.active != nil && !s.active.ghost && !s.active.of.isDead() {

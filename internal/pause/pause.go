@@ -19,6 +19,16 @@ func For(ctx context.Context, d time.Duration) error {
 	return ctx.Err() // also if both happen at once
 }
 
+// Longer returns a context that ends d after ctx, and a function that ends it at once.
+func Longer(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	longer, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		_ = For(longer, d)
+		end()
+	})
+	return longer, func() { stop(); end() }
+}
+
 // Tick waits until the next tick: see [NextTick].
 func Tick(ctx context.Context, d time.Duration) error { return For(ctx, UntilTick(d)) }
 

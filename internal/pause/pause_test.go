@@ -62,6 +62,25 @@ func TestTick(t *testing.T) {
 	})
 }
 
+func TestLonger(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		longer, end := pause.Longer(ctx, time.Minute)
+		defer end()
+		time.AfterFunc(time.Hour, cancel)
+		began := time.Now()
+		<-longer.Done()
+		if d := time.Since(began); d != time.Hour+time.Minute {
+			t.Errorf("it ends after %v", d)
+		}
+		longer, end = pause.Longer(t.Context(), time.Minute)
+		if end(); longer.Err() == nil {
+			t.Error("it does not end at once")
+		}
+	})
+}
+
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	b := pause.Backoff{First: time.Second, Most: 5 * time.Second}

@@ -39,6 +39,8 @@ const (
 	idleFirst, idleMost = 20 * time.Millisecond, 500 * time.Millisecond
 	// failFirst and failMost bound the wait after a failure.
 	failFirst, failMost = 50 * time.Millisecond, 2 * time.Second
+	// pageTime is how much longer than the sweep its last pages may last.
+	pageTime = 200 * time.Millisecond
 	// claimTime is how long a claim tries blocked streams: the server ends a session that is idle for 15 seconds.
 	claimTime = 6 * time.Second
 	// blockedFirst and blockedMost bound the wait before the next attempt to publish to a blocked stream.
@@ -110,7 +112,8 @@ type Scope struct {
 	Newer bool
 }
 
-// Sweeper sweeps the outbox table. Its methods may be called one at a time.
+// Sweeper sweeps the outbox table. Its methods may be called one at a time. It keeps its connections from one sweep to
+// the next.
 type Sweeper struct {
 	o   Options
 	log *slog.Logger
@@ -120,6 +123,8 @@ type Sweeper struct {
 	// rows is the number of rows in the next batch of each part. It is reduced after a failed batch.
 	rows    [outbox.Partitions]atomic.Int64
 	blocked blockades
+	// spare has the connections that the workers of the last sweep have left: as many as there are workers at most.
+	spare chan Conn
 	// confirms are the goroutines that ask for the durability of streams.
 	confirms sync.WaitGroup
 }
@@ -133,7 +138,7 @@ func New(o Options) *Sweeper {
 	}
 	s := &Sweeper{
 		o: o, log: o.Logger.With("component", "poll"),
-		blocked: blockades{streams: map[string]blockade{}},
+		blocked: blockades{streams: map[string]blockade{}}, spare: make(chan Conn, o.Workers),
 	}
 	for part := range s.rows {
 		s.rows[part].Store(int64(o.BatchRows))
@@ -170,19 +175,44 @@ func (s *Sweeper) Drain(ctx context.Context, scope Scope, pass outbox.Pass) erro
 // each runs work on every worker. The first error stops all workers and is returned.
 func (s *Sweeper) each(ctx context.Context, scope Scope, work func(ctx context.Context, w *worker) error) error {
 	g, ctx := errgroup.WithContext(ctx)
+	page, end := pause.Longer(ctx, pageTime)
 	for range s.o.Workers {
 		g.Go(func() error {
-			w := newWorker(s, scope)
-			defer w.close()
+			w := newWorker(page, s, scope)
 			err := work(ctx, w)
 			if ctx.Err() == nil { // a stop does not wait for the gates again
 				w.tell(ctx)
+			}
+			if w.conn != nil {
+				s.spare <- w.conn
 			}
 			return err
 		})
 	}
 	defer s.confirms.Wait()
+	defer end()
 	return g.Wait()
+}
+
+// open returns a spare connection, or opens one.
+func (s *Sweeper) open(ctx context.Context) (Conn, error) {
+	for {
+		select {
+		case conn := <-s.spare:
+			if !conn.Closed() {
+				return conn, nil
+			}
+		default:
+			return s.o.Open(ctx)
+		}
+	}
+}
+
+// Rest closes the connections, until the next call of Run or Drain.
+func (s *Sweeper) Rest() {
+	for len(s.spare) > 0 {
+		(<-s.spare).Close()
+	}
 }
 
 // shrink makes the part's next batches smaller after a batch of rows rows has failed. A batch that is too large for

@@ -17,6 +17,9 @@ import (
 type worker struct {
 	s     *Sweeper
 	scope Scope
+	// page ends a moment after the context of the worker, so that a page which has begun is completed.
+	page context.Context //nolint:containedctx // as long as the worker
+	// conn has no claim between two calls of sweep. It is nil after a failure.
 	conn  Conn
 	nonce outbox.Nonce
 	// passes are the passes that the worker has begun and not ended.
@@ -33,9 +36,9 @@ type worker struct {
 	fails pause.Backoff
 }
 
-func newWorker(s *Sweeper, scope Scope) *worker {
+func newWorker(page context.Context, s *Sweeper, scope Scope) *worker {
 	w := &worker{
-		s: s, scope: scope, idle: pause.Backoff{First: idleFirst, Most: idleMost},
+		s: s, scope: scope, page: page, idle: pause.Backoff{First: idleFirst, Most: idleMost},
 		fails: pause.Backoff{First: failFirst, Most: failMost},
 		last:  rand.N(outbox.Partitions), //nolint:gosec // no secret
 	}
@@ -57,13 +60,13 @@ func (w *worker) close() {
 	}
 }
 
-// connect opens the connection, or opens it again.
-func (w *worker) connect(ctx context.Context) error {
+// connect takes a connection that an earlier worker has left, or opens one.
+func (w *worker) connect() error {
 	if w.conn != nil && !w.conn.Closed() {
 		return nil
 	}
 	w.close()
-	conn, err := w.s.o.Open(ctx)
+	conn, err := w.s.open(w.page)
 	if err != nil {
 		return err
 	}
@@ -80,6 +83,7 @@ func (w *worker) connect(ctx context.Context) error {
 
 // failed waits after a failure and returns the error if it is final. It closes the session, whose state is unknown.
 func (w *worker) failed(ctx context.Context, err error) error {
+	w.close()
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // stopping
 	}
@@ -88,7 +92,6 @@ func (w *worker) failed(ctx context.Context, err error) error {
 		return end
 	}
 	w.s.log.Debug("a page is polled again", "err", err)
-	w.close()
 	w.fails.Wait(ctx)
 	return nil
 }
@@ -120,10 +123,10 @@ func (w *worker) final(ctx context.Context, err error) error {
 // starts after the part swept last, so a part that fails delays the others at most once per cycle. With a random choice
 // it could delay them repeatedly.
 func (w *worker) round(ctx context.Context) error {
-	err := w.connect(ctx)
+	err := w.connect()
 	var parts []int
 	if err == nil {
-		parts, err = w.conn.Partitions(ctx)
+		parts, err = w.conn.Partitions(w.page)
 	}
 	if err != nil {
 		return w.failed(ctx, err)
@@ -187,8 +190,8 @@ func (w *worker) drain(ctx context.Context, parts chan int, left *atomic.Int64, 
 // reach sweeps a part for one turn unless the part has already reached the pass (done). The next turn checks again.
 // There is no progress if another relay holds the part, or a stream is blocked.
 func (w *worker) reach(ctx context.Context, part int, pass outbox.Pass) (progress, done bool, err error) {
-	if err = w.connect(ctx); err == nil {
-		done, err = w.conn.Reached(ctx, part, pass)
+	if err = w.connect(); err == nil {
+		done, err = w.conn.Reached(w.page, part, pass)
 	}
 	if err == nil && !done {
 		_, progress, err = w.sweep(ctx, []int{part}, &pass)
@@ -202,7 +205,7 @@ func (w *worker) reach(ctx context.Context, part int, pass outbox.Pass) (progres
 func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (claimed, progress bool, err error) {
 	defer w.tell(ctx)
 	for n, began := 0, time.Now(); n < turn && time.Since(began) < turnTime && ctx.Err() == nil; n++ {
-		part, number, ok, err := w.conn.Claim(ctx, parts, w.scope.Owner)
+		part, number, ok, err := w.conn.Claim(w.page, parts, w.scope.Owner)
 		if err != nil || !ok {
 			return claimed, progress, err
 		}
@@ -212,11 +215,11 @@ func (w *worker) sweep(ctx context.Context, parts []int, within *outbox.Pass) (c
 			lanes: map[string]outbox.LanePublisher{}, settled: w.settled[part],
 			held: map[[2]string]*outbox.Record{}, within: within, began: time.Now(),
 		}
-		if err := w.scope.Refresh(ctx); err != nil { // another relay may have parked rows since the last page
+		if err := w.scope.Refresh(w.page); err != nil { // another relay may have parked rows since the last page
 			return true, false, err
 		}
 		sent := len(w.sent[part])
-		more, err := c.run(ctx)
+		more, err := c.run(w.page)
 		if outbox.Alone(err) { // nothing is wrong with the session, or with other streams
 			w.scope.Outcome(err)
 		} else if err != nil {
