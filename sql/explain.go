@@ -27,6 +27,9 @@ func Explain(err error) (problem, remedy string) {
 	if !answered {
 		return "", ""
 	}
+	if statementPooled(err) {
+		return (&PoolingError{StatementPooling}).Error(), ""
+	}
 	problem = strings.Replace(err.Error(), refused.Error(), refused.Message, 1)
 	if errors.As(err, new(*outbox.SlotError)) {
 		return problem, ""

@@ -116,6 +116,9 @@ func MigrateFor(ctx context.Context, url, schema, relay string, log *slog.Logger
 		if err == nil {
 			return applied, nil
 		}
+		if statementPooled(err) {
+			return applied, &PoolingError{StatementPooling}
+		}
 		if !busy {
 			return applied, fmt.Errorf("migrate: %w", err)
 		}

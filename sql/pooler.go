@@ -65,7 +65,7 @@ func PoolingOf(ctx context.Context, conn *pgx.Conn, cfg *pgx.ConnConfig) (Poolin
 			again, err = backend(ctx, conn)
 			return err
 		})
-		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && strings.Contains(pg.Message, "statement pooling mode") {
+		if statementPooled(err) {
 			return StatementPooling, nil
 		}
 		if err != nil || again != first {
@@ -95,16 +95,27 @@ const sharing = "posthaste.sharing"
 
 func pooled(c *pgx.Conn) bool { return c.PgConn().CustomData()[sharing] != nil }
 
-// PoolingError means that a relay is connected through a pooler that does not give it a session.
+// statementPooled reports whether err is the answer of a pooler in statement mode to a transaction.
+func statementPooled(err error) bool {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && strings.Contains(pg.Message, "statement pooling mode")
+}
+
+// PoolingError means that a relay is connected through a pooler that does not give it a session, or that a pooler in
+// statement mode has refused a transaction of any command.
 type PoolingError struct{ Pooling Pooling }
 
+// StatementRemedy is the remedy of a pooler in statement mode.
+const StatementRemedy = "set the pooler's pool_mode to transaction, or for a relay in mode poll to session; " +
+	"mode cdc needs a direct connection"
+
 func (e *PoolingError) Error() string {
-	why := "would leave its locks behind"
 	if e.Pooling == StatementPooling {
-		why = "refuses transactions"
+		return "a pooler in statement mode is between this process and Postgres, and refuses transactions: " +
+			StatementRemedy
 	}
-	return fmt.Sprintf("a pooler in %s mode is between this relay and Postgres, and %s: "+
-		"use the pooler's session mode (for mode poll), or a direct connection (for every mode)", e.Pooling, why)
+	return fmt.Sprintf("a pooler in %s mode is between this relay and Postgres, and would leave its locks behind: "+
+		"use the pooler's session mode (for mode poll), or a direct connection (for every mode)", e.Pooling)
 }
 
 // Permanent marks an error that waiting cannot fix.

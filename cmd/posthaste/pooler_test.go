@@ -74,12 +74,18 @@ func TestARelayThroughASessionPooler(t *testing.T) {
 	w.delivers()
 }
 
-// PgBouncer in statement mode refuses transactions. A relay ends at once, and doctor names the modes that work.
+// PgBouncer in statement mode refuses transactions. A relay and commands end at once, with the cause and the modes that
+// work, which doctor names, too.
 func TestStatementPoolerIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.pgURL = testenv.PgBouncer(t, w.db.URL, "statement")
 	w.once("relay", "--admin-addr=127.0.0.1:0").oneLine(t, 1, "a pooler in statement mode")
+	w.once("relay", "--admin-addr=127.0.0.1:0", "--migrate").oneLine(t, 1, "a pooler in statement mode")
+	w.once("migrate").oneLine(t, 1, "a pooler in statement mode")
+	w.db.Exec(t, "CREATE TABLE events (id uuid, type text, payload jsonb)")
+	w.once("bridge", "create", "--yes", "--table=public.events", "--id=id", "--aggregate-type=type", "--aggregate-id=id",
+		"--event-type=type", "--payload=payload").oneLine(t, 1, "a pooler in statement mode")
 	w.once("doctor").says(t, 1, "fail  pooler", "a pooler in statement mode", "pool_mode to transaction", "to session")
 }
 

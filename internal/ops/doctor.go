@@ -262,8 +262,7 @@ func (d *doctor) pooler(pooling sql.Pooling, err error) {
 		if d.config.WriterOnly { // most of its work is single statements
 			severity = SeverityWarn
 		}
-		d.add(severity, check, "set the pooler's pool_mode to transaction, or for a relay in mode poll to session; "+
-			"mode cdc needs a direct connection", "%s, and refuses transactions", found)
+		d.add(severity, check, sql.StatementRemedy, "%s, and refuses transactions", found)
 	case d.config.WriterOnly:
 		d.ok(check, "%s", found)
 	case pooling == sql.TransactionPooling:
