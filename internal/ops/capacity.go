@@ -257,10 +257,11 @@ func (d *doctor) sharing(ctx context.Context, client redis.UniversalClient) {
 	d.ok("shared streams", "%s", cmp.Or(strings.Join(names, ", "), "none yet"))
 }
 
-// foreign reports, like the relay, whether a stream belongs to another database.
-func (d *doctor) foreign(ctx context.Context, client redis.UniversalClient) {
+// foreign reports, like the relay, whether a stream belongs to another database. It returns the error with which Redis
+// refuses the check for lack of rights.
+func (d *doctor) foreign(ctx context.Context, client redis.UniversalClient) error {
 	if d.source == uuid.Nil {
-		return
+		return nil
 	}
 	s := sink.New(sink.Options{
 		Client: client, Source: outbox.EntrySource(d.config.RelayName), Shared: d.config.SharedStreams,
@@ -271,10 +272,11 @@ func (d *doctor) foreign(ctx context.Context, client redis.UniversalClient) {
 	case errors.As(err, &foreign):
 		d.fail("foreign stream", foreign.Remedy, "stream %q %s", foreign.Stream, foreign.Reason)
 	case sink.Class(err) == "noperm":
-		d.fail("redis rights", sink.Remedy("noperm"), "%v", OneLine(err))
+		return err
 	case err != nil:
 		d.warn("foreign stream", sink.Remedy(sink.Class(err)), "%v", OneLine(err))
 	}
+	return nil
 }
 
 // lasts describes how long bytes last at a rate of bytes per second.

@@ -3,6 +3,7 @@ package ops
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,10 +55,9 @@ func (d *doctor) redis(ctx context.Context) {
 	d.eachNode(ctx, nodes, func(ctx context.Context, one *doctor, n redisurl.Node) { one.server(ctx, client, n) })
 	d.balances(ctx, client)
 	if !d.config.WriterOnly {
-		if err := s.Permitted(ctx, d.names); err != nil {
-			d.fail("redis rights", sink.Remedy("noperm"), "%v", OneLine(err))
+		if err := errors.Join(s.Permitted(ctx, d.names), d.foreign(ctx, client)); err != nil {
+			d.fail("redis rights", sink.Remedy("noperm"), "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 		}
-		d.foreign(ctx, client)
 		if d.config.SharedStreams {
 			d.sharing(ctx, client)
 		}
