@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -35,6 +36,8 @@ type Plan struct {
 	Statements []string
 	// Waiting is the number of rows that are copied at once.
 	Waiting int64
+
+	event event
 }
 
 // New plans the bridge that c describes. An error says what to correct.
@@ -62,7 +65,7 @@ func New(ctx context.Context, db sql.DB, c Config) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Plan{c, e.statements(name, string(comment)), waiting}, nil
+	return &Plan{c, e.statements(name, string(comment)), waiting, e}, nil
 }
 
 func find(ctx context.Context, db sql.DB, name string) (*table, error) {
@@ -108,7 +111,7 @@ func (p *Plan) Create(ctx context.Context, pool *pgxpool.Pool) (copied int64, er
 		for _, s := range p.Statements {
 			tag, err := tx.Exec(ctx, s)
 			if err != nil {
-				return detailed(err)
+				return err
 			}
 			if tag.Insert() {
 				copied = tag.RowsAffected()
@@ -116,8 +119,30 @@ func (p *Plan) Create(ctx context.Context, pool *pgxpool.Pool) (copied int64, er
 		}
 		return nil
 	})
-	return copied, err
+	return copied, p.event.named(ctx, pool, err)
 }
+
+// named returns an error of the copy that names the row. Postgres names only the event if outbox has its id already:
+// from another waiting row, or from a transaction that has just committed.
+func (e event) named(ctx context.Context, db sql.DB, err error) error {
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || pg.ConstraintName != "outbox_pkey" {
+		return detailed(err)
+	}
+	event := eventID.FindString(pg.Detail)
+	var rows int
+	var id string
+	if db.QueryRow(ctx, e.ofEvent(), event).Scan(&rows, &id) != nil {
+		return detailed(err)
+	}
+	detail := fmt.Sprintf("The id %q is that of event %s.", id, event)
+	if rows > 1 {
+		detail = fmt.Sprintf("%d waiting rows have the id %q, for event %s.", rows, id, event)
+	}
+	return errors.New("column " + e.ID + " of " + e.name() + " must be " + unique + ". " + detail)
+}
+
+var eventID = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
 // locking runs do in a transaction that does not wait longer than lockTimeout for a lock.
 func locking(ctx context.Context, pool *pgxpool.Pool, table string, do func(tx pgx.Tx) error) error {

@@ -332,6 +332,51 @@ func TestTakenIDsAreNamed(t *testing.T) {
 	}
 }
 
+// Waiting rows of which two have one id, or whose id another transaction uses meanwhile, are named, and nothing is copied.
+func TestTakenIDsOfWaitingRowsAreNamed(t *testing.T) {
+	t.Parallel()
+	d := prepared(t, "CREATE TABLE t (key bigint, agg text)", "INSERT INTO t VALUES (1, '1'), (2, '2')")
+	c := bridge.Config{
+		Table: "public.t", ID: "key", AggregateType: "=a", AggregateID: "agg", EventType: "=b", Payload: "agg",
+		Pending: "true", OrderBy: "agg",
+	}
+	event := uuid.NewMD5(uuid.NameSpaceURL, []byte("public.t:2")).String()
+	taken := func(err error, detail string) {
+		t.Helper()
+		for _, text := range []string{"column key of public.t must be unique", "posthaste's bridge", "another id", detail} {
+			oneLine(t, err, text)
+		}
+		noneLeft(t, d)
+		want(t, "outbox", copies(t, d, "aggregate_id"), "")
+	}
+	plan, err := bridge.New(t.Context(), d.Pool, c)
+	must(t, err)
+	tx, err := d.Pool.Begin(t.Context())
+	must(t, err)
+	_, err = tx.Exec(t.Context(), `INSERT INTO outbox (id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES ($1, 'a', 'other', 'b', '{}')`, event)
+	must(t, err)
+	done := make(chan error, 1)
+	go func() {
+		_, err := plan.Create(t.Context(), d.Pool)
+		done <- err
+	}()
+	testenv.Eventually(t, 20*time.Second, func() error {
+		n := testenv.Value[int](t, d, "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'")
+		return testenv.FailIf(n == 0, "the copy does not wait for the open transaction")
+	})
+	must(t, tx.Commit(t.Context()))
+	err = <-done
+	d.Exec(t, "DELETE FROM outbox")
+	taken(err, `The id "2" is that of event `+event)
+
+	d.Exec(t, "INSERT INTO t VALUES (2, '3')")
+	_, err = plan.Create(t.Context(), d.Pool)
+	taken(err, `2 waiting rows have the id "2", for event `+event)
+	d.Exec(t, "UPDATE t SET key = 3 WHERE agg = '3'")
+	testenv.Equal(t, "copied rows", create(t, d, c), 3)
+}
+
 func noneLeft(t *testing.T, d *testenv.Database) {
 	t.Helper()
 	if n := testenv.Value[int](t, d,

@@ -157,6 +157,13 @@ func (e event) waiting() string {
 		"WHERE posthaste_copy.id = %s)", e.quoted(), e.Pending, e.helpers, e.id())
 }
 
+// ofEvent selects the number and the id of the waiting rows of event $1, whether they have a copy or not.
+func (e event) ofEvent() string {
+	e.row = pgx.Identifier{e.ofTable}.Sanitize()
+	return fmt.Sprintf("SELECT count(*), min(%s) FROM %s WHERE (%s\n) AND %s = $1::uuid", e.text(e.ID), e.quoted(),
+		e.Pending, e.id())
+}
+
 // copy copies the waiting rows in order.
 func (e event) copy(sequence string) string {
 	e.row = pgx.Identifier{e.ofTable}.Sanitize()
