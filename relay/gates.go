@@ -20,7 +20,7 @@ type gates struct {
 	sink   stream.Sink
 	store  KnownStreams
 
-	// away are the streams that the adoption left out. back does not call the sink before due.
+	// away are the streams that the adoption left out; they do not change. back does not call the sink before due.
 	away map[string]left
 	due  time.Time
 

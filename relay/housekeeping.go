@@ -24,8 +24,8 @@ type housekeeper struct {
 	*Relay
 	// next is the index of the stream to trim first. It follows a stream that could not be trimmed.
 	next int
-	// whole is the owner under which all repairs are complete.
-	whole atomic.Pointer[outbox.Owner]
+	// whole has the owner under which the repairs are complete, and the streams that its adoption has left out.
+	whole atomic.Pointer[gates]
 	// noted are the groups of streams that Postgres knows since the owner notedBy.
 	noted   map[string][]string
 	notedBy outbox.Owner
@@ -129,23 +129,27 @@ func (h *housekeeper) keepStreams(ctx context.Context) {
 	}
 }
 
-// noteGroups records the consumer groups of streams in Postgres, for repairs. It reads them only under an owner that
-// has nothing to repair, and from streams that have lost nothing since. If a group is missing there, it was destroyed
-// on purpose.
+// noteGroups records the consumer groups of streams in Postgres, for repairs. It reads them only from streams that
+// their owner has repaired, and that have lost nothing since. If a group is missing there, it was destroyed on purpose.
 func (h *housekeeper) noteGroups(ctx context.Context, streams []string) error {
-	o := h.whole.Load()
-	if o == nil || len(streams) == 0 {
+	g := h.whole.Load()
+	if g == nil {
 		return nil
 	}
+	streams = slices.DeleteFunc(streams, func(s string) bool { return g.away[s].why != nil })
+	if len(streams) == 0 {
+		return nil
+	}
+	o := g.owner
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
-	groups, err := h.o.Sink.Groups(actx, *o, streams)
+	groups, err := h.o.Sink.Groups(actx, o, streams)
 	cancel()
-	if len(groups) == 0 || h.notedBy == *o && maps.EqualFunc(groups, h.noted, slices.Equal) {
+	if len(groups) == 0 || h.notedBy == o && maps.EqualFunc(groups, h.noted, slices.Equal) {
 		return err
 	}
 	if nerr := h.o.Store.NoteGroups(ctx, o.Epoch, groups); nerr != nil {
 		return nerr
 	}
-	h.noted, h.notedBy = groups, *o
+	h.noted, h.notedBy = groups, o
 	return err
 }

@@ -195,6 +195,31 @@ func TestGroupsAreNoted(t *testing.T) {
 	})
 }
 
+// While the adoption leaves a stream out, the groups of the others are noted. Its own are not, also when it answers again:
+// only a repair shows which of them it has lost.
+func TestGroupsAreNotedWhileAStreamIsLeftOut(t *testing.T) {
+	t.Parallel()
+	inLeadership(t, Options{}, func(w *world, l *leadership) {
+		w.pg.streams = streamsOf("outbox.a", "outbox.b")
+		w.rd.groups["outbox.a"], w.rd.groups["outbox.b"] = []string{"g"}, []string{"h"}
+		for _, away := range []bool{true, false} {
+			w.rd.away["outbox.b"] = away
+			if away {
+				l.adopts(w.t)
+			}
+			l.keeps(3 * trimInterval)
+			if a, b := w.pg.groups["outbox.a"], w.pg.groups["outbox.b"]; !slices.Equal(a, []string{"g"}) || b != nil {
+				t.Errorf("away %v: noted %q and %q, want g only", away, a, b)
+			}
+		}
+		l.adopts(w.t)
+		l.keeps(3 * trimInterval)
+		if b := w.pg.groups["outbox.b"]; !slices.Equal(b, []string{"h"}) {
+			t.Errorf("noted %q after the adoption of both", b)
+		}
+	})
+}
+
 type noHistory struct {
 	Store
 	asked int

@@ -185,9 +185,7 @@ func (l *leadership) repair(ctx context.Context) error {
 	l.reconciler.uncounted.Store(true)
 	if err == nil {
 		l.health.clear(conditionRestore)
-		if o := l.owner; len(l.gates.away) == 0 {
-			l.housekeeper.whole.Store(&o)
-		}
+		l.housekeeper.whole.Store(l.gates)
 	}
 	return err
 }
