@@ -106,6 +106,28 @@ test('orders appear as they are placed, without their payload', async () => {
   await page.context().close();
 });
 
+test('a hidden page requests nothing, and the state at once when it is shown', async () => {
+  const [page, other] = [await open(RELAY), await open(RELAY)];
+  const state = (r) => r.url().endsWith('/api/state');
+  const show = (visibility) => page.evaluate((v) => {
+    Object.defineProperty(document, 'visibilityState', { value: v, configurable: true });
+    document.dispatchEvent(new Event('visibilitychange'));
+  }, visibility);
+  await show('hidden');
+  let requests = 0;
+  page.on('request', (r) => { requests += state(r); });
+  for (let i = 0; i < 5; i++) await other.waitForRequest(state);
+  assert.equal(requests, 0, 'requests of the hidden page');
+  await show('hidden'); // a change that does not show it
+  for (let i = 0; i < 3; i++) await other.waitForRequest(state);
+  assert.equal(requests, 0, 'requests of the hidden page');
+  await Promise.all([page.waitForRequest(state), show('visible')]);
+  for (let i = 0; i < 3; i++) await page.waitForRequest(state);
+  await page.locator('#connection', { hasText: 'live' }).waitFor();
+  await page.context().close();
+  await other.context().close();
+});
+
 test('a process without a relay shows what it can', async () => {
   const page = await open(SERVE);
   await verdict(page, 'ok');

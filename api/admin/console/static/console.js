@@ -92,8 +92,12 @@ async function loadHistory() {
 let locked = false; // this process wants a token that we have not
 let declined = false;
 
-// poll asks for the state again and again, until the token is missing.
+// poll requests the state every second until the token is missing. While the page is hidden it requests nothing.
 async function poll() {
+  if (document.visibilityState !== 'visible') {
+    document.addEventListener('visibilitychange', poll, { once: true });
+    return;
+  }
   const began = performance.now();
   awaited ??= since();
   try {
