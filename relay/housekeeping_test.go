@@ -195,8 +195,8 @@ func TestGroupsAreNoted(t *testing.T) {
 	})
 }
 
-// While the adoption leaves a stream out, the groups of the others are noted. Its own are not, also when it answers again:
-// only a repair shows which of them it has lost.
+// While a stream is left out, the groups of the others are noted. Its own are not, also when it answers again: it may
+// have lost some, which an adoption restores.
 func TestGroupsAreNotedWhileAStreamIsLeftOut(t *testing.T) {
 	t.Parallel()
 	inLeadership(t, Options{}, func(w *world, l *leadership) {

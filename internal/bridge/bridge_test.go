@@ -332,7 +332,8 @@ func TestTakenIDsAreNamed(t *testing.T) {
 	}
 }
 
-// Waiting rows of which two have one id, or whose id another transaction uses meanwhile, are named, and nothing is copied.
+// A waiting row whose id another waiting row has, or a transaction that commits while the rows are copied, is named, and
+// nothing is copied.
 func TestTakenIDsOfWaitingRowsAreNamed(t *testing.T) {
 	t.Parallel()
 	d := prepared(t, "CREATE TABLE t (key bigint, agg text)", "INSERT INTO t VALUES (1, '1'), (2, '2')")
