@@ -50,10 +50,11 @@ var home string
 
 var counter atomic.Int64
 
-// fast are settings that make a test server fast. It needs to survive its own crash, but not the machine's.
+// fast are settings that make a test server fast. It needs to survive its own crash, but not the machine's. Compiling
+// takes longer than the queries of tests; the product's sessions have jit=off, too.
 var fast = []string{
 	"fsync=off", "full_page_writes=off", "shared_buffers=64MB", "max_wal_size=4GB",
-	"log_min_messages=warning", "autovacuum_naptime=5s",
+	"log_min_messages=warning", "autovacuum_naptime=5s", "jit=off",
 	"max_locks_per_transaction=256", // the traps of TestNothingPlantedIsCalled are dropped at once
 }
 
@@ -173,7 +174,10 @@ func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 	return &Server{pg}
 }
 
-// template has the files of a server that has never run.
+// migrated is the database of a server that startPostgres starts from which the tests' databases are copied.
+const migrated = "posthaste_template"
+
+// template has the files of a stopped server with the database migrated.
 var template = sync.OnceValues(func() (*local.Postgres, error) {
 	ctx := context.Background()
 	bin, err := local.PostgresBin(ctx, os.Getenv("POSTHASTE_TEST_PG_BIN"))
@@ -184,11 +188,21 @@ var template = sync.OnceValues(func() (*local.Postgres, error) {
 	if err != nil {
 		return nil, err
 	}
-	return local.InitPostgres(ctx, bin, dir, fast...)
+	pg, err := local.StartPostgres(ctx, bin, dir, fast...)
+	if err != nil {
+		return nil, err
+	}
+	if err = asSince15(ctx, pg); err == nil {
+		err = execOn(ctx, pg.URL("postgres"), "CREATE DATABASE "+migrated)
+	}
+	if err == nil {
+		_, err = sql.Migrate(ctx, pg.URL(migrated), "public", slog.New(slog.DiscardHandler))
+	}
+	return pg, errors.Join(err, pg.Stop("fast"))
 })
 
-// startPostgres starts a server on a copy of files that initdb makes once for a test binary. That takes an eighth of
-// initdb's processor time.
+// startPostgres starts a server on a copy of the template's files, which are made once for a test binary. That takes an
+// eighth of the processor time of initdb, without the migration.
 func startPostgres(dir string, settings ...string) (*local.Postgres, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -203,14 +217,11 @@ func startPostgres(dir string, settings ...string) (*local.Postgres, error) {
 	if err == nil {
 		err = pg.Start(ctx, settings...)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return pg, asSince15(ctx, pg)
+	return pg, err
 }
 
-// renumber gives the files of a server that has never run another system identifier: in the control file, which ends
-// with a checksum, and at the beginning of the WAL.
+// renumber gives the files of a server that was stopped in order another system identifier: in the control file, which
+// ends with a checksum, and at the beginning of each segment of the WAL.
 func renumber(data string) error {
 	control := filepath.Join(data, "global", "pg_control")
 	b, err := os.ReadFile(control)
@@ -254,20 +265,13 @@ func asSince15(ctx context.Context, pg *local.Postgres) error {
 // shared is the server of all tests of this process, once it runs.
 var shared *local.Postgres
 
-// startShared starts the shared server, once, and makes the template of its databases.
+// startShared starts the shared server, once.
 var startShared = sync.OnceValue(func() error {
 	dir, err := os.MkdirTemp(home, "pg-")
 	if err != nil {
 		return err
 	}
-	if shared, err = startPostgres(dir); err != nil {
-		return err
-	}
-	ctx := context.Background()
-	if err := execOn(ctx, shared.URL("postgres"), "CREATE DATABASE posthaste_template"); err != nil {
-		return err
-	}
-	_, err = sql.Migrate(ctx, shared.URL("posthaste_template"), "public", slog.New(slog.DiscardHandler))
+	shared, err = startPostgres(dir)
 	return err
 })
 
@@ -304,7 +308,7 @@ type Database struct {
 // Postgres returns a new migrated database on the binary's shared server.
 func Postgres(tb testing.TB) *Database {
 	tb.Helper()
-	return newDatabase(tb, sharedServer(tb), "posthaste_template")
+	return newDatabase(tb, sharedServer(tb), migrated)
 }
 
 // Empty returns a new database without posthaste's tables on the binary's shared server.
@@ -317,7 +321,8 @@ func Empty(tb testing.TB) *Database {
 func Encoded(tb testing.TB, encoding string) *Database {
 	tb.Helper()
 	d := newDatabase(tb, sharedServer(tb), "template0 LC_COLLATE 'C' LC_CTYPE 'C' ENCODING '"+encoding+"'")
-	d.migrate(tb)
+	_, err := sql.Migrate(tb.Context(), d.URL, "public", slog.New(slog.DiscardHandler))
+	Must(tb, err)
 	return d
 }
 
@@ -330,15 +335,7 @@ func (s *Server) Empty(tb testing.TB) *Database {
 // Database returns a new migrated database on the test's own server.
 func (s *Server) Database(tb testing.TB) *Database {
 	tb.Helper()
-	d := s.Empty(tb)
-	d.migrate(tb)
-	return d
-}
-
-func (d *Database) migrate(tb testing.TB) {
-	tb.Helper()
-	_, err := sql.Migrate(tb.Context(), d.URL, "public", slog.New(slog.DiscardHandler))
-	Must(tb, err)
+	return newDatabase(tb, s.Postgres, migrated)
 }
 
 func newDatabase(tb testing.TB, pg *local.Postgres, template string) *Database {
