@@ -172,10 +172,10 @@ func (l *leadership) endHandOver(ctx context.Context) (pass outbox.Pass, err err
 	if pass, err = l.drain(ctx, false); err != nil {
 		return pass, err
 	}
-	l.o.Sweeper.Rest()
 	if err = l.o.Store.SettleAll(ctx, l.gates.owner, pass); err != nil {
 		return pass, err
 	}
+	l.o.Sweeper.Rest()
 	if pass.End, err = l.o.Store.InsertLSN(ctx); err != nil {
 		return pass, err
 	}

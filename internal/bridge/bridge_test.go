@@ -332,8 +332,8 @@ func TestTakenIDsAreNamed(t *testing.T) {
 	}
 }
 
-// A waiting row whose id another waiting row has, or a transaction that commits while the rows are copied, is named, and
-// nothing is copied.
+// A waiting row whose id another waiting row has, or a transaction that commits during the copy, is named, and nothing
+// is copied.
 func TestTakenIDsOfWaitingRowsAreNamed(t *testing.T) {
 	t.Parallel()
 	d := prepared(t, "CREATE TABLE t (key bigint, agg text)", "INSERT INTO t VALUES (1, '1'), (2, '2')")
@@ -344,7 +344,9 @@ func TestTakenIDsOfWaitingRowsAreNamed(t *testing.T) {
 	event := uuid.NewMD5(uuid.NameSpaceURL, []byte("public.t:2")).String()
 	taken := func(err error, detail string) {
 		t.Helper()
-		for _, text := range []string{"column key of public.t must be unique", "posthaste's bridge", "another id", detail} {
+		for _, text := range []string{
+			"column key of public.t must be unique", "posthaste's bridge", "another id", detail,
+		} {
 			oneLine(t, err, text)
 		}
 		noneLeft(t, d)
