@@ -13,9 +13,11 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"posthaste/internal/lab/local"
+	"posthaste/internal/pause"
 )
 
 // Trouble is the faults of a link. The zero value has none.
@@ -99,10 +101,16 @@ func open(ctx context.Context, upstream string, pass func(l *Link, p *pair)) (*L
 // Addr returns the address to connect to; it never changes.
 func (l *Link) Addr() string { return l.addr }
 
-// Up accepts connections again after Down.
+// Up accepts connections again after Down. The port is reserved, but a process that is being started has a copy of the
+// closed socket until its program begins.
 func (l *Link) Up() {
-	if err := l.listen(); err != nil {
-		panic(err) // the port is reserved
+	began, err := time.Now(), l.listen()
+	for errors.Is(err, syscall.EADDRINUSE) && time.Since(began) < 10*time.Second {
+		_ = pause.For(l.ctx, time.Millisecond)
+		err = l.listen()
+	}
+	if err != nil {
+		panic(err)
 	}
 }
 

@@ -119,3 +119,25 @@ func TestLink(t *testing.T) {
 	c.say("f")
 	c.hears("second f")
 }
+
+// A copy of the closed socket does not keep a link from coming up, once the copy is closed as well.
+func TestUpWaitsForThePort(t *testing.T) {
+	t.Parallel()
+	l, err := link.New(t.Context(), echo(t, "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	l.Down()
+	other, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", l.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { _ = other.Close() })
+	l.Up()
+	c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", l.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+}
