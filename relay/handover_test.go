@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -123,6 +124,25 @@ func TestWhatThePublicationLeftOutIsWaitedFor(t *testing.T) {
 		})
 		tx.commitNow()
 		w.event("order", "a")
+		w.ends(outbox.ModeCDC)
+	})
+}
+
+// A leader that begins with a backlog sweeps until there is a slot, stops, and makes the passes of the hand-over, all over
+// the same connections: the pages that were begun when it stopped are completed.
+func TestAHandOverKeepsTheConnections(t *testing.T) {
+	t.Parallel()
+	inWorld(t, Options{}, func(w *world) {
+		for n := range 1500 {
+			w.event("order", strconv.Itoa(n))
+		}
+		i := w.start("one")
+		w.settles(outbox.ModeCDC)
+		w.do(func() {
+			if i.opened != 2 {
+				w.wrongly("the two workers have opened %d connections", i.opened)
+			}
+		})
 		w.ends(outbox.ModeCDC)
 	})
 }

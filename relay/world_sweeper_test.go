@@ -17,7 +17,7 @@ func (i *instance) sweeper(sink stream.Publisher) *sweep.Sweeper {
 	return sweep.New(sweep.Options{
 		Open: func(context.Context) (sweep.Conn, error) {
 			c := &sweepConn{i: i, seen: map[int]outbox.Settled{}}
-			i.w.do(func() { i.conns[c] = true })
+			i.w.do(func() { i.conns[c] = true; i.opened++ })
 			return c, nil
 		},
 		BatchRows: sweepRows, Sink: sink,

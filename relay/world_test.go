@@ -181,6 +181,7 @@ type instance struct {
 	thaw      chan struct{} // not nil: stopped, until it is closed
 	session   *lockSession
 	conns     map[*sweepConn]bool
+	opened    int    // connections of sweeps
 	bound     string // the Redis it is bound to
 	anyone    bool   // it takes whoever answers
 	let       map[string]int64

@@ -84,8 +84,8 @@ func TestStatementPoolerIsRefused(t *testing.T) {
 	w.once("relay", "--admin-addr=127.0.0.1:0", "--migrate").oneLine(t, 1, "a pooler in statement mode")
 	w.once("migrate").oneLine(t, 1, "a pooler in statement mode")
 	w.db.Exec(t, "CREATE TABLE events (id uuid, type text, payload jsonb)")
-	w.once("bridge", "create", "--yes", "--table=public.events", "--id=id", "--aggregate-type=type", "--aggregate-id=id",
-		"--event-type=type", "--payload=payload").oneLine(t, 1, "a pooler in statement mode")
+	w.once("bridge", "create", "--yes", "--table=public.events", "--id=id", "--aggregate-type=type",
+		"--aggregate-id=id", "--event-type=type", "--payload=payload").oneLine(t, 1, "a pooler in statement mode")
 	w.once("doctor").says(t, 1, "fail  pooler", "a pooler in statement mode", "pool_mode to transaction", "to session")
 }
 
