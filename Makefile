@@ -21,7 +21,7 @@ BENCH    ?= .
 ROUNDS   ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-plain test-raced test-full test-versions mutations steps test-browser test-languages pictures site proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot module fuzz bench bench-compare bench-peers rules clean
+.PHONY: help build demo test test-full test-versions mutations steps test-browser test-languages pictures site proof check lint fmt docs dashboards manifests vulnerabilities release-snapshot module fuzz bench bench-compare bench-peers rules clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,43 +34,34 @@ demo: ## see it work on its own servers; with ARGS=--once it exits when done
 	@$(MAKE) --no-print-directory build
 	@exec ./bin/posthaste demo $(ARGS)
 
-# Packages whose tests run without the race detector: they start whole programs, hundreds of times, or do one thing after
-# the other, and the detector and its builds would have most of the time. What could race in a program is in packages
-# whose own tests run under it. Those of internal/bench and internal/demo have whole relays in their own process, at full
-# rate and with the mode switched under load; and RACED are tests of the program that `make test-full` runs under it.
-PLAIN = $(addprefix $(shell $(GO) list -m)/,cmd/% docs examples/% api/admin/console outboxtest $(addprefix internal/, \
-	audit cli exemplar gendocs lab/% model mutations ops pause prove redisurl replay shadow tlsfile traceparent))
+# Packages whose tests run without the race detector: they start whole programs, hundreds of times, or only compute, and the
+# detector would have more than a tenth of their time. What could race in a program is in packages whose own tests run
+# under it. Those of internal/bench and internal/demo have whole relays in their own process, at full rate and with the
+# mode switched under load; and RACED are tests of the program that run under it.
+PLAIN := $(addprefix posthaste/,cmd/posthaste docs internal/model internal/exemplar internal/gendocs internal/mutations internal/traceparent)
 RACED := ^Test(TogglesUnderLoad|TwoRelaysSweepTogether|ARestartOfRedisIsNoLoss|SlotDropped|CreditsEndToEnd)$$
 
-# The garbage collector would have an eighth of the time of compilers and programs, and memory is not scarce.
-test: export GOGC = 400
 test: ## install what tests need, run every test against real servers
 	@./scripts/ensure.sh $(SERVERS) cc # the race detector needs a compiler
-	@# Both at once, because the tests mostly wait for their servers and processes, and cmd/posthaste takes as long as all others.
-	@$(MAKE) --no-print-directory --jobs=2 test-plain test-raced
-
-# Two packages at a time, because linking a test is for one core, and four to six tests of each even on two cores. The one
-# that takes longest begins first. The calls of internal/socket are others with the race detector, and the worlds of relay
-# (TestCrashPoints) are fewer. `make check` has all of go vet.
-test-plain:
-	$(GO) test -vet=off -p 2 -parallel 6 -timeout 30m ./cmd/posthaste \
-		$(filter $(PLAIN),$(shell $(GO) list ./...)) ./internal/socket ./relay
-
-# A program with the race detector sleeps for a second before it ends, by default, and the tests start hundreds.
-test-raced:
+	@# Two packages at a time, because linking a test is for one core, and four to six tests of each even on two cores: each starts
+	@# its own servers and processes, and mostly waits for them. A program with the race detector sleeps for a second before it
+	@# ends, by default, and the tests start hundreds. `make check` has all of go vet.
+	@# The one that takes longest begins first. The calls of internal/socket are others with the race detector, and the worlds of
+	@# relay (TestCrashPoints) are fewer.
+	$(GO) test -vet=off -p 2 -parallel 6 -timeout 30m -skip '$(RACED)' $(PLAIN) ./internal/socket ./relay
 	GORACE=atexit_sleep_ms=10 $(GO) test -race -vet=off -p 2 -parallel 4 -timeout 30m \
 		$(filter-out $(PLAIN),$(shell $(GO) list ./...))
+	$(GO) test -race -vet=off -parallel 5 -timeout 30m -run '$(RACED)' ./cmd/posthaste
 	$(GRAFANA) test -count=1 ./...
 	$(LAB) test -count=1 ./containers
 
 # The counts of the acceptance list, the two longest packages first; `make test` has run all other tests as they are. Then
-# RACED, and the tests that bound memory or time. Those have the build tag "full" and the name TestFull…, and run alone, in
-# sequence and without the race detector, which would distort the figures.
+# the tests that bound memory or time. Those have the build tag "full" and the name TestFull…, and run alone, in sequence
+# and without the race detector, which would distort the figures.
 test-full: ## larger counts where there are any, and the memory and timing bounds, serially
-	@./scripts/ensure.sh $(SERVERS) cc
+	@./scripts/ensure.sh $(SERVERS)
 	chosen="$$(./scripts/full-tests.sh ./cmd/posthaste ./relay)" && \
 		POSTHASTE_TEST_FULL=1 $(GO) test -vet=off -p 2 -parallel 3 -count=1 -timeout 45m $$chosen
-	$(GO) test -race -vet=off -parallel 5 -count=1 -timeout 30m -run '$(RACED)' ./cmd/posthaste
 	POSTHASTE_TEST_FULL=1 $(GO) test -tags full -run '^TestFull' -p 1 -parallel 1 -count=1 -timeout 30m ./...
 
 test-versions: ## core fault tests on Postgres 14 to 18, Redis, Valkey, and pg_upgrade; ARGS="postgres-18 upgrade" selects

@@ -108,7 +108,7 @@ func customer(ctx context.Context, base string) {
 		request(ctx, http.MethodPost, base+"/add/"+user, uuid.NewString(), `{"amount":2}`)
 		request(ctx, http.MethodPost, base+"/deduct/"+user, uuid.NewString(), `{"amount":1}`)
 		request(ctx, http.MethodGet, base+"/balance/"+user, "", "")
-		_ = pause.For(ctx, 300*time.Millisecond)
+		_ = pause.For(ctx, 100*time.Millisecond)
 	}
 }
 

@@ -53,9 +53,6 @@ func TestProve(t *testing.T) {
 func TestProveNats(t *testing.T) {
 	t.Parallel()
 	for fault, promise := range map[string]string{"nats-*": "", "sabotage-duplicate": "duplicated"} {
-		if !full() && promise != "" {
-			continue // natslog tests how it is read, and TestProveNoticesABrokenPromise what follows
-		}
 		r, _ := campaign(t, "--duration=3s", "--sink=nats", "--nats-bin="+testenv.NatsBin(t), "--faults="+fault)
 		kept := strings.Contains(r.out, "every promise was kept") && strings.Contains(r.out, "effects with the inbox")
 		if promise == "" && (r.code != 0 || !kept) ||
