@@ -113,9 +113,7 @@ func TestTheDataAloneIsRestored(t *testing.T) {
 			t.Parallel()
 			inMode(t, map[bool]string{false: "cdc", true: "poll"}[ahead], func(t *testing.T, mode string) {
 				w := worldOf(t, testenv.NewServer(t).Database(t), testenv.Redis(t))
-				to := testenv.NewServer(t).Empty(t)
-				// A template's databases would have the first mark of the same moment.
-				runHere(t, "migrate", "--postgres-url="+to.URL).says(t, 0)
+				to := testenv.NewServer(t).Database(t)
 				for _, d := range map[bool][]*testenv.Database{true: {to}, false: {w.db}}[ahead] {
 					d.Exec(t, `DO $$ BEGIN
 						FOR i IN 1..5000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$`)

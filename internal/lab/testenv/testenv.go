@@ -50,11 +50,10 @@ var home string
 
 var counter atomic.Int64
 
-// fast are settings that make a test server fast. It needs to survive its own crash, but not the machine's. Compiling
-// takes longer than the queries of tests; the product's sessions have jit=off, too.
+// fast are settings that make a test server fast. It needs to survive its own crash, but not the machine's.
 var fast = []string{
 	"fsync=off", "full_page_writes=off", "shared_buffers=64MB", "max_wal_size=4GB",
-	"log_min_messages=warning", "autovacuum_naptime=5s", "jit=off",
+	"log_min_messages=warning", "autovacuum_naptime=5s",
 	"max_locks_per_transaction=256", // the traps of TestNothingPlantedIsCalled are dropped at once
 }
 
@@ -174,10 +173,7 @@ func (s *Server) Upgrade(tb testing.TB, bin string) *Server {
 	return &Server{pg}
 }
 
-// migrated is the database of a server that startPostgres starts from which the tests' databases are copied.
-const migrated = "posthaste_template"
-
-// template has the files of a stopped server with the database migrated.
+// template has the files of a server that has never run.
 var template = sync.OnceValues(func() (*local.Postgres, error) {
 	ctx := context.Background()
 	bin, err := local.PostgresBin(ctx, os.Getenv("POSTHASTE_TEST_PG_BIN"))
@@ -188,21 +184,11 @@ var template = sync.OnceValues(func() (*local.Postgres, error) {
 	if err != nil {
 		return nil, err
 	}
-	pg, err := local.StartPostgres(ctx, bin, dir, fast...)
-	if err != nil {
-		return nil, err
-	}
-	if err = asSince15(ctx, pg); err == nil {
-		err = execOn(ctx, pg.URL("postgres"), "CREATE DATABASE "+migrated)
-	}
-	if err == nil {
-		_, err = sql.Migrate(ctx, pg.URL(migrated), "public", slog.New(slog.DiscardHandler))
-	}
-	return pg, errors.Join(err, pg.Stop("fast"))
+	return local.InitPostgres(ctx, bin, dir, fast...)
 })
 
-// startPostgres starts a server on a copy of the template's files, which are made once for a test binary. That takes an
-// eighth of the processor time of initdb, without the migration.
+// startPostgres starts a server on a copy of files that initdb makes once for a test binary. That takes an eighth of
+// initdb's processor time.
 func startPostgres(dir string, settings ...string) (*local.Postgres, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -217,11 +203,14 @@ func startPostgres(dir string, settings ...string) (*local.Postgres, error) {
 	if err == nil {
 		err = pg.Start(ctx, settings...)
 	}
-	return pg, err
+	if err != nil {
+		return nil, err
+	}
+	return pg, asSince15(ctx, pg)
 }
 
-// renumber gives the files of a server that was stopped in order another system identifier: in the control file, which
-// ends with a checksum, and at the beginning of each segment of the WAL.
+// renumber gives the files of a server that has never run another system identifier: in the control file, which ends
+// with a checksum, and at the beginning of the WAL.
 func renumber(data string) error {
 	control := filepath.Join(data, "global", "pg_control")
 	b, err := os.ReadFile(control)
@@ -265,13 +254,20 @@ func asSince15(ctx context.Context, pg *local.Postgres) error {
 // shared is the server of all tests of this process, once it runs.
 var shared *local.Postgres
 
-// startShared starts the shared server, once.
+// startShared starts the shared server, once, and makes the template of its databases.
 var startShared = sync.OnceValue(func() error {
 	dir, err := os.MkdirTemp(home, "pg-")
 	if err != nil {
 		return err
 	}
-	shared, err = startPostgres(dir)
+	if shared, err = startPostgres(dir); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	if err := execOn(ctx, shared.URL("postgres"), "CREATE DATABASE posthaste_template"); err != nil {
+		return err
+	}
+	_, err = sql.Migrate(ctx, shared.URL("posthaste_template"), "public", slog.New(slog.DiscardHandler))
 	return err
 })
 
@@ -308,7 +304,7 @@ type Database struct {
 // Postgres returns a new migrated database on the binary's shared server.
 func Postgres(tb testing.TB) *Database {
 	tb.Helper()
-	return newDatabase(tb, sharedServer(tb), migrated)
+	return newDatabase(tb, sharedServer(tb), "posthaste_template")
 }
 
 // Empty returns a new database without posthaste's tables on the binary's shared server.
@@ -321,8 +317,7 @@ func Empty(tb testing.TB) *Database {
 func Encoded(tb testing.TB, encoding string) *Database {
 	tb.Helper()
 	d := newDatabase(tb, sharedServer(tb), "template0 LC_COLLATE 'C' LC_CTYPE 'C' ENCODING '"+encoding+"'")
-	_, err := sql.Migrate(tb.Context(), d.URL, "public", slog.New(slog.DiscardHandler))
-	Must(tb, err)
+	d.migrate(tb)
 	return d
 }
 
@@ -335,7 +330,15 @@ func (s *Server) Empty(tb testing.TB) *Database {
 // Database returns a new migrated database on the test's own server.
 func (s *Server) Database(tb testing.TB) *Database {
 	tb.Helper()
-	return newDatabase(tb, s.Postgres, migrated)
+	d := s.Empty(tb)
+	d.migrate(tb)
+	return d
+}
+
+func (d *Database) migrate(tb testing.TB) {
+	tb.Helper()
+	_, err := sql.Migrate(tb.Context(), d.URL, "public", slog.New(slog.DiscardHandler))
+	Must(tb, err)
 }
 
 func newDatabase(tb testing.TB, pg *local.Postgres, template string) *Database {
