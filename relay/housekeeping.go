@@ -22,6 +22,8 @@ const (
 // housekeeper updates gauges, trims streams, removes retried dead events and keeps history. One goroutine owns it.
 type housekeeper struct {
 	*Relay
+	// backlog is when to count the backlog next. A leader that begins with a large one is not slowed down by that.
+	backlog time.Time
 	// next is the index of the stream to trim first. It follows a stream that could not be trimmed.
 	next int
 	// whole has the owner under which the repairs are complete, and the streams that its adoption has left out.
@@ -33,18 +35,18 @@ type housekeeper struct {
 
 // run does the leader's housekeeping until ctx ends: gauges, trimming, dead events, retention.
 func (h *housekeeper) run(ctx context.Context) {
-	var history, backlog time.Time // of the next
+	var history time.Time // of the next
 	for ctx.Err() == nil {
 		if time.Now().After(history) {
 			history = time.Now().Add(historyInterval)
 			h.done(ctx, conditionTable, h.o.Store.Sound(ctx))
 			h.done(ctx, conditionHistory, h.o.Store.KeepHistory(ctx))
 		}
-		if began := time.Now(); began.After(backlog) {
+		if began := time.Now(); began.After(h.backlog) {
 			h.countBacklog(ctx)
 			// Counting reads every unsettled row, which may be millions. The wait keeps it below a tenth of the
 			// session's time.
-			backlog = time.Now().Add(max(backlogInterval-time.Since(began), 9*time.Since(began)))
+			h.backlog = time.Now().Add(max(backlogInterval-time.Since(began), 9*time.Since(began)))
 		}
 		h.countDead(ctx)
 		h.keepStreams(ctx)

@@ -17,6 +17,7 @@ import (
 func (l *leadership) keeps(d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
+	l.housekeeper.backlog = time.Time{}
 	l.housekeeper.run(ctx)
 }
 

@@ -82,11 +82,7 @@ func (l *leadership) run(ctx context.Context) error {
 		}
 		l.log.Info("not leading any more")
 	}()
-	wg.Go(func() { // after a while: to count what waits would slow down a leader that begins with a backlog
-		if pause.For(kctx, backlogInterval) == nil {
-			l.housekeeper.run(kctx)
-		}
-	})
+	wg.Go(func() { l.housekeeper.run(kctx) })
 	wg.Go(func() { l.reconciler.watch(kctx) })
 	wg.Go(func() { l.keeper.run(kctx) })
 	wg.Go(func() { l.sign(kctx) })

@@ -130,8 +130,9 @@ func New(o Options) *Relay {
 // newLeadership joins the parts that live as long as one holding of the leader lock.
 func (r *Relay) newLeadership(locks outbox.LockSession) *leadership {
 	return &leadership{
-		Relay: r, locks: locks, reconciler: &reconciler{Relay: r}, housekeeper: &housekeeper{Relay: r},
-		partial: pause.Backoff{First: time.Second, Most: 30 * time.Second},
+		Relay: r, locks: locks, reconciler: &reconciler{Relay: r},
+		housekeeper: &housekeeper{Relay: r, backlog: time.Now().Add(backlogInterval)},
+		partial:     pause.Backoff{First: time.Second, Most: 30 * time.Second},
 	}
 }
 
