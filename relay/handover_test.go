@@ -128,8 +128,8 @@ func TestWhatThePublicationLeftOutIsWaitedFor(t *testing.T) {
 	})
 }
 
-// A leader that begins with a backlog sweeps until there is a slot, stops, and makes the passes of the hand-over, all over
-// the same connections: the pages that were begun when it stopped are completed.
+// A leader that begins with a backlog sweeps until there is a slot, stops, and makes the passes of the hand-over, all
+// over the same connections: the pages that were begun when it stopped are completed.
 func TestAHandOverKeepsTheConnections(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {

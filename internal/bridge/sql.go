@@ -160,8 +160,8 @@ func (e event) waiting() string {
 // ofEvent selects the number and the id of the waiting rows of event $1, whether they have a copy or not.
 func (e event) ofEvent() string {
 	e.row = pgx.Identifier{e.ofTable}.Sanitize()
-	return fmt.Sprintf("SELECT count(*), pg_catalog.min(%s) FROM %s WHERE (%s\n) AND %s = $1::uuid", e.text(e.ID), e.quoted(),
-		e.Pending, e.id())
+	return fmt.Sprintf("SELECT count(*), pg_catalog.min(%s) FROM %s WHERE (%s\n) AND %s = $1::uuid", e.text(e.ID),
+		e.quoted(), e.Pending, e.id())
 }
 
 // copy copies the waiting rows in order.

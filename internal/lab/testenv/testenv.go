@@ -54,7 +54,7 @@ var counter atomic.Int64
 var fast = []string{
 	"fsync=off", "full_page_writes=off", "shared_buffers=64MB", "max_wal_size=4GB",
 	"log_min_messages=warning", "autovacuum_naptime=5s",
-	"jit=off",                       // as in the product's own sessions; it takes more time than the small queries of tests
+	"jit=off",                       // as in the product's own sessions
 	"max_locks_per_transaction=256", // the traps of TestNothingPlantedIsCalled are dropped at once
 }
 
