@@ -75,6 +75,16 @@ func (w *world) loses(types ...string) (names map[string]bool) {
 	return names
 }
 
+// deletes has a leader settle so many orders, and then deletes their stream.
+func (w *world) deletes(orders int) {
+	w.leads(outbox.ModePoll)
+	for range orders {
+		w.event("order", "a")
+	}
+	w.settles(outbox.ModePoll)
+	w.loses("order")
+}
+
 // delay returns how long an event of the stream of users waits, at most ten minutes.
 func (w *world) delay() time.Duration {
 	row, began := w.event("user", "a"), time.Now()
@@ -183,12 +193,7 @@ func (s hiccup) Log(ctx context.Context, r outbox.Repair, visit func(page []outb
 func TestARepairThatBeginsAgainLeavesNothingInTheGate(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
-		w.leads(outbox.ModePoll)
-		for range 600 {
-			w.event("order", "a")
-		}
-		w.settles(outbox.ModePoll)
-		w.loses("order")
+		w.deletes(600)
 		i := w.instance("two")
 		i.relay.o.Store = hiccup{i.relay.o.Store, &atomic.Bool{}}
 		w.launch(i)
@@ -279,12 +284,7 @@ func (d creepingDelivery) Publish(ctx context.Context) (outbox.Receipt, error) {
 func TestARepairThatCreeps(t *testing.T) {
 	t.Parallel()
 	inWorld(t, Options{}, func(w *world) {
-		w.leads(outbox.ModePoll)
-		for range 600 {
-			w.event("order", "a")
-		}
-		w.settles(outbox.ModePoll)
-		w.loses("order")
+		w.deletes(600)
 		i, until, restored := w.instance("two"), &atomic.Int64{}, &atomic.Int64{}
 		i.relay.o.Sink = creeping{i.relay.o.Sink, until}
 		i.relay.o.Store = counted{i.relay.o.Store, restored}
