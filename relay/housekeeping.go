@@ -133,6 +133,7 @@ func (h *housekeeper) keepStreams(ctx context.Context) {
 
 // noteGroups records the consumer groups of streams in Postgres, for repairs. It reads them only from streams that
 // their owner has repaired, and that have lost nothing since. If a group is missing there, it was destroyed on purpose.
+// The streams that the adoption left out are not read: with one that hangs, the others might not answer either.
 func (h *housekeeper) noteGroups(ctx context.Context, streams []string) error {
 	g := h.whole.Load()
 	if g == nil {

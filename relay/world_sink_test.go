@@ -227,7 +227,10 @@ func (s memSink) Groups(ctx context.Context, o outbox.Owner, streams []string) (
 	return sinkCall(ctx, s.i, "Sink.Groups", func(r *redis) (map[string][]string, error) {
 		list := map[string][]string{}
 		for _, name := range streams {
-			if _, err := r.judge(name, o); err == nil && !r.away[name] && !r.forgot(name) {
+			if r.away[name] { // one that hangs takes the answers of the others with it
+				return nil, errDown
+			}
+			if _, err := r.judge(name, o); err == nil && !r.forgot(name) {
 				list[name] = slices.Clone(r.groups[name])
 			}
 		}
