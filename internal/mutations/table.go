@@ -212,6 +212,13 @@ var mutations = []mutation{
 		pkg:         "./relay/sweep", test: "TestABlockedStreamDelaysOnlyItself",
 	},
 	{
+		safeguard: "a kept connection has no claim", about: "a sweep that stops keeps one that failed",
+		file:        "relay/sweep/worker.go",
+		old:         "\tw.close()\n\tif ctx.Err() != nil {",
+		replacement: "\tif ctx.Err() != nil {",
+		pkg:         "./relay", test: "TestOthersGoOnBesideAStreamThatCannotBeAdopted",
+	},
+	{
 		safeguard: "a claim is the owner's", about: "any process may claim",
 		file:        "sql/queries/sweep_claim.sql",
 		old:         "WHERE r.name = $1 AND outbox_owned(r, $2, $3)",
