@@ -201,7 +201,7 @@ func scanStreams(ctx context.Context, client redis.UniversalClient, prefixes []s
 	var mu sync.Mutex
 	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
 		for _, prefix := range prefixes {
-			it := n.ScanType(ctx, 0, globQuote(prefix)+"*", 1000, "stream").Iterator()
+			it := n.Client.ScanType(ctx, 0, globQuote(prefix)+"*", 1000, "stream").Iterator()
 			for it.Next(ctx) {
 				mu.Lock()
 				found(it.Val())

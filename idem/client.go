@@ -32,7 +32,7 @@ func Unreachable(ctx context.Context, c Redis) []string {
 		return []string{""}
 	}
 	silent, _ := redisurl.Gather(ctx, nodes, func(ctx context.Context, n redisurl.Node) (bool, error) {
-		return n.Ping(ctx).Err() != nil, nil
+		return n.Client.Ping(ctx).Err() != nil, nil
 	})
 	var list []string
 	for i, n := range nodes {

@@ -114,7 +114,7 @@ const safePolicy = "noeviction"
 type askNode func(ctx context.Context, n redisurl.Node) (map[string]string, error)
 
 func askInfo(ctx context.Context, n redisurl.Node) (map[string]string, error) {
-	info, err := redisurl.Info(ctx, n, "memory")
+	info, err := redisurl.Info(ctx, n.Client, "memory")
 	if redisurl.Refused(err) {
 		err = nil
 	}

@@ -105,7 +105,7 @@ func (s *scene) removeKeys(ctx context.Context) error {
 	}
 	return redisurl.Each(ctx, nodes, func(ctx context.Context, n redisurl.Node) error {
 		var keys []string
-		all := n.Scan(ctx, 0, "*"+s.config.StreamPrefix+"*", 10_000).Iterator()
+		all := n.Client.Scan(ctx, 0, "*"+s.config.StreamPrefix+"*", 10_000).Iterator()
 		for all.Next(ctx) {
 			keys = append(keys, all.Val())
 		}

@@ -167,7 +167,7 @@ func (b *session) facts(ctx context.Context) (machine, error) {
 		}
 		m.Servers += fmt.Sprintf(", Redis Cluster of %d masters and %d replicas", n-replicas, replicas)
 	}
-	if m.Versions, err = local.Versions(ctx, b.config.Version, b.admin, nodes[0]); err != nil {
+	if m.Versions, err = local.Versions(ctx, b.config.Version, b.admin, nodes[0].Client); err != nil {
 		return m, err
 	}
 	if b.nats != nil {
@@ -175,7 +175,7 @@ func (b *session) facts(ctx context.Context) (machine, error) {
 	}
 	for _, name := range []string{"appendonly", "appendfsync"} {
 		m.Durability[name] = "unknown" // a managed server may keep CONFIG to itself
-		if v, err := nodes[0].ConfigGet(ctx, name).Result(); err == nil {
+		if v, err := nodes[0].Client.ConfigGet(ctx, name).Result(); err == nil {
 			m.Durability[name] = v[name]
 		}
 	}
@@ -201,7 +201,7 @@ func (b *session) usage(ctx context.Context) usage {
 	var u usage
 	if nodes, err := redisurl.Nodes(ctx, b.redis); err == nil {
 		for _, n := range nodes {
-			u.redis += local.RedisCPU(ctx, n)
+			u.redis += local.RedisCPU(ctx, n.Client)
 		}
 	}
 	// The WAL of the whole server: Postgres does not count it by session.

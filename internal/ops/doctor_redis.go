@@ -129,7 +129,7 @@ func (d *doctor) redisFails(severity string, err error) {
 }
 
 func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n redisurl.Node) {
-	info, err := redisurl.Info(ctx, n, "server", "memory", "persistence")
+	info, err := redisurl.Info(ctx, n.Client, "server", "memory", "persistence")
 	known := !redisurl.Refused(err)
 	if err != nil && known {
 		severity := SeverityFail
@@ -159,7 +159,7 @@ func (d *doctor) server(ctx context.Context, client redis.UniversalClient, n red
 		d.warn("redis persistence", "set appendonly yes",
 			"no append-only file: a restart of Redis loses what was published since its last snapshot")
 	} else {
-		config, _ := n.ConfigGet(ctx, "appendfsync").Result() // may be refused
+		config, _ := n.Client.ConfigGet(ctx, "appendfsync").Result() // may be refused
 		d.ok("redis persistence", "append-only file, fsync %s", cmp.Or(config["appendfsync"], "unknown"))
 	}
 }

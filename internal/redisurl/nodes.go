@@ -13,7 +13,7 @@ import (
 
 // Node is one server behind a client.
 type Node struct {
-	*redis.Client
+	Client *redis.Client
 	// Addr is the address of a cluster node; "" for a single server.
 	Addr string
 	// Replica is set for a replica in a cluster.
