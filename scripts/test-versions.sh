@@ -33,7 +33,7 @@ build() { # packages
 	local package
 	mkdir -p "$bin"
 	for package in "$@"; do
-		go test -c -vet=off -tags versions -o "$bin/${package##*/}.test" "./$package"
+		go test -c -vet=off -tags nomsgpack,versions -o "$bin/${package##*/}.test" "./$package"
 	done
 }
 

@@ -19,7 +19,7 @@ var building sync.Mutex
 // Program returns the path of posthaste built with a tag, or "" for none. It is built once.
 func Program(tb testing.TB, tag string) string {
 	tb.Helper()
-	return build(tb, "posthaste"+tag, "-tags", tag, "./cmd/posthaste")
+	return build(tb, "posthaste"+tag, "-tags", "nomsgpack,"+tag, "./cmd/posthaste")
 }
 
 // NatsBin returns the path of nats-server, built from the module that go.mod requires. It is built once.
