@@ -163,6 +163,41 @@ func TestAStreamIsAdoptedBesideAnotherThatHangs(t *testing.T) {
 	})
 }
 
+// A stream that refuses to be adopted, or whose node is down, is tried again by each adoption: by those that follow
+// when it can be read, and by that of a toggle. The others do not wait for it each time.
+func TestOthersDoNotWaitAgainForAStreamThatWasLeftOut(t *testing.T) {
+	t.Parallel()
+	for n, mode := range []outbox.Mode{outbox.ModePoll, outbox.ModeCDC, outbox.ModePoll, outbox.ModeCDC} {
+		inWorld(t, Options{}, func(w *world) {
+			down := n > 1
+			w.pg.state.Desired = mode
+			w.pg.streams = streamsOf("outbox.order", "outbox.user")
+			w.rd.away["outbox.order"] = down
+			i, failing := w.instance("one"), &atomic.Bool{}
+			failing.Store(!down)
+			i.relay.o.Sink = wedge{i.relay.o.Sink, failing, "outbox.order"}
+			w.launch(i)
+			elapse(10 * time.Second)
+			before := w.count("Store.Adopt")
+			for n := range 600 {
+				if n == 300 {
+					w.wants(outbox.ModeCDC)
+				}
+				if took := w.delay(); took >= time.Second {
+					t.Errorf("%s, down %v: event %d arrives after %v", mode, down, n, took)
+				}
+			}
+			if n := w.count("Store.Adopt") - before; !down && n < 2 {
+				t.Errorf("%s: %d adoptions", mode, n)
+			}
+			failing.Store(false)
+			w.away(false, "outbox.order")
+			w.event("order", "a")
+			w.ends(outbox.ModeCDC)
+		})
+	}
+}
+
 // If every stream fails, each in another step, adoptions follow ever more slowly.
 func TestEveryStreamFailsInAStepOfItsOwn(t *testing.T) {
 	t.Parallel()

@@ -101,6 +101,9 @@ func (l *leadership) raise(ctx context.Context, st outbox.State) error {
 		l.activity.own(st.Owner) // under which the slot is kept until then: Redis may be gone for long
 	}
 	l.absent = absent{streams: map[string]left{}}
+	if l.gates != nil {
+		l.absent.before = l.gates.away
+	}
 	for {
 		next := outbox.Adoption{
 			From: st.Owner.Epoch, To: outbox.Owner{Source: st.Owner.Source, Epoch: epoch, Nonce: newNonce()},
@@ -213,17 +216,23 @@ const incomplete = "incomplete"
 // absent are the streams that an adoption leaves out, because they do not answer, or refuse it, and others do not.
 type absent struct {
 	streams map[string]left
+	// before are those that the adoption before left out. The others do not wait for them again.
+	before map[string]left
 	// since is when a step of the adoption failed first, or the repairs began. known is how many streams there are.
 	since time.Time
 	known int
 }
 
-// late reports whether the others have waited long enough for a step that fails.
-func (a *absent) late() bool {
+// late reports whether the others have waited long enough for a step that fails, of some streams or of all.
+func (a *absent) late(why map[string]error) bool {
 	if a.since.IsZero() {
 		a.since = time.Now()
 	}
-	return time.Since(a.since) >= blockedWait
+	again := len(a.before) > 0
+	for stream := range why {
+		again = again && a.before[stream].why != nil
+	}
+	return again || time.Since(a.since) >= blockedWait
 }
 
 func (a *absent) text() string {
@@ -237,7 +246,7 @@ func (a *absent) text() string {
 // repairs fail.
 func (l *leadership) leave(why map[string]error, repairing outbox.Owner) bool {
 	a := &l.absent
-	if len(why) == 0 || l.o.Spread != nil || !a.late() {
+	if len(why) == 0 || l.o.Spread != nil || !a.late(why) {
 		return false
 	}
 	if len(a.streams)+len(why) >= a.known {
@@ -296,7 +305,7 @@ func (l *leadership) tryBind(ctx context.Context, st outbox.State, seen *twin) (
 	actx, cancel := context.WithTimeout(ctx, publishTimeout)
 	f.server, err = l.o.Sink.Bind(actx)
 	cancel()
-	if outbox.Alone(err) && l.o.Spread == nil && absent.late() {
+	if outbox.Alone(err) && l.o.Spread == nil && absent.late(nil) {
 		f.partial, err = true, nil
 	}
 	if err == nil {
