@@ -427,3 +427,20 @@ func TestALockedRowIsAnOperationInProgress(t *testing.T) {
 	want(t, w.post(key, orderJSON(1), "Prefer", "wait=0"), 201, "")
 	w.checkInvariants(1)
 }
+
+// A commit waits for a synchronous standby that is gone, and which may be promoted. The API gives up, and must not end
+// the server's wait: the order would count as committed, and be lost with this server.
+func TestAnOrderThatNoStandbyHasIsNotConfirmed(t *testing.T) {
+	t.Parallel()
+	w := &world{tb: t, db: testenv.NewServer(t).Database(t), redis: testenv.Redis(t)}
+	w.start(w.db.URL, w.redis.URL())
+	w.db.Standby(t, "nobody")
+	w.db.WaitHeld(t)
+	key := newKey()
+	want(t, w.post(key, orderJSON(1)), 503, "outcome_unknown")
+	testenv.Equal(t, "visible orders", w.rows(), 0)
+	w.db.Standby(t, "")
+	r, _ := w.insist(key, orderJSON(1))
+	want(t, r, 201, "")
+	w.checkInvariants(1)
+}

@@ -5,8 +5,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -104,7 +106,31 @@ func OrderPoolConfig(url, schema string) (*pgxpool.Config, error) {
 	if own, err := pgx.ParseConfig(url); err == nil && own.RuntimeParams["pool_max_conns"] == "" {
 		cfg.MaxConns = max(cfg.MaxConns, orderConns)
 	}
+	before := cfg.BeforeConnect
+	cfg.BeforeConnect = func(ctx context.Context, c *pgx.ConnConfig) error {
+		err := before(ctx, c)
+		cancelNothing(c)
+		return err
+	}
 	return cfg, nil
+}
+
+// cancelNothing makes a connection that is given up send no request to cancel its statement. The server limits the
+// statement itself, but not the wait of its commit for a synchronous standby. A request would end that wait: the order
+// would then be visible and count as committed, although no standby has it.
+func cancelNothing(cfg *pgx.ConnConfig) {
+	var connected atomic.Bool
+	dial, after := cfg.DialFunc, cfg.AfterConnect
+	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if connected.Load() { // pgx dials for a request only
+			return nil, errors.New("no statement is cancelled")
+		}
+		return dial(ctx, network, addr)
+	}
+	cfg.AfterConnect = func(ctx context.Context, c *pgconn.PgConn) error {
+		connected.Store(true)
+		return after(ctx, c)
+	}
 }
 
 // PlaceOrder inserts o and its event e in one statement and transaction. e is nil for an order without an event. placed
