@@ -2,7 +2,9 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -443,4 +445,36 @@ func TestAnOrderThatNoStandbyHasIsNotConfirmed(t *testing.T) {
 	r, _ := w.insist(key, orderJSON(1))
 	want(t, r, 201, "")
 	w.checkInvariants(1)
+}
+
+// safeNewKey returns the member of a problem that permits a client to send its order under a new key.
+func (r reply) safeNewKey(tb testing.TB) bool {
+	tb.Helper()
+	var p problemBody
+	must(tb, json.Unmarshal([]byte(r.body), &p))
+	return p.SafeNewKey
+}
+
+// While an order may still be placed under a key, or may have been, no answer permits a new key.
+func TestNoAnswerPermitsASecondOrder(t *testing.T) {
+	t.Parallel()
+	keys, err := ParseKeys(strings.NewReader(hashOf("full") + " " + testUser + "\n" + hashOf("cut") + " " + testUser +
+		" scopes=read\n"))
+	must(t, err)
+	w := newWorld(t, func(o *Options) { o.Keys = keys })
+	full, cut := []string{"Authorization", "Bearer full"}, []string{"Authorization", "Bearer cut"}
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	w.s.failpoint = once("after_acquire", func(context.Context) { close(reached); <-goOn })
+	key := newKey()
+	first := make(chan reply)
+	go func() { first <- w.post(key, orderJSON(1), full...) }()
+	<-reached
+	r := w.do("GET", "/orders/by-key", "", append([]string{idem.KeyHeader, key}, full...)...)
+	want(t, r, 404, "not_found")
+	testenv.Equal(t, "by key: safe_new_key", r.safeNewKey(t), false)
+	close(goOn)
+	want(t, <-first, 201, "")
+	r = w.post(key, orderJSON(1), cut...) // the scopes of the credential were reduced
+	want(t, r, 403, "forbidden_scope")
+	testenv.Equal(t, "without the scope: safe_new_key", r.safeNewKey(t), false)
 }

@@ -80,7 +80,7 @@ func (d *document) exchange(tb rapid.TB, h http.Handler, method, target, body st
 var statusCode = regexp.MustCompile("^`?[a-z_]+`?$")
 
 var kinds = []kind{
-	kindNotFound, kindMethod, kindUnauthorized, kindForbiddenUser, kindForbiddenScope, kindRateLimited,
+	kindNotFound, kindMethod, kindNotPlaced, kindUnauthorized, kindForbiddenUser, kindForbiddenScope, kindRateLimited,
 	kindKeyMissing, kindKeyInvalid, kindMediaType, kindTooLarge, kindSlowBody, kindInvalidJSON, kindParameter,
 	kindValidation, kindKeyExpired, kindKeyReused, kindInProgress, kindUnavailable, kindUnknown, kindInternal,
 	kindInsufficient, kindForbidden, kindUnknownUser, kindFrozen, kindOverflow, kindBackpressure, kindNoCredits,
@@ -96,13 +96,14 @@ func TestNewKeysAreSafeOnceTheOutcomeIsFinal(t *testing.T) {
 			retryable = append(retryable, k.code)
 		}
 		body := (&problem{kind: k}).body("")
-		if body.SafeNewKey != (!body.Retryable && k.code != "unauthorized") {
+		undecided := []string{"unauthorized", "forbidden", "forbidden_scope", "forbidden_user", "credits_foreign"}
+		if body.SafeNewKey != (!body.Retryable && !slices.Contains(undecided, k.code)) {
 			t.Errorf("%s: retryable %v, safe_new_key %v", k.code, body.Retryable, body.SafeNewKey)
 		}
 	}
 	slices.Sort(retryable)
 	if got := strings.Join(slices.Compact(retryable), " "); got != "backpressure credits_store_unavailable "+
-		"epoch_recovering internal_error operation_in_progress outcome_unknown rate_limited request_timeout "+
+		"epoch_recovering internal_error not_found operation_in_progress outcome_unknown rate_limited request_timeout "+
 		"temporarily_unavailable" {
 		t.Errorf("retryable: %s", got)
 	}

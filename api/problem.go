@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -17,13 +18,18 @@ type kind struct {
 	retryable bool
 }
 
-// safeNewKey reports that sending the operation under a new key cannot do it twice.
-func (k kind) safeNewKey() bool { return !k.retryable && k != kindUnauthorized }
+// safeNewKey reports that sending the operation under a new key cannot do it twice. After a refusal because of the
+// credential, or by a store that an operator must look at, an earlier attempt may have succeeded.
+func (k kind) safeNewKey() bool {
+	return !k.retryable && k.status != http.StatusUnauthorized && k.status != http.StatusForbidden && k.status < 500
+}
 
 // The kinds of problems, in the order of the checks.
 var (
-	kindNotFound       = kind{404, "not_found", "There is no such resource", false}
-	kindMethod         = kind{405, "method_not_allowed", "The resource does not have this method", false}
+	kindNotFound = kind{404, "not_found", "There is no such resource", false}
+	kindMethod   = kind{405, "method_not_allowed", "The resource does not have this method", false}
+	// kindNotPlaced: an attempt may still be under way.
+	kindNotPlaced      = kind{404, "not_found", "No order was placed under this key, so far", true}
 	kindUnauthorized   = kind{401, "unauthorized", "A valid API key or token is required", false}
 	kindForbiddenUser  = kind{403, "forbidden_user", "The API key or token may not act for this user", false}
 	kindForbiddenScope = kind{403, "forbidden_scope", "The API key or token is not for this", false}

@@ -59,7 +59,7 @@ func (s *Server) orderByKey(c *gin.Context) *problem {
 	o, err := sql.OrderByKey(ctx, s.o.Pool, user, OrderKey(user, key))
 	switch {
 	case errors.Is(err, sql.ErrOrderNotFound):
-		return &problem{kind: kindNotFound, detail: "no order was placed under this key, so far"}
+		return &problem{kind: kindNotPlaced}
 	case err != nil:
 		return s.unavailable(c, err)
 	case o.Status == sql.OrderRejected:
