@@ -478,3 +478,23 @@ func TestNoAnswerPermitsASecondOrder(t *testing.T) {
 	want(t, r, 403, "forbidden_scope")
 	testenv.Equal(t, "without the scope: safe_new_key", r.safeNewKey(t), false)
 }
+
+// A key expires while an attempt is under way. The retry must not be told that nothing was done.
+func TestAKeyThatExpiresDuringAnAttempt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	strict := w.sibling(func(o *Options) { o.KeyMaxAge = time.Hour })
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	w.s.failpoint = once("after_acquire", func(context.Context) { close(reached); <-goOn })
+	const old = "018f0000-0000-7000-8000-000000000001" // minted in 2024
+	first := make(chan reply)
+	go func() { first <- w.post(old, orderJSON(1)) }()
+	<-reached
+	r := strict.post(old, orderJSON(1), "Prefer", "wait=0")
+	close(goOn)
+	placed := <-first
+	want(t, placed, 201, "")
+	want(t, r, 409, "operation_in_progress")
+	strict.post(old, orderJSON(1)).replays(t, "afterwards", placed)
+	w.checkInvariants(1)
+}

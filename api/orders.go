@@ -45,13 +45,6 @@ var (
 // place takes an order through the guard and the transaction. Errors: errInProgress, errReused, errExpired,
 // sql.ErrCommitUnknown. After any other error nothing was written.
 func (s *Server) place(ctx context.Context, p *placing) (placed, error) {
-	if p.expired {
-		res, err := s.existing(ctx, p, nil)
-		if errors.Is(err, sql.ErrOrderNotFound) {
-			err = errExpired
-		}
-		return res, err
-	}
 	s.failpoint(ctx, "before_acquire")
 	d, err := s.guard.Begin(ctx, idem.Request{
 		Key: p.key, Fingerprint: p.fp, Route: routeOrders, Wait: p.wait,
@@ -120,6 +113,12 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 		}
 	}()
 	s.failpoint(work, "after_acquire")
+	if p.expired { // and no attempt is under way
+		if res, err = s.existing(work, p, t); errors.Is(err, sql.ErrOrderNotFound) {
+			err = errExpired
+		}
+		return res, err
+	}
 	d, err := newOrder(p, t)
 	if err == nil && d.order.PayWith != "" {
 		d, err = s.pay(work, p, d.order)
