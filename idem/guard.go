@@ -190,7 +190,7 @@ func (g *Guard) decide(ctx context.Context, w *waiter, r Request, in string) (ve
 	if in == "" && g.database != nil {
 		return g.degraded(&r, errUnusable), nil
 	}
-	w.r, w.asked = &r, false
+	w.r, w.asked, w.finished = &r, false, false
 	attempt := newAttempt()
 	for {
 		d := g.acquire(ctx, &r, attempt)
@@ -208,8 +208,8 @@ type verdict struct {
 	Decision
 	outcome   string
 	leaseLeft time.Duration
-	// contested: pending, with another fingerprint.
-	contested bool
+	// contested: the record has another fingerprint. finished: it is a finished one.
+	contested, finished bool
 }
 
 // acquire makes one call. It returns Busy if the outcome is not decided yet.
@@ -218,7 +218,7 @@ func (g *Guard) acquire(ctx context.Context, r *Request, attempt string) verdict
 		if fp == r.Fingerprint.text() {
 			return verdict{Decision: Decision{Outcome: Replay, Record: rec}, outcome: OutcomeReplayRedis}
 		}
-		return verdict{Decision: Decision{Outcome: Mismatch}, outcome: OutcomeMismatch}
+		return g.mismatch(r, "C", fp)
 	}
 	// Not cancelled with the client: a lost reply would leave a lease that no attempt works under.
 	reply, err := g.eval(context.WithoutCancel(ctx), scriptAcquire, r.Key, r.Fingerprint.text(), attempt,
@@ -267,7 +267,9 @@ func (g *Guard) mismatch(r *Request, state, fp string) verdict {
 	if state == "C" && (r.Lookup == nil || r.Fingerprint.comparable(fp)) {
 		return verdict{Decision: Decision{Outcome: Mismatch}, outcome: OutcomeMismatch}
 	}
-	return busy(g.lease, true)
+	v := busy(g.lease, true)
+	v.finished = state == "C"
+	return v
 }
 
 func busy(left time.Duration, contested bool) verdict {

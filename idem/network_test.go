@@ -101,6 +101,33 @@ func TestARecordOfALaterVersionIsLeftToTheDatabase(t *testing.T) {
 	}
 }
 
+// The same for a request that waited for the newer version's attempt, and found the record by polling.
+func TestWhoWaitsForALaterVersionAsksTheDatabase(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL())
+	later := request("k", "a")
+	later.Fingerprint = NewFingerprint(9, "a")
+	ticket := begin(t, guardOn(t, r.URL()), later).Ticket
+	var committed atomic.Bool
+	req := request("k", "a")
+	req.Wait = time.Hour
+	req.Lookup = func(context.Context) (Found, error) {
+		return Found{Exists: committed.Load(), Matches: true, Record: result}, nil
+	}
+	waits := make(chan Decision)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		d, _ := g.Begin(ctx, req)
+		waits <- d
+	}()
+	testenv.Becomes(t, "waiters", 1, func() int { return waiting(g, req.Key) })
+	committed.Store(true)
+	ticket.Commit(t.Context(), result)
+	wantOutcome(t, <-waits, Replay)
+}
+
 func TestTheCacheForgets(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

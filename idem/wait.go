@@ -13,19 +13,22 @@ type waiter struct {
 	g        *Guard
 	r        *Request
 	deadline time.Time
-	// asked: the database was queried.
-	asked bool
+	// asked: the database was queried. finished: the record was a finished one.
+	asked, finished bool
 	// waited: time has passed.
 	waited bool
 }
 
 // wait waits for the attempt that v met and returns when acquiring may succeed, or it sets the decision in v.
 //
-// A pending record of another command is suspicious, so wait queries the database at once. It also does so if the
+// A record of another command is suspicious, so wait queries the database at once. It also does so if the
 // attempt takes long, because that one may have committed and crashed. Otherwise it queries the database before it
 // gives up.
 func (w *waiter) wait(ctx context.Context, v *verdict) (decided bool, err error) {
 	lease := time.Now().Add(v.leaseLeft)
+	if v.finished && !w.finished { // an earlier answer of the database is outdated
+		w.finished, w.asked = true, false
+	}
 	if w.r.Lookup != nil && !w.asked && !v.contested {
 		if changed, err := w.until(ctx, lease, patience); changed || err != nil {
 			return false, err
