@@ -168,3 +168,17 @@ func waiting(g *Guard, k Key) int {
 	}
 	return 0
 }
+
+// An attempt at another command that never ended keeps its key for its lease, and not as long as its record stays.
+func TestADeadAttemptOfAnotherCommandIsTakenOver(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	g := guardOn(t, r.URL(), func(o *Options) { o.Lease = 50 * time.Millisecond })
+	begin(t, g, request("k", "a"))
+	req := request("k", "b")
+	req.Lookup = func(context.Context) (Found, error) { return Found{}, nil }
+	testenv.Eventually(t, 20*time.Second, func() error {
+		d := begin(t, g, req)
+		return testenv.FailIf(d.Outcome != Proceed, "outcome %d", d.Outcome)
+	})
+}

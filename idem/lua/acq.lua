@@ -10,7 +10,7 @@ local tok,code=us,'ACQUIRED'
 if v then
   local st,fp,tk,a,b=string.match(v,'^([PC])|([^|]*)|(%d+)|([^|]*)|([^|\n]*)')
   if not st or (st=='P' and not tonumber(b)) then return {'CORRUPT'} end
-  if fp~=ARGV[1] then return {'MISMATCH',st,fp} end
+  if fp~=ARGV[1] and (st=='C' or tonumber(b)>ms) then return {'MISMATCH',st,fp} end
   if st=='C' then return {'REPLAY',tk,v} end
   -- The client's own resend after a lost reply.
   if a==ARGV[2] then return {'ACQUIRED',tk} end
