@@ -105,8 +105,12 @@ func (g *Guard) serve(o *HTTPOptions, w http.ResponseWriter, r *http.Request, ne
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, o.MaxBody))
-	if err != nil {
+	switch {
+	case errors.As(err, new(*http.MaxBytesError)):
 		refuse(w, http.StatusRequestEntityTooLarge, "body_too_large", "The body is too large", 0)
+		return
+	case err != nil:
+		refuse(w, http.StatusRequestTimeout, "request_timeout", "The body did not arrive", time.Second)
 		return
 	}
 	w.Header().Set(KeyHeader, r.Header.Get(KeyHeader))

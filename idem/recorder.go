@@ -74,11 +74,11 @@ func decodeResponse(payload string) (header http.Header, body string, ok bool) {
 }
 
 // refuse answers in the form of RFC 9457. If retryAfter is not zero, the same request may succeed then; otherwise only
-// another key may.
+// another key may, or another credential.
 func refuse(w http.ResponseWriter, status int, code, title string, retryAfter time.Duration) {
 	body := map[string]any{
 		"type": "urn:posthaste:problem:" + code, "title": title, "status": status, "code": code,
-		"retryable": retryAfter > 0, "safe_new_key": retryAfter == 0,
+		"retryable": retryAfter > 0, "safe_new_key": retryAfter == 0 && status != http.StatusUnauthorized,
 	}
 	h := w.Header()
 	if retryAfter > 0 {
