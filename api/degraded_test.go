@@ -135,6 +135,19 @@ func TestReadinessWhileOrdersHang(t *testing.T) {
 	}
 }
 
+// The password was changed. The probe keeps its old connection, but orders get none.
+func TestReadinessWhileOrdersGetNoConnection(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t).Database(t)
+	w := &world{tb: t, db: d, redis: testenv.Redis(t)}
+	w.start(d.URL, w.redis.URL(), func(o *Options) { o.Probe = d.Pool })
+	testenv.Equal(t, "at first", readyz(w.s), "200 {}")
+	d.Exec(t, "ALTER ROLE postgres PASSWORD 'another'")
+	w.s.o.Pool.Reset() // as after the lifetime of a connection
+	want(t, w.post(newKey(), orderJSON(1)), 503, "temporarily_unavailable")
+	testenv.Contains(t, "afterwards", readyz(w.s), "503 ", `"reasons":["postgres"]`, "password")
+}
+
 // readyz returns the status and the body of an answer from a fresh check.
 func readyz(s *Server) string {
 	s.ready.Forget()

@@ -52,7 +52,10 @@ func (s *Server) Ready(ctx context.Context) Readiness {
 }
 
 func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degraded []string) {
-	err := sql.CheckSchema(ctx, s.o.Probe)
+	err := s.checkConnection(ctx)
+	if err == nil {
+		err = sql.CheckSchema(ctx, s.o.Probe)
+	}
 	switch {
 	case err == nil:
 		s.fitted.Store(true)
@@ -90,6 +93,19 @@ func (s *Server) postgresTrouble(ctx context.Context) (reasons, remedies, degrad
 	default:
 		return []string{"postgres"}, nil, nil
 	}
+}
+
+// checkConnection connects as orders do, if they have no connection. The probe may have one that could not be made now:
+// the password was changed, or the limit of connections is reached.
+func (s *Server) checkConnection(ctx context.Context) error {
+	if st := s.o.Pool.Stat(); st.AcquiredConns()+st.IdleConns() > 0 {
+		return nil
+	}
+	c, err := sql.Connect(ctx, s.o.Pool.Config().ConnConfig)
+	if err == nil {
+		err = c.Close(ctx)
+	}
+	return err
 }
 
 func (s *Server) redisTrouble(ctx context.Context) (degraded, remedies []string) {
