@@ -127,6 +127,11 @@ func (e *Event) row() (r row, err error) {
 	if err := check(e.Payload, MaxPayload); err != nil {
 		return r, fmt.Errorf("the payload %w", err)
 	}
+	for name, value := range e.Headers {
+		if !storable(name) || !storable(value) {
+			return r, errors.New("the headers must be UTF-8, and have no zero byte")
+		}
+	}
 	if len(e.Headers) > 0 {
 		b, _ := json.Marshal(e.Headers) // cannot fail
 		if err := check(b, MaxHeaders); err != nil {

@@ -155,6 +155,11 @@ func TestInsertRefusesBeforeTheStatement(t *testing.T) {
 				t.Errorf("%s, %s: %v", driver, name, err)
 			}
 		}
+		for _, h := range []map[string]string{{"x": "a\xff"}, {"x\xff": "a"}} { // encoding/json would replace the byte
+			if _, err := insert(event(func(e *outbox.Event) { e.Headers = h })); !errors.Is(err, outbox.ErrInvalid) {
+				t.Errorf("%s, a header without UTF-8: %v", driver, err)
+			}
+		}
 		id := uuid.New()
 		twin := event(func(e *outbox.Event) { e.ID = id })
 		if _, err := insert(twin, twin); !errors.Is(err, outbox.ErrInvalid) {
