@@ -67,7 +67,11 @@ func (s *Server) place(ctx context.Context, p *placing) (placed, error) {
 		if o, ok := p.cmd.restore(d.Record); ok { // the record and the request suffice
 			return placed{order: o, replayed: true}, nil
 		}
-		return s.existing(ctx, p, nil)
+		res, err := s.existing(ctx, p, nil)
+		if errors.Is(err, sql.ErrOrderNotFound) { // a refusal that was purged
+			return s.execute(ctx, p, d.Ticket)
+		}
+		return res, err
 	case idem.Mismatch:
 		return placed{}, errReused
 	case idem.Busy:

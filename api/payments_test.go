@@ -161,6 +161,21 @@ func TestOldRefusalsArePurged(t *testing.T) {
 	testenv.Becomes(t, "refusals", 1, w.rows)
 }
 
+// The guard's record of a refusal is newer than the refusal, which is purged before it. The key can be used again.
+func TestTheRecordOfAPurgedRefusal(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	w.relay()
+	user, key := uuid.NewString(), newKey()
+	w.fund(user, 10)
+	want(t, w.post(key, paidJSON(user, 11)), 402, "insufficient_credits")
+	w.published()
+	w.db.Exec(t, "DELETE FROM orders")
+	for range 2 {
+		want(t, w.post(key, paidJSON(user, 11)), 402, "insufficient_credits")
+	}
+}
+
 // Redis loses a deduction after the order was placed. It is repeated once, under the same id. If the user has spent the
 // credits, it is reported.
 func TestALostDeductionIsRepeated(t *testing.T) {

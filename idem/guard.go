@@ -137,7 +137,8 @@ type Outcome int
 const (
 	// Proceed: do the work. Decision.Ticket is set.
 	Proceed Outcome = iota
-	// Replay: the operation is finished. Decision.Record is set.
+	// Replay: the operation is finished. Decision.Record is set, and a degraded Decision.Ticket, for work whose result
+	// the database has no more.
 	Replay
 	// Busy: another attempt is in progress. Decision.RetryAfter is set.
 	Busy
@@ -152,8 +153,6 @@ type Decision struct {
 	Record  Record
 	// RetryAfter is when to try again: at most a second, because an attempt may end long before its lease does.
 	RetryAfter time.Duration
-	// in is the incarnation that the request was decided in.
-	in string
 }
 
 // Begin decides about one attempt. Redis trouble is no error: the decision is then Proceed with a degraded ticket, and
@@ -175,7 +174,9 @@ func (g *Guard) Begin(ctx context.Context, r Request) (Decision, error) {
 				continue
 			}
 		}
-		d.in = in
+		if d.Outcome == Replay {
+			d.Ticket = &Ticket{guard: g, key: r.Key.In(in), in: in, fp: r.Fingerprint}
+		}
 		if w.waited && d.outcome == OutcomeReplayRedis {
 			d.outcome = OutcomeWaited
 		}

@@ -159,7 +159,7 @@ func (g *Guard) replay(o *HTTPOptions, w http.ResponseWriter, r *http.Request, d
 		w.Header().Set("Idempotent-Replayed", "true")
 		o.Render(w, r, rec)
 	default:
-		g.work(o, w, r, &Ticket{guard: g, key: req.Key.In(d.in), in: d.in, fp: req.Fingerprint}, req.Key, next)
+		g.work(o, w, r, d.Ticket, req.Key, next)
 	}
 }
 
