@@ -117,13 +117,18 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 		}
 	}()
 	s.failpoint(work, "after_acquire")
-	if p.expired { // and no attempt is under way
-		if res, err = s.existing(work, p, t); errors.Is(err, sql.ErrOrderNotFound) {
-			err = errExpired
-		}
-		return res, err
-	}
 	d, err := newOrder(p, t)
+	if err == nil && p.expired { // and no attempt is under way
+		noted := false // a payment whose order is not placed yet
+		if res, err = s.existing(work, p, t); errors.Is(err, sql.ErrOrderNotFound) {
+			if noted, err = sql.PaymentNoted(work, s.o.Pool, newPayment(p, d.order).OpID); err == nil && !noted {
+				err = errExpired
+			}
+		}
+		if !noted {
+			return res, err
+		}
+	}
 	if err == nil && d.order.PayWith != "" {
 		d, err = s.pay(work, p, d.order)
 	}

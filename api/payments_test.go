@@ -161,6 +161,23 @@ func TestOldRefusalsArePurged(t *testing.T) {
 	testenv.Becomes(t, "refusals", 1, w.rows)
 }
 
+// A process ends after it has deducted, and then the key expires. The retry gets the order, which Payments would place.
+func TestAKeyThatExpiresWhileItsOrderIsPaid(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	strict := w.sibling(func(o *Options) { o.KeyMaxAge, o.Credits = time.Hour, w.s.o.Credits })
+	const old = "018f0000-0000-7000-8000-000000000001" // minted in 2024
+	user := uuid.NewString()
+	w.fund(user, 100)
+	want(t, strict.post(old, paidJSON(user, 30)), 422, "idempotency_key_expired")
+	w.s.failpoint = once("after_deduct", func(context.Context) { panic("the request ends here") })
+	want(t, w.post(old, paidJSON(user, 30)), 500, "internal_error")
+	want(t, strict.post(old, paidJSON(user, 30)), 201, "")
+	w.relay()
+	w.settled()
+	w.checkPaid(w, user, 100, 1)
+}
+
 // The guard's record of a refusal is newer than the refusal, which is purged before it. The key can be used again.
 func TestTheRecordOfAPurgedRefusal(t *testing.T) {
 	t.Parallel()

@@ -61,6 +61,12 @@ func NotePayment(ctx context.Context, pool *Pool, p *Payment, after time.Duratio
 	return &noted, nil
 }
 
+// PaymentNoted reports whether a payment of an operation is recorded.
+func PaymentNoted(ctx context.Context, db DB, op uuid.UUID) (noted bool, err error) {
+	err = scan(ctx, db, "look for the noted payment of an order", "payment_noted", []any{op}, &noted)
+	return noted, err
+}
+
 func encodeHeaders(h map[string]string) (*string, error) {
 	if len(h) == 0 {
 		return nil, nil //nolint:nilnil // NULL
