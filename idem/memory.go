@@ -34,7 +34,9 @@ func (g *Guard) Short() bool { return g.memory.short.Load() }
 // recordTTL is the TTL of a finished record that is written now.
 func (g *Guard) recordTTL(ctx context.Context) time.Duration {
 	now := time.Now().UnixNano()
-	if last := g.memory.looked.Load(); now-last >= int64(memoryEvery) && g.memory.looked.CompareAndSwap(last, now) {
+	last := g.memory.looked.Load()
+	due := now < last || now-last >= int64(memoryEvery) // the clock may have been set back
+	if due && g.memory.looked.CompareAndSwap(last, now) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.timeout)
 		defer cancel()
 		// Without an answer nothing is known, or written.
