@@ -37,7 +37,7 @@ func (w *writing) write(kept context.Context, o *sql.Order, e *outbox.Event) (wo
 		won, created, err = w.once(w.work, o, e)
 		if errors.Is(err, sql.ErrCommitUnknown) {
 			won, err = w.resolve(o, e, err)
-			created = err == nil && won.ID == o.ID
+			return won, err == nil && won.ID == o.ID, err
 		}
 		if err == nil {
 			return won, created, nil
