@@ -134,13 +134,13 @@ func settledBuckets(ctx context.Context, pool *sql.Pool) (rows []LedgerBucket, e
 	return rows, err
 }
 
-// accountAt returns a user's account (nil if it does not exist) and the epoch and mark of its bucket, from one
+// accountAt returns a user's account (nil if it does not exist) and the row of its bucket without Issued, from one
 // snapshot. Errors: errBucketUnused.
 func accountAt(ctx context.Context, db sql.DB, user uuid.UUID) (*LedgerAccount, LedgerBucket, error) {
 	e, a := LedgerBucket{Bucket: Bucket(user)}, &LedgerAccount{UserID: user}
 	var exists bool
-	err := db.QueryRow(ctx, query("account_get"), e.Bucket, user).Scan(&e.Epoch, &e.Mark, &exists, &a.Balance,
-		&a.LastSeq, &a.Frozen, &a.UpdatedAt)
+	err := db.QueryRow(ctx, query("account_get"), e.Bucket, user).Scan(&e.Epoch, &e.Mark, &e.BumpedAt, &exists,
+		&a.Balance, &a.LastSeq, &a.Frozen, &a.UpdatedAt)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = errBucketUnused
 	}

@@ -284,3 +284,21 @@ func TestTheEpochEndsAfterTheLedgerWasAsked(t *testing.T) {
 	}
 	w.inStep(user, 89)
 }
+
+// A load of another account of the bucket reads the ledger after a rebuild that its process has not noticed. An
+// operation in the ledger is not carried out again, although Redis does not have it and the key is young.
+func TestALoadMeetsANewEpoch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	op := newOp(user, Deduct, 10)
+	w.must(op, OK)
+	w.settle()
+	w.flush()
+	w.settle()
+	// This process locked the other account before Redis lost everything.
+	err := w.bank.install(t.Context(), neighbour(user), "token", false)
+	testenv.ErrorIs(t, "the load", err, ErrUnknownUser)
+	w.replayed(op, OK, 90)
+	w.inStep(user, 90)
+}
