@@ -221,6 +221,17 @@ func (b *Bank) learn(r LedgerBucket) {
 	}
 }
 
+// forget drops an epoch, and later ones, that the ledger does not have any more: Postgres was restored to an earlier
+// time, and Redis is not in that epoch either.
+func (b *Bank) forget(bkt int16, epoch int64) {
+	k := &b.buckets[bkt]
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.epoch == epoch {
+		k.view, k.claim = view{}, 0
+	}
+}
+
 // told raises the floor of a bucket to a number that Redis returned in epoch.
 func (b *Bank) told(bkt int16, epoch int64, n string) {
 	v, err := strconv.ParseInt(n, 10, 64)
@@ -259,6 +270,7 @@ func (b *Bank) ask(ctx context.Context, bkt int16) error {
 	_, err, _ := b.loads.Do(epochKey(bkt), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
+		had := b.known(bkt)
 		r, err := readBucket(ctx, b.o.Pool, bkt)
 		if errors.Is(err, errBucketUnused) {
 			if _, err = b.o.Pool.Exec(ctx, query("epoch_add"), bkt); err == nil {
@@ -266,6 +278,9 @@ func (b *Bank) ask(ctx context.Context, bkt int16) error {
 			}
 		}
 		if err == nil {
+			if r.Epoch < had.epoch {
+				b.forget(bkt, had.epoch)
+			}
 			b.learn(r)
 		}
 		return nil, err

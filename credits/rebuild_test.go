@@ -302,3 +302,22 @@ func TestALoadMeetsANewEpoch(t *testing.T) {
 	w.replayed(op, OK, 90)
 	w.inStep(user, 90)
 }
+
+// Postgres and Redis are restored to a time before the last rebuild. A process that knows the later epoch continues.
+func TestBothForgotAnEpoch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	for range 2 {
+		w.settle()
+		w.flush()
+		w.settle()
+		w.insist(w.bank, newOp(user, Deduct, 10))
+	}
+	w.settle()
+	w.db.Exec(t, "UPDATE credit_epoch SET epoch = 1, bumped_at = NULL")
+	w.flush()
+	w.settle()
+	w.must(newOp(user, Deduct, 10), OK)
+	w.inStep(user, 70)
+}
