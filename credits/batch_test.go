@@ -159,7 +159,8 @@ func TestGivingUpInTheQueue(t *testing.T) {
 		0)
 }
 
-// An operation's id belongs to its user: another user in the same bucket may use the same id.
+// An operation's id belongs to its user: another user in the same bucket may use the same id. Both operations reach the
+// ledger, with an event each.
 func TestTwoUsersWithOneID(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -172,6 +173,10 @@ func TestTwoUsersWithOneID(t *testing.T) {
 	if r := w.must(op, OK); r.Replayed || r.Balance != 19 {
 		t.Errorf("got %+v, want the other user's own operation", r)
 	}
+	w.settle()
+	testenv.Equal(t, "balances", [2]int64{w.ledger(a).Balance, w.ledger(b).Balance}, [2]int64{9, 19})
+	testenv.Equal(t, "events", testenv.Value[int](t, w.db,
+		"SELECT count(*) FROM outbox WHERE payload ->> 'op_id' = $1", op.ID.String()), 2)
 }
 
 // With its memory full, Redis refuses every operation before it writes anything. It still drops the entries that are in

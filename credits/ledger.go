@@ -34,6 +34,8 @@ type ledger struct {
 	// until a conflict makes the second pass necessary.
 	bySeq map[numbered]uuid.UUID
 	byOp  map[operation]bool
+	// events are the ids of operations that events in the outbox have already: another user's, or from deleted entries.
+	events map[uuid.UUID]bool
 
 	batch ledgerBatch
 	// froze are the accounts frozen by this batch.
@@ -101,9 +103,10 @@ func (l *ledger) lock(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 
 func (l *ledger) lookUp(ctx context.Context, tx pgx.Tx, entries []*entry) error {
 	list := make([]knownEntry, 0, len(entries))
+	ids := make([]uuid.UUID, 0, len(entries))
 	for _, e := range entries {
 		if e.fault == nil {
-			list = append(list, knownEntry{e.UserID, e.Seq, e.OpID})
+			list, ids = append(list, knownEntry{e.UserID, e.Seq, e.OpID}), append(ids, e.OpID)
 		}
 	}
 	have, err := statement.Structs[knownEntry](ctx, tx, "read credit entries", query("entries_known"),
@@ -114,6 +117,15 @@ func (l *ledger) lookUp(ctx context.Context, tx pgx.Tx, entries []*entry) error 
 	l.bySeq, l.byOp = map[numbered]uuid.UUID{}, map[operation]bool{}
 	for _, e := range have {
 		l.bySeq[numbered{e.UserID, e.Seq}], l.byOp[operation{e.UserID, e.OpID}] = e.OpID, true
+	}
+	taken, err := statement.Rows(ctx, tx, "read the events of credits", pgx.RowTo[uuid.UUID],
+		query("events_taken"), ids)
+	if err != nil {
+		return err
+	}
+	l.events = map[uuid.UUID]bool{}
+	for _, id := range taken {
+		l.events[id] = true
 	}
 	return nil
 }
@@ -196,7 +208,7 @@ func (l *ledger) next(a *LedgerAccount, e *entry) {
 		}
 		l.batch.Entries = append(l.batch.Entries, e.LedgerEntry)
 		if e.Outcome == string(OK) {
-			l.batch.Events = append(l.batch.Events, eventOf(e))
+			l.batch.Events = append(l.batch.Events, l.eventOf(e))
 		}
 	}
 }
@@ -260,12 +272,18 @@ func (l *ledger) freeze(e *entry, reason string) {
 	l.changed[e.UserID] = true
 }
 
-// eventOf returns the event of an operation. Its id is the operation's id, so every call returns the same event.
-func eventOf(e *entry) ledgerEvent {
+// eventOf returns the event of an operation. Its id is the operation's id, unless another event has that.
+func (l *ledger) eventOf(e *entry) ledgerEvent {
 	r := resultOf(&e.LedgerEntry)
+	id := r.OpID
+	if l.events[id] {
+		id = uuid.New()
+	} else if l.events != nil {
+		l.events[id] = true
+	}
 	typ := eventAdded
 	if r.Kind == Deduct {
 		typ = eventDeducted
 	}
-	return ledgerEvent{r.OpID, r.User.String(), typ, string(r.Body())}
+	return ledgerEvent{id, r.User.String(), typ, string(r.Body())}
 }

@@ -204,8 +204,8 @@ type ledgerBatch struct {
 	Marks       []bucketMark
 }
 
-// errConflict means that the ledger already has an entry of the batch, by number or by operation, or that an account
-// has changed.
+// errConflict means that the ledger already has an entry of the batch, by number or by operation, that an account has
+// changed, or that the outbox has an event with an operation's id.
 var errConflict = errors.New("the ledger has one of the entries already")
 
 // writeBatch writes b in a savepoint of tx, so that tx remains usable after an errConflict.

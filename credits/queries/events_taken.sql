@@ -1,0 +1,1 @@
+SELECT id FROM outbox WHERE id = ANY ($1::uuid[])
