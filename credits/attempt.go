@@ -14,7 +14,7 @@ import (
 )
 
 func (b *Bank) apply(ctx context.Context, op *Op) (Result, error) {
-	if op.User == uuid.Nil || op.Amount < 1 || op.Amount > MaxAmount || len(op.Reference) > MaxReference ||
+	if op.User == uuid.Nil || op.Amount < 1 || op.Amount > MaxAmount || !storable(op.Reference) ||
 		(op.Kind != Add && op.Kind != Deduct) {
 		return Result{}, fmt.Errorf("%w: user, amount, reference or kind out of range", ErrUnavailable)
 	}

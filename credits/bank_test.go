@@ -245,6 +245,11 @@ func TestLimits(t *testing.T) {
 	testenv.ErrorIs(t, "balance of nobody", err, ErrUnknownUser)
 	_, err = w.bank.DurableBalance(t.Context(), nobody)
 	testenv.ErrorIs(t, "durable balance of nobody", err, ErrUnknownUser)
+	for _, text := range []string{"\xff", "a\x00b", strings.Repeat("x", MaxReference+1)} { // Postgres cannot store them
+		op := newOp(nobody, Add, 7)
+		op.Reference = text
+		w.refused(op, ErrUnavailable)
+	}
 	// An addition creates the account even while all processes cache that it does not exist.
 	w.must(newOp(nobody, Add, 7), OK)
 	w.inStep(nobody, 7)

@@ -50,7 +50,7 @@ type Op struct {
 	Kind        Kind
 	// Amount is 1 … MaxAmount.
 	Amount int64
-	// Reference is text of the client, at most MaxReference bytes. The ledger keeps it.
+	// Reference is text of the client, at most MaxReference bytes of UTF-8 without zero bytes. The ledger keeps it.
 	Reference string
 	// MintedAt is the time at which the idempotency key was created, if the key contains it (UUIDv7), otherwise zero.
 	// For a young key, the ledger need not be read: Redis still has the outcome of every operation of that age.
@@ -151,12 +151,17 @@ func parseEntry(bucket int16, streamID string, values map[string]any) (*entry, e
 	var ok bool
 	e.CreatedAt, ok = streamTime(e.StreamID)
 	check("id", ok)
-	if len(e.Reference) > MaxReference || !utf8.ValidString(e.Reference) || strings.ContainsRune(e.Reference, 0) {
+	if !storable(e.Reference) {
 		e.Reference = ""
 		check("field r", false)
 	}
 	check("fields k, c, d", e.closed())
 	return e, errors.Join(errs...)
+}
+
+// storable reports whether the ledger can store a reference.
+func storable(reference string) bool {
+	return len(reference) <= MaxReference && utf8.ValidString(reference) && !strings.ContainsRune(reference, 0)
 }
 
 // closed checks the fields that have a fixed set of values.
