@@ -158,10 +158,7 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 		return placed{}, err
 	}
 	s.failpoint(work, "after_commit")
-	if d.deducted && !paidBy(won.Status, won.PayWith) {
-		s.takeBack(work, d.payment)
-	}
-	if !created {
+	if !created { // if another order has the key, Payments refunds the deduction once it is in the ledger
 		return s.settle(p, won, t)
 	}
 	if d.payment != nil {

@@ -351,15 +351,3 @@ func (r *Payments) repeat(ctx context.Context, d *sql.DuePayment) error {
 		"user_id", d.UserID)
 	return sql.DeferPayment(ctx, r.o.Pool, d.OpID, nil)
 }
-
-// takeBack refunds a deduction at once: another command has the key. If it fails, Payments repeats it from the note.
-// Payments counts the refund in either case, when ledger and note agree.
-func (s *Server) takeBack(ctx context.Context, p *sql.Payment) {
-	res, err := s.o.Credits.Apply(ctx, refund(p))
-	if err == nil && res.Outcome != credits.OK {
-		err = errors.New("the refund was refused")
-	}
-	if err != nil {
-		s.log.Warn("deduction not taken back yet", "order_id", p.OrderID, "err", err)
-	}
-}

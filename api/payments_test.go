@@ -66,8 +66,8 @@ func (w *world) settledBut(user string) {
 		SELECT FROM credit_entries e WHERE e.user_id = p.user_id AND e.op_id = p.op_id)`, user)
 }
 
-// While one command is paying, another places its order under the same key. The deduction is refunded, by the request
-// itself or, if its process is killed, by Payments.
+// While one command is paying, another places its order under the same key. Payments refunds the deduction, whether or
+// not the request ends.
 func TestADeductionWithoutItsOrderIsGivenBack(t *testing.T) {
 	t.Parallel()
 	for _, dies := range []bool{false, true} {
@@ -101,6 +101,33 @@ func TestADeductionWithoutItsOrderIsGivenBack(t *testing.T) {
 			testenv.Equal(t, "entries, of the funds, the deduction and the refund", n, 3)
 		})
 	}
+}
+
+// Redis loses a deduction, and another command has placed its order under the same key. What was never deducted is not
+// refunded.
+func TestALostDeductionIsNotGivenBack(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	stopSync, _ := w.relay()
+	user, key := uuid.NewString(), newKey()
+	w.fund(user, 100)
+	w.inLedger()
+	stopSync()
+	plain := strings.Replace(orderJSON(30), testUser, user, 1)
+	// Postgres alone guards: nothing stops the second command
+	paying := w.sibling(func(o *Options) { o.Redis, o.Credits = nil, w.s.o.Credits })
+	other := w.sibling(func(o *Options) { o.Redis = nil })
+	paying.s.failpoint = once("after_deduct", func(ctx context.Context) {
+		w.redis.Client.FlushAll(ctx)
+		w.relay()
+		w.until(20*time.Second, newKey(), paidJSON(user, 10)) // the balances were rebuilt
+		want(t, other.post(key, plain), 201, "")
+	})
+	want(t, paying.post(key, paidJSON(user, 30)), 422, "idempotency_key_reused")
+	w.settledBut(user)
+	w.checkPaid(w, user, 100, 1)
+	testenv.Equal(t, "refunds", testenv.Value[int](t, w.db,
+		"SELECT count(*) FROM credit_entries WHERE reference LIKE 'refund%'"), 0)
 }
 
 // A deduction that is found long after its request is refunded. The key has that answer forever, also after the refusal
