@@ -116,11 +116,12 @@ func (a *attempt) send(ctx context.Context, v view) (r []string, waited, err err
 	case a.old(v):
 		ask = "1"
 	}
+	ttl := OutcomeTTL + min(max(time.Until(op.MintedAt), 0), mostAhead)
 	user, t := op.User.String(), tag(a.bucket)
 	key := t + ":a:" + user
 	fcall := []any{
 		"FCALL", fn, 4, key, outcomeKeyIn(a.bucket, op.User, op.ID), t + ":s", t + ":ep",
-		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, outcomeTTLms, a.b.maxStream,
+		op.Amount, op.fp(), user, op.ID.String(), v.epoch, v.floor, ttl.Milliseconds(), a.b.maxStream,
 		a.b.o.Durability.name(), ask, op.Reference,
 	}
 	r, waited, err = a.b.calls.call(ctx, key, fcall)

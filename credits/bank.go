@@ -44,16 +44,17 @@ var (
 
 const (
 	// OutcomeTTL is how long Redis keeps an operation's outcome. The ledger keeps it forever.
-	OutcomeTTL   = 48 * time.Hour
-	outcomeTTLms = int64(OutcomeTTL / time.Millisecond)
+	OutcomeTTL = 48 * time.Hour
+	// mostAhead is how far the time of a key may be ahead of the local clock. Redis keeps the outcome that much longer.
+	mostAhead = 24 * time.Hour
 	// maxStream is how many operations of a bucket may wait for the ledger.
 	maxStream = 10_000
 	// patience limits the time for all attempts of one operation.
 	patience = 2 * time.Second
 	// checkEvery is how long the result of a check of the server's settings is valid.
 	checkEvery = 5 * time.Second
-	// clockSlack is how far the time of a key may be ahead of the local clock. youngLimit is the maximum age of a key
-	// for which Redis certainly still has the outcome.
+	// clockSlack is how far the time of a young key may be ahead of the local clock. youngLimit is the maximum age of a
+	// key for which Redis certainly still has the outcome.
 	clockSlack = 5 * time.Minute
 	youngLimit = OutcomeTTL - time.Hour
 )

@@ -236,6 +236,20 @@ func TestAnOldKeyIsLookedUp(t *testing.T) {
 	w.inStep(user, 95)
 }
 
+// A client's clock is ahead, for example by its time zone. As long as its key counts as young, Redis has the outcome.
+func TestAKeyFromTheFuture(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	op := newOp(user, Deduct, 5)
+	op.MintedAt = time.Now().Add(14 * time.Hour)
+	w.must(op, OK)
+	kept := w.redis.Client.PTTL(t.Context(), outcomeKey(user, op.ID)).Val()
+	if young := time.Until(op.MintedAt.Add(youngLimit)); kept < young {
+		t.Errorf("Redis has the outcome for %s, the ledger is not read for %s", kept, young)
+	}
+}
+
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
