@@ -367,7 +367,7 @@ func (s *Sync) ack(ctx context.Context, last map[int16]string, l *ledger) error 
 	buckets := slices.Collect(maps.Keys(last))
 	errs := s.ask(ctx, len(buckets), func(p redis.Pipeliner, i int) {
 		bkt := buckets[i]
-		keys, args := []string{streamKey(bkt)}, []any{after(last[bkt])}
+		keys, args := []string{streamKey(bkt), epochKey(bkt)}, []any{after(last[bkt]), l.rows[bkt].Epoch}
 		for _, a := range of[bkt] {
 			key := accountKey(a.UserID)
 			if a.Frozen != "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -83,6 +84,31 @@ func TestALateAcknowledgement(t *testing.T) {
 		t.Fatalf("%d operations, %v", n, err)
 	}
 	w.inStep(user, 70)
+}
+
+// A sync is suspended before its acknowledgement. Meanwhile Redis loses everything and is rebuilt, and its clock is
+// behind that of the server before. The acknowledgement does not drop operations that are not in the ledger.
+func TestALateAcknowledgementAfterARebuild(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	ahead := time.Now().Add(time.Hour).UnixMilli()
+	must(t, w.redis.Client.Do(t.Context(), "XSETID", streamKey(Bucket(user)), strconv.FormatInt(ahead, 10)).Err())
+	w.must(newOp(user, Deduct, 10), OK)
+	late := w.newSync()
+	late.failpoint = func(name string) error {
+		if name == "after_commit" {
+			w.flush()
+			w.settle()
+			w.must(newOp(user, Deduct, 30), OK)
+		}
+		return nil
+	}
+	if n, err := late.round(t.Context()); n != 2 || err != nil {
+		t.Fatalf("%d operations, %v", n, err)
+	}
+	w.inStep(user, 60)
+	testenv.Equal(t, "lost operations", reading(w.sync.metrics.lost), 0)
 }
 
 // tamper rewrites a user's unsynced stream entries.

@@ -168,12 +168,15 @@ redis.register_function{function_name = 'cr_freeze_v1', flags = {'allow-oom'}, c
   return {'OK'}
 end}
 
--- cr_ack drops the entries that are in the ledger. keys: stream, accounts. args: first id to keep, a seq per account.
--- It also runs when memory is full, because it frees memory. A seq that is lower than the account's is ignored: another
+-- cr_ack drops the entries that are in the ledger. keys: stream, ep, accounts. args: first id to keep, epoch of the
+-- ledger when the entries were read, a seq per account. It also runs when memory is full, because it frees memory. It
+-- drops nothing of a later epoch, whose ids may be lower. A seq that is lower than the account's is ignored: another
 -- sync has already recorded a higher one.
 redis.register_function{function_name = 'cr_ack_v1', flags = {'allow-oom'}, callback = function(k, a)
+  local e = redis.pcall('HGET', k[2], 'e')
+  if type(e) == 'string' and (tonumber(e) or 0) > tonumber(a[2]) then return {'EPOCH'} end
   redis.call('XTRIM', k[1], 'MINID', a[1])
-  for i = 2, #k do
+  for i = 3, #k do
     if redis.call('EXISTS', k[i]) == 1 and (tonumber(redis.call('HGET', k[i], 's') or '') or 0) < tonumber(a[i]) then
       redis.call('HSET', k[i], 's', a[i])
     end
