@@ -15,6 +15,7 @@ import (
 
 	"posthaste/credits"
 	"posthaste/idem"
+	"posthaste/internal/outage"
 	"posthaste/internal/pause"
 	"posthaste/sql"
 )
@@ -194,14 +195,19 @@ func NewPayments(o PaymentsOptions) *Payments {
 // Run works until ctx ends, and then returns nil. If a server is down, it retries.
 func (r *Payments) Run(ctx context.Context) error {
 	var purged time.Time
+	var failing outage.Run
 	for {
 		if time.Since(purged) >= purgeEvery {
 			purged = time.Now()
 			r.purge(ctx)
 		}
 		n, err := r.round(ctx)
-		if err != nil && ctx.Err() == nil {
-			r.log.Debug("payments were not looked at, retrying", "err", err)
+		if err == nil {
+			if attrs, say := failing.Over(); say {
+				r.log.Info("payments of orders are finished again", attrs...)
+			}
+		} else if attrs, say := failing.Failed(err); say && ctx.Err() == nil {
+			r.log.Warn("payments of orders are not finished, retrying", attrs...)
 		}
 		if (n < paymentsBatch || err != nil) && pause.Tick(ctx, paymentsEvery) != nil {
 			return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -329,4 +330,36 @@ func TestNotesOfNothingAreDropped(t *testing.T) {
 	w.hasten()
 	round()
 	testenv.Equal(t, "notes after two days", notes(), 0)
+}
+
+type heard chan string
+
+func (h heard) Write(b []byte) (int, error) {
+	h <- string(b)
+	return len(b), nil
+}
+
+// Payments cannot read its notes, for example because its role lacks a right. The log says so, and when that is over.
+func TestPaymentsThatCannotBeFinishedAreReported(t *testing.T) {
+	t.Parallel()
+	w := newCreditWorld(t, false)
+	log := make(heard, 100)
+	w.db.Exec(t, "ALTER TABLE order_payments RENAME TO elsewhere")
+	testenv.Background(t, NewPayments(PaymentsOptions{
+		Pool: w.db.Pool, Credits: w.s.o.Credits, Logger: slog.New(slog.NewTextHandler(log, nil)),
+	}).Run)
+	next := func(want string) {
+		t.Helper()
+		select {
+		case line := <-log:
+			if !strings.Contains(line, want) {
+				t.Errorf("log: %s, want %s", line, want)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("the log does not say %s", want)
+		}
+	}
+	next("level=WARN")
+	w.db.Exec(t, "ALTER TABLE elsewhere RENAME TO order_payments")
+	next("payments of orders are finished again")
 }
