@@ -117,7 +117,8 @@ func newSyncMetrics(reg prometheus.Registerer) *syncMetrics {
 		lag: f.NewGauge(prometheus.GaugeOpts{
 			Name: "credits_sync_lag_seconds",
 			Help: "Age of the oldest operation that is not in the ledger yet. A rise means the sync or " +
-				"Postgres is too slow, or gone. A node of a cluster that does not answer is left out.",
+				"Postgres is too slow, or gone, or the streams cannot be read. A node of a cluster that does not " +
+				"answer is left out.",
 		}),
 		frozen: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "credits_frozen_total",

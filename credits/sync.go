@@ -60,6 +60,8 @@ type Sync struct {
 	// rows are the buckets in use at the last scan. Owned by Run.
 	rows   []LedgerBucket
 	looked time.Time
+	// seen is when the streams were last read. Owned by Run.
+	seen time.Time
 	// stuck is the reason for each bucket that cannot be rebuilt. Owned by Run.
 	stuck map[int16]string
 	// aside has the buckets whose node did not execute a command, with the error. Rounds skip them until a probe, which
@@ -80,7 +82,7 @@ func NewSync(o SyncOptions) *Sync {
 	return &Sync{
 		o: o, log: log, metrics: newSyncMetrics(o.Registerer),
 		owner: ownership{redis: o.Redis, pool: o.Pool}, stuck: map[int16]string{}, aside: map[int16]error{},
-		probed: make(chan []int16, 1), failpoint: func(string) error { return nil },
+		probed: make(chan []int16, 1), failpoint: func(string) error { return nil }, seen: time.Now(),
 	}
 }
 
@@ -276,8 +278,10 @@ func (s *Sync) waiting(ctx context.Context) ([]int16, error) {
 		heads[i] = p.XRangeN(ctx, streamKey(all[i]), "-", "+", 1)
 	}))
 	if err != nil {
+		s.metrics.lag.Set(time.Since(s.seen).Seconds()) // operations may have waited since then
 		return nil, fmt.Errorf("look at the streams: %w", err)
 	}
+	s.seen = time.Now()
 	var busy []int16
 	var lag time.Duration
 	for i, bkt := range all {

@@ -327,6 +327,27 @@ func TestTheLagRisesWithoutPostgres(t *testing.T) {
 	})
 }
 
+// While Redis refuses the sync to read the streams, operations continue. The metric rises, although nobody knows how many
+// wait.
+func TestTheLagRisesWhenStreamsCannotBeRead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	must(t, w.redis.Client.Do(t.Context(), "ACL", "SETUSER", "default", "-xrange").Err())
+	w.must(newOp(user, Deduct, 10), OK)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		if _, err := w.sync.round(t.Context()); err == nil {
+			return errors.New("a round without streams is not a failure")
+		}
+		lag := reading(w.sync.metrics.lag)
+		return testenv.FailIf(lag < 1, "the lag is %d s; want more than a second", lag)
+	})
+	must(t, w.redis.Client.Do(t.Context(), "ACL", "SETUSER", "default", "+xrange").Err())
+	w.inStep(user, 90)
+	testenv.Equal(t, "lag", reading(w.sync.metrics.lag), 0)
+}
+
 // The functions alone prevent loading an account while the stream has entries of it that the ledger lacks.
 func TestLoadNeverOverwritesTheStream(t *testing.T) {
 	t.Parallel()
