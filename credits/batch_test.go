@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -198,6 +199,27 @@ func TestMemoryIsFull(t *testing.T) {
 	w.redis.Client.ConfigSet(t.Context(), "maxmemory", "0")
 	w.must(newOp(user, Deduct, 1), OK)
 	w.inStep(user, 79)
+}
+
+// The user of Redis lacks the right to one of the commands of an operation. The operation writes nothing.
+func TestRightsAreCheckedFirst(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	ops := map[string]Op{"xadd": newOp(user, Deduct, 1), "hset": newOp(user, Deduct, 1), "set": newOp(user, Deduct, 1)}
+	for command, op := range ops {
+		must(t, w.redis.Client.Do(t.Context(), "ACL", "SETUSER", "default", "-"+command).Err())
+		_, err := w.bank.Apply(t.Context(), op)
+		if err == nil || !strings.Contains(err.Error(), "NOPERM") {
+			t.Errorf("%s: %v", command, err)
+		}
+		must(t, w.redis.Client.Do(t.Context(), "ACL", "SETUSER", "default", "+"+command).Err())
+	}
+	w.inStep(user, 100)
+	for _, op := range ops {
+		w.must(op, OK)
+	}
+	w.inStep(user, 97)
 }
 
 // If a call may have been carried out, a refusal of the next call is not its outcome.

@@ -11,8 +11,8 @@
 --                 fp|code|amount|balance|seq|durability|stream id|epoch
 --   l:U   string  lock of a load, or 'absent'
 --
--- Every function checks everything that can fail (types, arguments, numbers) before its first write, because Redis does
--- not undo the writes of a failed script. Numbers are printed with %.0f: Lua would write 1e+15.
+-- Every function checks everything that can fail (types, arguments, numbers, rights) before its first write, because
+-- Redis does not undo the writes of a failed script. Numbers are printed with %.0f: Lua would write 1e+15.
 
 local MAX = 999999999999999
 local SCAN = 1000
@@ -70,6 +70,10 @@ local function apply(keys, args, kind)
   if nb < 0 then code, nb = 'INSUFFICIENT', bal end
   if nb > MAX then code, nb = 'OVERFLOW', bal end
   local b, q, m = text(nb), text(seq + 1), text(n + 1)
+  if not (redis.acl_check_cmd('XADD', strm, '*', 'u', user) and redis.acl_check_cmd('HSET', acct, 'b', b) and
+    redis.acl_check_cmd('SET', idem, '', 'PX', ttl)) then
+    return redis.error_reply('NOPERM this user of Redis lacks a right to XADD, HSET or SET')
+  end
   local id = redis.call('XADD', strm, '*', 'u', user, 'k', kind, 'c', code, 'a', amt, 'b', b, 'q', q, 'o', op, 'f', fp,
     'd', dur, 'e', epoch, 'n', m, 'r', ref)
   redis.call('HSET', acct, 'b', b, 'q', q)
