@@ -2,7 +2,9 @@ package credits
 
 import (
 	"context"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -255,4 +257,10 @@ func TestDrift(t *testing.T) {
 	w.db.Exec(t, "DELETE FROM credit_accounts WHERE user_id = $1", b)
 	w.sync.compare(t.Context())
 	testenv.Equal(t, "drift", reading(w.sync.metrics.drift), 57)
+	// A comparison that fails does not look like one without a difference.
+	var log strings.Builder
+	w.sync.log = slog.New(slog.NewTextHandler(&log, nil))
+	w.db.Exec(t, "ALTER TABLE credit_accounts RENAME TO elsewhere")
+	w.sync.compare(t.Context())
+	testenv.Contains(t, "log", log.String(), "level=WARN")
 }
