@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/lab/testenv"
 )
@@ -166,6 +167,31 @@ func TestUnfreeze(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An account is frozen again before its settlement is in the ledger. The next settlement is not taken for the first one.
+func TestUnfreezeTwice(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	w.must(newOp(user, Deduct, 10), OK)
+	spoil := func() {
+		w.redis.Client.XAdd(t.Context(),
+			&redis.XAddArgs{Stream: streamKey(Bucket(user)), Values: map[string]any{"u": user.String(), "x": "y"}})
+	}
+	w.tamper(user, func(e []map[string]any) []map[string]any {
+		e[0]["q"] = "7" // a gap
+		return e
+	})
+	w.settle()
+	spoil()
+	w.unfreeze(user, SettleRedis, nil)
+	w.settle() // freezes the account again
+	testenv.Equal(t, "reason", w.ledger(user).Frozen, reasonMalformed)
+	a := w.unfreeze(user, SettleRedis, nil)
+	testenv.Equal(t, "balances", [2]int64{a.Ledger, *a.Redis}, [2]int64{100, 90})
+	w.inStep(user, 90)
 }
 
 // Redis lost the account, or loaded it from the ledger again. The quarantined operation is in neither balance, so it

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"strconv"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -171,10 +170,11 @@ func (a *Account) Releasable(s Settlement) error {
 	return nil
 }
 
-// settle applies the difference as an operation. Its id depends only on the user and the ledger's sequence number, so
-// it cannot be applied twice.
+// settle applies the difference as an operation. Its id depends only on the user, the ledger's sequence number and the
+// number of operations in quarantine, so it cannot be applied twice. A settlement that was quarantined itself does not
+// count.
 func (b *Bank) settle(ctx context.Context, a *Account) error {
-	sum := sha256.Sum256([]byte("settle " + a.UserID.String() + " " + strconv.FormatInt(a.Seq, 10)))
+	sum := sha256.Sum256(fmt.Appendf(nil, "settle %s %d %d", a.UserID, a.Seq, a.Quarantined))
 	op := Op{
 		User: a.UserID, ID: OpID([16]byte(sum[:16])), Kind: Add, Amount: *a.Redis - a.Ledger,
 		Reference: "settlement of a frozen account",
