@@ -169,7 +169,8 @@ func TestUnfreeze(t *testing.T) {
 	}
 }
 
-// An account is frozen again before its settlement is in the ledger. The next settlement is not taken for the first one.
+// An account is frozen again before its settlement is in the ledger. The next settlement is not taken for the first
+// one.
 func TestUnfreezeTwice(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -192,6 +193,27 @@ func TestUnfreezeTwice(t *testing.T) {
 	a := w.unfreeze(user, SettleRedis, nil)
 	testenv.Equal(t, "balances", [2]int64{a.Ledger, *a.Redis}, [2]int64{100, 90})
 	w.inStep(user, 90)
+}
+
+// The balance in Redis cannot be settled by one operation. The account stays frozen.
+func TestUnfreezeWithAnImpossibleBalance(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := w.funded(100)
+	w.settle()
+	w.must(newOp(user, Deduct, 10), OK)
+	w.tamper(user, func(e []map[string]any) []map[string]any {
+		e[0]["q"] = "7" // a gap
+		return e
+	})
+	w.settle()
+	for _, balance := range []any{101 + MaxAmount, "many"} {
+		w.redis.Client.HSet(t.Context(), accountKey(user), "b", balance)
+		w.unfreeze(user, SettleRedis, ErrUnfit)
+		w.refused(newOp(user, Deduct, 1), ErrFrozen)
+	}
+	w.unfreeze(user, SettleLedger, nil)
+	w.inStep(user, 100)
 }
 
 // Redis lost the account, or loaded it from the ledger again. The quarantined operation is in neither balance, so it

@@ -327,8 +327,8 @@ func TestTheLagRisesWithoutPostgres(t *testing.T) {
 	})
 }
 
-// While Redis refuses the sync to read the streams, operations continue. The metric rises, although nobody knows how many
-// wait.
+// While Redis refuses the sync to read the streams, operations continue. The metric rises, although nobody knows how
+// many wait.
 func TestTheLagRisesWhenStreamsCannotBeRead(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

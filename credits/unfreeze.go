@@ -105,6 +105,9 @@ var (
 		"keep")
 	// ErrNotInRedis means that the caller chose the balance in Redis, but Redis does not have the account.
 	ErrNotInRedis = errors.New("redis does not have the account: only the ledger's balance can be kept")
+	// ErrUnfit means that the caller chose the balance in Redis, but one operation cannot settle it.
+	ErrUnfit = errors.New("the balance in Redis is no number, or differs by more than one operation can move: keep the " +
+		"ledger's balance, and correct it by operations")
 	// ErrDamaged means that the ledger contradicts itself. Only an operator can fix that.
 	ErrDamaged = errors.New("the entries of the ledger do not add up to its balance: fix that first")
 	// ErrWaiting means that operations of the account wait for the ledger, or that a sync is working on its bucket.
@@ -112,8 +115,8 @@ var (
 )
 
 // Unfreeze releases a frozen account and returns its state before the release. Errors: ErrUnknownUser, ErrNotFrozen,
-// ErrUnsettled, ErrNotInRedis, ErrDamaged, ErrWaiting, and those of Apply. After an error of Apply, the account is
-// released with the ledger's balance, and the difference must be settled by an operation.
+// ErrUnsettled, ErrNotInRedis, ErrUnfit, ErrDamaged, ErrWaiting, and those of Apply. After an error of Apply, the
+// account is released with the ledger's balance, and the difference must be settled by an operation.
 func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Account, error) {
 	var a *Account
 	err := pgx.BeginFunc(ctx, b.o.Pool, func(tx pgx.Tx) error {
@@ -151,7 +154,7 @@ func (b *Bank) Unfreeze(ctx context.Context, user uuid.UUID, s Settlement) (*Acc
 }
 
 // Releasable returns nil if Unfreeze would release the account. Errors: ErrNotFrozen, ErrDamaged, ErrWaiting,
-// ErrUnsettled, ErrNotInRedis.
+// ErrUnsettled, ErrNotInRedis, ErrUnfit.
 func (a *Account) Releasable(s Settlement) error {
 	switch {
 	case a.Frozen == "" && a.RedisFrozen == "":
@@ -166,6 +169,8 @@ func (a *Account) Releasable(s Settlement) error {
 		return ErrUnsettled
 	case s == SettleRedis && a.Redis == nil:
 		return ErrNotInRedis
+	case s == SettleRedis && (*a.Redis < 0 || max(*a.Redis-a.Ledger, a.Ledger-*a.Redis) > MaxAmount):
+		return ErrUnfit
 	}
 	return nil
 }
