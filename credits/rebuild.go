@@ -76,14 +76,14 @@ type state struct {
 	n, seen, length int64
 	// evicted is what the server has evicted, noted what it had when the epoch began; see evictions.
 	evicted, noted string
-	// foreign is set if a key of the bucket has another type.
-	foreign bool
+	// stopped is set if the bucket was stopped, foreign if a key of it has another type.
+	stopped, foreign bool
 }
 
 // lost reports whether Redis has lost operations, outcomes or the epoch, compared with a row of the ledger read before
 // or after. An unused bucket is not lost.
 func (t state) lost(r LedgerBucket) bool {
-	if t.epoch == "" && t.n == 0 && t.seen == 0 && t.length == 0 && r.Mark == 0 && r.BumpedAt == nil {
+	if t.epoch == "" && t.n == 0 && !t.stopped && t.length == 0 && r.Mark == 0 && r.BumpedAt == nil {
 		return false
 	}
 	return t.number() < r.Epoch || t.n < r.Mark || t.evicted != "" && t.evicted != t.noted
@@ -148,9 +148,9 @@ func readState(cmd *redis.Cmd) (t state, err error) {
 	if err != nil {
 		return state{}, err
 	}
-	t.epoch, t.noted = f[0], f[4]
+	t.epoch, t.noted, t.stopped = f[0], f[4], f[2] != ""
 	for j, v := range []*int64{&t.n, &t.seen, &t.length} {
-		*v, _ = strconv.ParseInt(f[j+1], 10, 64) // printed by Lua, so it parses
+		*v, _ = strconv.ParseInt(f[j+1], 10, 64) // printed by Lua, so it parses, unless there is none
 	}
 	return t, nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"posthaste/internal/lab/testenv"
@@ -219,6 +220,26 @@ func TestACrashOfTheRebuild(t *testing.T) {
 	w.crash("after_bump")
 	w.refused(newOp(user, Deduct, 1), ErrRecovering)
 	w.inStep(user, 100)
+}
+
+// A bucket that nobody has used has an entry of nobody. The relay is killed after it has closed the bucket for that.
+func TestAnUnusedBucketIsClosed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	user := uuid.New()
+	bkt := Bucket(user)
+	w.redis.Client.XAdd(t.Context(), &redis.XAddArgs{Stream: streamKey(bkt), Values: map[string]any{"x": "y"}})
+	must(t, w.bank.ask(t.Context(), bkt)) // makes the bucket's row
+	closed, err := w.sync.close(t.Context(), bkt)
+	must(t, err)
+	n, err := w.sync.apply(t.Context(), []int16{bkt})
+	must(t, err)
+	if !closed || n != 1 {
+		t.Fatalf("closed: %v, %d entries", closed, n)
+	}
+	w.settle() // by another relay
+	w.must(newOp(user, Add, 7), OK)
+	w.inStep(user, 7)
 }
 
 // Postgres was restored to a time before the last rebuild: Redis is in an epoch that the ledger does not have.

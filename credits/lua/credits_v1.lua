@@ -191,7 +191,7 @@ end}
 -- keys: ep, stream.
 redis.register_function{function_name = 'cr_look_v1', flags = {'no-writes'}, callback = function(k)
   local h = redis.call('HMGET', k[1], 'e', 'n', 's', 'v')
-  return {h[1] or '', h[2] or '0', h[3] or '0', text(redis.call('XLEN', k[2])), h[4] or ''}
+  return {h[1] or '', h[2] or '0', h[3] or '', text(redis.call('XLEN', k[2])), h[4] or ''}
 end}
 
 -- cr_init opens a bucket that was never used. keys: ep, stream. args: epoch.
