@@ -194,3 +194,34 @@ func find(tb testing.TB, reg *prometheus.Registry, name string) (sum float64, fo
 	}
 	return sum, found
 }
+
+// An event that was handed to a process and never begun there is not dead, even if only one attempt is allowed: after
+// an orderly stop, and after a kill, which leaves it with the delivery count of its read.
+func TestWhatWasNeverBegunIsNotDead(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	ids := fill(t, r.Client, "outbox.order", 20, 20)
+	begun, release := make(chan struct{}, len(ids)), make(chan struct{})
+	var rec record
+	first := start(t, consumer.Options{
+		Client: r.Client, MaxAttempts: 1, Workers: 1,
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			begun <- struct{}{}
+			<-release
+			return rec.handle(ctx, ev)
+		},
+	})
+	<-begun
+	waitPending(t, r.Client, 20)
+	first.cancel()
+	close(release)
+	must(t, first.stop())
+	killed := fill(t, r.Client, "outbox.order", 20, 20)
+	must(t, r.Client.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+		Group: "g", Consumer: "killed", Streams: []string{"outbox.order", ">"},
+	}).Err())
+	start(t, consumer.Options{Client: r.Client, MaxAttempts: 1, ClaimIdle: time.Second, Handler: rec.handle})
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	testenv.Equal(t, "dead events", len(dead(t, r.Client)), 0)
+	allOnce(t, append(ids, killed...), rec.times())
+}

@@ -45,7 +45,7 @@ type Options struct {
 	// over. Default 15 s. A slow handler is no reason: entries in work are renewed.
 	ClaimIdle time.Duration
 	// MaxAttempts is how often an event is tried before it goes to the dead stream. Default 10. While nearly all events
-	// fail, no attempt is counted.
+	// fail, no attempt is counted. An event whose process has ended is tried once more, even if it is 1.
 	MaxAttempts int
 	// Backoff is the wait after the given failed attempt (1, 2, …). Default: 100 ms doubled up to 30 s, with jitter.
 	Backoff func(attempt int) time.Duration

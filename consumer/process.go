@@ -66,8 +66,9 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 	case err != nil:
 		c.die(ctx, e, 0, err)
 		return
-	case e.attempt > c.opt.MaxAttempts:
-		// It was begun often enough, and no end of it was ever seen: it may be what kills the process.
+	case e.attempt > max(c.opt.MaxAttempts, suspectAfter):
+		// It was begun often enough, and no end of it was ever seen: it may be what kills the process. The first
+		// beginning may have been only a delivery.
 		c.die(ctx, e, e.attempt-1, errors.New("no attempt finished: the process died or was stopped each time"))
 		return
 	}
