@@ -44,14 +44,19 @@ func (qs *queues) available() int {
 	return qs.window - qs.loaded - qs.unacked
 }
 
-// park drops payloads until half the window is free. The next few entries of every queue keep theirs.
+// park drops payloads until half the window is free. The next few entries of every queue keep theirs, unless they wait
+// for a retry.
 func (qs *queues) park() {
 	keep := min(refill, max(1, qs.window/64))
 	for _, q := range qs.bySubject {
 		if qs.loaded <= qs.window/2 && qs.bytes <= windowBytes/2 {
 			return
 		}
-		for _, e := range q.entries[min(keep, len(q.entries)):] {
+		kept := min(keep, len(q.entries))
+		if q.timer != nil && qs.failing < maxFailing {
+			kept = 0
+		}
+		for _, e := range q.entries[kept:] {
 			qs.unload(e)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -188,4 +189,37 @@ func TestHalfAWindowIsEnough(t *testing.T) {
 	left := []any{"XCLAIM", "outbox.order", "g", "dead", 0, id, "IDLE", time.Hour.Milliseconds(), "FORCE", "JUSTID"}
 	must(t, r.Client.Do(t.Context(), left...).Err())
 	testenv.Becomes(t, "runs", 2, ran.Load)
+}
+
+// Events that wait for long, each of a subject of its own, are more than the window holds. Others run beside them.
+func TestMoreSubjectsWaitThanTheWindowHolds(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	var available atomic.Bool
+	var rec record
+	start(t, consumer.Options{
+		Client: r.Client, ClaimIdle: time.Second, Window: 64,
+		Backoff: func(int) time.Duration {
+			if available.Load() {
+				return 0
+			}
+			return 3 * time.Second
+		},
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			if strings.HasPrefix(ev.Subject, "w") && !available.Load() {
+				return consumer.Unavailable(errBoom)
+			}
+			return rec.handle(ctx, ev)
+		},
+	})
+	var ids []string
+	for i := range 200 {
+		ids = append(ids, uuid.NewString())
+		add(t, r.Client, "outbox.order", event{ids[i], fmt.Sprintf("w%d", i), i})
+	}
+	good := fill(t, r.Client, "outbox.order", 500, 50)
+	eventuallyRan(t, &rec, 30*time.Second, len(good))
+	available.Store(true)
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	allOnce(t, append(ids, good...), rec.times())
 }

@@ -13,6 +13,9 @@ const (
 	// maxHeld bounds what is held with and without payload. Beyond it reading stops, so that a key that is hopelessly
 	// behind costs a bounded amount of memory and of signs of life.
 	maxHeld = 100_000
+	// maxFailing is how many subjects may wait for a retry without payload. Beyond it they take up the window, because in
+	// an outage of everything each further event would be one more to retry.
+	maxFailing = 10_000
 	// refill is how many parked entries of one key are read back in one round trip, and refillBytes about how many
 	// bytes.
 	refill      = 32
