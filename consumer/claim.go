@@ -184,9 +184,12 @@ func (c *Consumer) removeIdle(ctx context.Context, stream string) error {
 // holdAll renews every entry in memory that needs it, so that no consumer claims entries that run or wait for a retry
 // here. It drops entries that another consumer has claimed anyway, because this process was paused.
 func (c *Consumer) holdAll(ctx context.Context) {
-	now := time.Now()
-	for stream, es := range c.queues.heldSince(now.Add(-c.opt.ClaimIdle/4), now) {
+	for stream, es := range c.queues.heldSince(time.Now().Add(-c.opt.ClaimIdle / 4)) {
+		began := time.Now()
 		err := c.hold(ctx, stream, es, 0, -1)
+		if err == nil {
+			c.queues.renewed(es, began)
+		}
 		if ctx.Err() == nil && !noGroup(err) {
 			c.outages.note("hold", stream, err)
 		}

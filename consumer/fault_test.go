@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -232,4 +233,41 @@ func TestDeadConsumersAreRemoved(t *testing.T) {
 			t.Errorf("event %d ran %d times", i, got[id])
 		}
 	}
+}
+
+// A consumer cannot reach Redis for longer than the claim time, and another one has taken its events over and done
+// them. Those that wait in its memory do not run again, however often it has tried to renew them.
+func TestEventsTakenOverInAPartitionDoNotRunAgain(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	h := testenv.NewLink(t, r.Addr())
+	client := redis.NewClient(&redis.Options{Addr: h.Addr(), MaxRetries: -1})
+	defer client.Close()
+	const n = 20
+	ids := fill(t, r.Client, "outbox.order", n, n)
+	var first, second record
+	begun, release := make(chan struct{}, n), make(chan struct{})
+	logs := &syncBuffer{}
+	start(t, consumer.Options{
+		Client: client, Workers: 1, ClaimIdle: time.Second, Logger: logTo(logs),
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			begun <- struct{}{}
+			<-release
+			return first.handle(ctx, ev)
+		},
+	})
+	<-begun
+	waitPending(t, r.Client, n)
+	h.Down()
+	start(t, consumer.Options{Client: r.Client, ClaimIdle: time.Second, Handler: second.handle})
+	eventuallyRan(t, &second, 20*time.Second, n)
+	close(release)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		checked := strings.Contains(strings.Join(logs.lines(), "\n"), "op=begin")
+		return testenv.FailIf(!checked && len(first.list()) < 2, "no further event is about to run")
+	})
+	h.Up()
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	testenv.Equal(t, "events that ran before they were checked", len(first.list()), 1)
+	allOnce(t, ids, second.times())
 }

@@ -383,15 +383,22 @@ func (qs *queues) stop() {
 	qs.work.Broadcast()
 }
 
-// heldSince returns, by stream, the entries that have given no sign of life since t, and takes them as having given one
-// now.
-func (qs *queues) heldSince(t, now time.Time) map[string][]*entry {
+// renewed notes that entries have given a sign of life at t.
+func (qs *queues) renewed(es []*entry, t time.Time) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	for _, e := range es {
+		e.seen = t
+	}
+}
+
+// heldSince returns, by stream, the entries that have given no sign of life since t.
+func (qs *queues) heldSince(t time.Time) map[string][]*entry {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	out := map[string][]*entry{}
 	for _, e := range qs.held {
 		if e.seen.Before(t) {
-			e.seen = now
 			out[e.stream] = append(out[e.stream], e)
 		}
 	}
