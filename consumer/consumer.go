@@ -53,13 +53,14 @@ func New(opt Options) (*Consumer, error) {
 		h = opt.Middleware[i](h)
 	}
 	_, cluster := opt.Client.(*redis.ClusterClient)
+	dog := newWatchdog()
 	return &Consumer{
 		opt: opt, client: opt.Client, log: opt.Logger, metrics: m, handler: h, cluster: cluster,
 		self:    fmt.Sprintf("%016x", rand.Uint64()), //nolint:gosec // a name, not a secret
 		queues:  newQueues(opt.Window, opt.ClaimIdle*3/4),
 		acks:    make(chan *entry, maxHeld+2*opt.Window), // more than can be held: no worker waits here
-		streams: newStreams(opt.Streams), leases: newLeases(), dog: newWatchdog(),
-		outages: outages{log: opt.Logger, metrics: m, runs: map[string]int{}},
+		streams: newStreams(opt.Streams), leases: newLeases(), dog: dog,
+		outages: outages{log: opt.Logger, metrics: m, dog: dog, runs: map[string]int{}},
 	}, nil
 }
 
@@ -162,6 +163,7 @@ func every(ctx context.Context, interval time.Duration, f func(ctx context.Conte
 type outages struct {
 	log     *slog.Logger
 	metrics *metrics
+	dog     *watchdog
 
 	mu   sync.Mutex
 	runs map[string]int
@@ -173,6 +175,9 @@ func (o *outages) note(op, stream string, err error) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	n := o.runs[key]
+	if err != nil || n > 0 {
+		o.dog.called(op, stream, err, time.Now())
+	}
 	if err == nil {
 		if n > 0 {
 			delete(o.runs, key)

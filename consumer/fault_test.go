@@ -271,3 +271,40 @@ func TestEventsTakenOverInAPartitionDoNotRunAgain(t *testing.T) {
 	testenv.Equal(t, "events that ran before they were checked", len(first.list()), 1)
 	allOnce(t, ids, second.times())
 }
+
+// A consumer to which Redis answers, and refuses what it needs, is reported as stalled.
+func TestARefusalIsSaid(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		refuse []any
+		ended  []any
+	}{
+		"a primary that is demoted": {[]any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}},
+		"a primary without replicas": {
+			[]any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"},
+		},
+		"a user without groups": {
+			[]any{"ACL", "SETUSER", "default", "-xgroup|create"}, []any{"ACL", "SETUSER", "default", "+xgroup|create"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := testenv.Redis(t)
+			var rec record
+			id := fill(t, r.Client, "outbox.order", 1, 1)[0]
+			must(t, r.Client.Do(t.Context(), c.refuse...).Err())
+			cons := create(t, consumer.Options{Client: r.Client, Prefix: "outbox.", Handler: rec.handle})
+			consumer.StallAfter(cons, 6*time.Second)
+			run(t, cons)
+			testenv.Eventually(t, 20*time.Second, func() error {
+				return testenv.FailIf(cons.Stalled() == "", "all is well")
+			})
+			t.Log(cons.Stalled())
+			must(t, r.Client.Do(t.Context(), c.ended...).Err())
+			testenv.Becomes(t, "runs", 1, func() int { return rec.times()[id] })
+			testenv.Eventually(t, 20*time.Second, func() error {
+				return testenv.FailIf(cons.Stalled() != "", "still %s", cons.Stalled())
+			})
+		})
+	}
+}

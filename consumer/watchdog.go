@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,6 +36,8 @@ type watchdog struct {
 	unread map[string]trouble
 	// cuts has, by the stream of a reader, why answers with entries do not arrive.
 	cuts map[string]trouble
+	// failing has the calls that Redis refuses, or that do not reach it, by operation and stream.
+	failing map[string]trouble
 	// moves is what the queues had moved when that last changed, or when there was last nothing to move, at since.
 	moves int64
 	since time.Time
@@ -42,16 +45,17 @@ type watchdog struct {
 	why string
 }
 
-// trouble is since when something is wrong, and what.
+// trouble is since when something is wrong, when that was last seen, and what it is.
 type trouble struct {
-	since time.Time
-	what  string
+	since, last time.Time
+	what        string
 }
 
 func newWatchdog() *watchdog {
 	return &watchdog{
 		stall: stallAfter, hang: hangAfter,
 		deaf: map[string]trouble{}, unread: map[string]trouble{}, cuts: map[string]trouble{},
+		failing: map[string]trouble{},
 	}
 }
 
@@ -63,10 +67,11 @@ func (w *watchdog) note(of map[string]trouble, stream, what string, now time.Tim
 		delete(of, stream)
 		return
 	}
+	since := now
 	if old, ok := of[stream]; ok {
-		now = old.since
+		since = old.since
 	}
-	of[stream] = trouble{now, what}
+	of[stream] = trouble{since, now, what}
 }
 
 // answered records whether Redis has answered for a stream, or for the list of streams with "".
@@ -92,8 +97,17 @@ func (w *watchdog) read(stream string, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if u, ok := w.unread[stream]; ok {
-		w.unread[stream] = trouble{now, u.what}
+		w.unread[stream] = trouble{now, now, u.what}
 	}
+}
+
+// called notes the result of a call; without some of them, events are processed all the same.
+func (w *watchdog) called(op, stream string, err error, now time.Time) {
+	what := ""
+	if err != nil && op != "inspect" && op != "remove" {
+		what = strings.TrimSuffix(op+" "+stream, " ") + " has failed (" + redisurl.WithAuthRemedy(err).Error() + ")"
+	}
+	w.note(w.failing, op+" "+stream, what, now)
 }
 
 // cut notes why answers with entries do not arrive; "" if they do.
@@ -133,15 +147,17 @@ func (w *watchdog) check(n queueCounts, workers int, now time.Time) (why string,
 	return why, news
 }
 
-// waiting returns which stream Redis does not answer for, or no reader reads; while every handler runs, reading is not
-// expected.
+// waiting returns which stream Redis does not answer for, or no reader reads, or which call fails; while every handler
+// runs, reading is not expected.
 func (w *watchdog) waiting(busy bool, now time.Time) (why string) {
 	if busy {
 		for stream, u := range w.unread {
-			w.unread[stream] = trouble{now, u.what}
+			w.unread[stream] = trouble{now, now, u.what}
 		}
 	}
-	for _, of := range []map[string]trouble{w.deaf, w.unread} {
+	// A call that was not repeated has become needless.
+	maps.DeleteFunc(w.failing, func(_ string, t trouble) bool { return now.Sub(t.last) > w.stall })
+	for _, of := range []map[string]trouble{w.failing, w.deaf, w.unread} {
 		for _, stream := range slices.Sorted(maps.Keys(of)) {
 			if still := now.Sub(of[stream].since); still > w.stall {
 				why = fmt.Sprintf("%s for %s", of[stream].what, still.Round(time.Second))
