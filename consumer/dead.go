@@ -41,6 +41,7 @@ func (c *Consumer) die(ctx context.Context, e *entry, attempts int, cause error)
 	}
 	result, err := deadScript.Run(ctx, c.client, []string{e.stream, DeadStream(c.client, e.stream)}, args...).Text()
 	if err != nil {
+		e.cause, e.tried = cause, attempts
 		c.again(e, "dead", err)
 		return
 	}

@@ -225,3 +225,32 @@ func TestWhatWasNeverBegunIsNotDead(t *testing.T) {
 	testenv.Equal(t, "dead events", len(dead(t, r.Client)), 0)
 	allOnce(t, append(ids, killed...), rec.times())
 }
+
+// While the dead stream cannot be written, an event that is to go there is not tried again.
+func TestADeadStreamThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	must(t, r.Client.Set(t.Context(), "dead.outbox.order", "x", 0).Err())
+	var f failing
+	f.ids.Store("bad", consumer.Permanent(errBoom))
+	f.ids.Store("worse", errBoom)
+	add(t, r.Client, "outbox.order", event{"bad", "s1", 1})
+	add(t, r.Client, "outbox.order", event{"worse", "s2", 2})
+	fill(t, r.Client, "outbox.order", 20, 5)
+	logs := &syncBuffer{}
+	c := create(t, consumer.Options{Client: r.Client, MaxAttempts: 2, Handler: f.run, Logger: logTo(logs)})
+	consumer.StallAfter(c, 3*time.Second)
+	run(t, c)
+	logs.wait(t, "op=dead")
+	testenv.Eventually(t, 20*time.Second, func() error {
+		return testenv.FailIf(!strings.Contains(c.Stalled(), "WRONGTYPE"), "stalled: %q", c.Stalled())
+	})
+	must(t, r.Client.Del(t.Context(), "dead.outbox.order").Err())
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	for _, d := range dead(t, r.Client) {
+		testenv.Equal(t, "error and attempts of "+d.EventID, fmt.Sprint(d.Error, d.Attempts),
+			map[string]string{"bad": "boom1", "worse": "boom2"}[d.EventID])
+	}
+	testenv.Equal(t, "dead events", len(dead(t, r.Client)), 2)
+	testenv.Equal(t, "failed attempts", f.tries.Load(), 1+2)
+}

@@ -41,6 +41,10 @@ func (c *Consumer) process(ctx context.Context, e *entry) {
 	if e.values == nil && !c.reload(ctx, e) {
 		return
 	}
+	if e.cause != nil {
+		c.die(ctx, e, e.tried, e.cause)
+		return
+	}
 	if e.suspect {
 		if !c.suspect.enter(e) {
 			c.queues.retry(e, suspectPause)

@@ -40,6 +40,9 @@ type entry struct {
 	reloads int
 	// waits counts the failed runs that were not counted as attempts.
 	waits int
+	// cause is set when the entry is to go to the dead stream, and that has failed; tried is the number of its attempts.
+	cause error
+	tried int
 	// failed is set when a run has failed; since is from which success on others count for it.
 	failed bool
 	since  int64
