@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,27 +21,58 @@ const (
 )
 
 // acknowledge takes what the workers have put into acks, in turn, until closing is closed and nothing is left, or ctx
-// ends. The entries of one stream go in one command, so that no acknowledgement of a subject overtakes an earlier one.
+// ends. The entries of one stream go in one command, and one after the other, so that no acknowledgement of a subject
+// overtakes an earlier one. In a cluster a node that does not answer holds up its own streams only.
 func (c *Consumer) acknowledge(ctx context.Context, closing <-chan struct{}) {
-	for {
-		var first *entry
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	waiting := map[string][]*entry{} // behind the call that is under way
+	done := make(chan string)
+	call := func(lane string, es []*entry) {
+		waiting[lane] = es[min(len(es), ackMax):]
+		wg.Go(func() {
+			for c.flush(ctx, lane, es[:min(len(es), ackMax)]) != nil && ctx.Err() == nil {
+			}
+			select {
+			case done <- lane:
+			case <-ctx.Done():
+			}
+		})
+	}
+	for closed := closing; closed != nil || len(c.acks) > 0 || len(waiting) > 0; {
 		select {
-		case first = <-c.acks:
+		case first := <-c.acks:
+			for lane, es := range c.lanes(c.together(ctx, closing, []*entry{first})) {
+				if behind, busy := waiting[lane]; busy {
+					waiting[lane] = append(behind, es...)
+				} else {
+					call(lane, es)
+				}
+			}
+		case lane := <-done:
+			if behind := waiting[lane]; len(behind) > 0 {
+				call(lane, behind)
+			} else {
+				delete(waiting, lane)
+			}
 		case <-ctx.Done():
 			return
-		case <-closing:
-			if len(c.acks) == 0 {
-				return
-			}
-			first = <-c.acks
-		}
-		es := c.together(ctx, closing, []*entry{first})
-		for c.flush(ctx, es) != nil {
-			if ctx.Err() != nil {
-				return
-			}
+		case <-closed:
+			closed = nil
 		}
 	}
+}
+
+// lanes returns the entries by what is acknowledged independently: streams in a cluster, otherwise all together.
+func (c *Consumer) lanes(es []*entry) map[string][]*entry {
+	if !c.cluster {
+		return map[string][]*entry{"": es}
+	}
+	lanes := map[string][]*entry{}
+	for _, e := range es {
+		lanes[e.stream] = append(lanes[e.stream], e)
+	}
+	return lanes
 }
 
 // together adds more acknowledgements to es, for which it waits a moment if they are few.
@@ -70,9 +102,9 @@ func (c *Consumer) together(ctx context.Context, closing <-chan struct{}, es []*
 	return es
 }
 
-// flush acknowledges es, in one round trip. An error means that some may not be; all are tried again, which is
-// harmless.
-func (c *Consumer) flush(ctx context.Context, es []*entry) error {
+// flush acknowledges es, which are a lane's, in one round trip. An error means that some may not be; all are tried
+// again, which is harmless.
+func (c *Consumer) flush(ctx context.Context, lane string, es []*entry) error {
 	args := map[string][]any{}
 	for _, e := range es {
 		if args[e.stream] == nil {
@@ -100,7 +132,7 @@ func (c *Consumer) flush(ctx context.Context, es []*entry) error {
 		// acknowledgement would stop all others.
 		err = nil
 	}
-	if n := c.outages.note("ack", "", err); n > 0 {
+	if n := c.outages.note("ack", lane, err); n > 0 {
 		pause.For(ctx, reconnect(n))
 		return err
 	}

@@ -308,3 +308,47 @@ func TestARefusalIsSaid(t *testing.T) {
 		})
 	}
 }
+
+// A node of a cluster is gone when an event of its stream is done. The other nodes' events are acknowledged, and run.
+func TestANodeThatIsGoneStopsNoOtherStream(t *testing.T) {
+	t.Parallel()
+	nodes := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{nodes.Nodes[1].Addr(), nodes.Nodes[2].Addr()}})
+	defer client.Close()
+	var lost, other string // streams of node 0 and of node 1
+	for i := 0; lost == "" || other == ""; i++ {
+		name := fmt.Sprintf("outbox.t%d", i)
+		switch nodes.Master(t, nodes.Slot(t, name)) {
+		case 0:
+			lost = name
+		case 1:
+			other = name
+		}
+	}
+	add(t, client, lost, event{"lost", "s", 1})
+	var rec record
+	begun, down := make(chan struct{}), make(chan struct{})
+	start(t, consumer.Options{
+		Client: client, Streams: []string{lost, other}, Window: 50,
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			if ev.ID == "lost" {
+				close(begun)
+				<-down
+			}
+			return rec.handle(ctx, ev)
+		},
+	})
+	<-begun
+	must(t, nodes.Nodes[0].Kill())
+	close(down)
+	eventuallyRan(t, &rec, 20*time.Second, 1)
+	const n = 500
+	for i := range n {
+		add(t, client, other, event{fmt.Sprintf("e%d", i), fmt.Sprintf("s%d", i%50), i})
+	}
+	eventuallyRan(t, &rec, 20*time.Second, 1+n)
+	settled(t, client, 20*time.Second, "g", other)
+	must(t, nodes.Nodes[0].Start(t.Context()))
+	settled(t, client, 30*time.Second, "g", lost, other)
+	testenv.Equal(t, "runs of the event of the node that was gone", rec.times()["lost"], 1)
+}
