@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -181,19 +182,31 @@ func (c *Consumer) removeIdle(ctx context.Context, stream string) error {
 	return nil
 }
 
-// holdAll renews every entry in memory that needs it, so that no consumer claims entries that run or wait for a retry
-// here. It drops entries that another consumer has claimed anyway, because this process was paused.
+// holdAll renews, until ctx ends, every entry in memory that needs it, so that no consumer claims entries that run or
+// wait for a retry here. It drops entries that another consumer has claimed anyway, because this process was paused. No
+// stream waits for another one, whose node of a cluster may not answer.
 func (c *Consumer) holdAll(ctx context.Context) {
-	for stream, es := range c.queues.heldSince(time.Now().Add(-c.opt.ClaimIdle / 4)) {
-		began := time.Now()
-		err := c.hold(ctx, stream, es, 0, -1)
-		if err == nil {
-			c.queues.renewed(es, began)
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	var busy sync.Map
+	every(ctx, c.opt.ClaimIdle/3, func(ctx context.Context) {
+		for stream, es := range c.queues.heldSince(time.Now().Add(-c.opt.ClaimIdle / 4)) {
+			if _, is := busy.LoadOrStore(stream, true); is {
+				continue
+			}
+			calls.Go(func() {
+				defer busy.Delete(stream)
+				began := time.Now()
+				err := c.hold(ctx, stream, es, 0, -1)
+				if err == nil {
+					c.queues.renewed(es, began)
+				}
+				if ctx.Err() == nil && !noGroup(err) {
+					c.outages.note("hold", stream, err)
+				}
+			})
 		}
-		if ctx.Err() == nil && !noGroup(err) {
-			c.outages.note("hold", stream, err)
-		}
-	}
+	})
 }
 
 // hold sets the idle time of entries and, unless it is below zero, their delivery count.

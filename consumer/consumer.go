@@ -87,7 +87,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	intake.Go(func() { every(ctx, c.opt.ClaimIdle/3, c.removeAll) })
 	intake.Go(func() { every(ctx, min(5*time.Second, c.opt.ClaimIdle), c.inspectAll) })
 	intake.Go(func() { c.watch(ctx) })
-	upkeep.Go(func() { every(upkeepCtx, c.opt.ClaimIdle/3, c.holdAll) })
+	upkeep.Go(func() { c.holdAll(upkeepCtx) })
 	last := make(chan struct{}) // closed after the last acknowledgement
 	acking.Go(func() { c.acknowledge(upkeepCtx, last) })
 	for range c.opt.Workers {

@@ -352,3 +352,48 @@ func TestANodeThatIsGoneStopsNoOtherStream(t *testing.T) {
 	settled(t, client, 30*time.Second, "g", lost, other)
 	testenv.Equal(t, "runs of the event of the node that was gone", rec.times()["lost"], 1)
 }
+
+// A node of a cluster does not answer, and has events in work. The renewal of other nodes' events does not wait for it.
+func TestASilentNodeDelaysNoRenewal(t *testing.T) {
+	t.Parallel()
+	nodes := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{nodes.Nodes[1].Addr()}})
+	defer client.Close()
+	var names []string // several streams of node 0, and one of node 1 at the end
+	other := ""
+	for i := 0; len(names) < 6 || other == ""; i++ {
+		name := fmt.Sprintf("outbox.t%d", i)
+		switch nodes.Master(t, nodes.Slot(t, name)) {
+		case 0:
+			names = append(names, name)
+		case 1:
+			other = name
+		}
+	}
+	names = append(names, other)
+	for i, name := range names {
+		add(t, client, name, event{name, "s", i})
+	}
+	const idle = 3 * time.Second
+	var second record
+	begun, end := make(chan struct{}, len(names)), make(chan struct{})
+	start(t, consumer.Options{
+		Client: client, Streams: names, Workers: len(names), ClaimIdle: idle,
+		Handler: func(context.Context, consumer.Event) error {
+			begun <- struct{}{}
+			<-end
+			return nil
+		},
+	})
+	defer close(end)
+	for range names {
+		<-begun
+	}
+	must(t, nodes.On(t, 0).Do(t.Context(), "CLIENT", "PAUSE", (4*idle).Milliseconds(), "ALL").Err())
+	since := time.Now()
+	start(t, consumer.Options{Client: client, Streams: []string{other}, ClaimIdle: idle, Handler: second.handle})
+	testenv.Eventually(t, 20*time.Second, func() error {
+		return testenv.FailIf(time.Since(since) < 4*idle && len(second.list()) == 0, "not long enough")
+	})
+	testenv.Equal(t, "events in work that were taken over", len(second.list()), 0)
+}
