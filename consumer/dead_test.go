@@ -170,6 +170,28 @@ func TestPanicAndGoexitAreFailures(t *testing.T) {
 	}
 }
 
+// nameless is an error that panics when it is nil and asked for its text.
+type nameless struct{ text string }
+
+func (e *nameless) Error() string { return e.text }
+
+// A nil pointer in an error is a failed attempt, as a panic is, and ends neither the process nor the worker.
+func TestANilPointerAsErrorIsAFailure(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	var f failing
+	f.ids.Store("bad", (*nameless)(nil))
+	add(t, r.Client, "outbox.order", event{"bad", "s1", 1})
+	ids := fill(t, r.Client, "outbox.order", 50, 10)
+	start(t, consumer.Options{Client: r.Client, MaxAttempts: 2, Workers: 1, Handler: f.run})
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	allOnce(t, ids, f.times())
+	list := dead(t, r.Client)
+	if len(list) != 1 || !strings.Contains(list[0].Error, "nil pointer") || list[0].Attempts != 2 {
+		t.Errorf("dead: %+v", list)
+	}
+}
+
 func sample(tb testing.TB, reg *prometheus.Registry, name string) float64 {
 	tb.Helper()
 	sum, found := find(tb, reg, name)

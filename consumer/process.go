@@ -97,7 +97,10 @@ func (c *Consumer) call(ctx context.Context, ev Event) (err error) {
 	if traceparent.Valid(ev.TraceParent) {
 		ctx = context.WithValue(ctx, traceKey{}, ev.TraceParent)
 	}
-	return c.handler(ctx, ev)
+	if err = c.handler(ctx, ev); err != nil {
+		_ = err.Error() // that of a nil pointer panics, here where a panic is a failure
+	}
+	return err
 }
 
 // settle draws the consequence of an attempt.
