@@ -56,6 +56,67 @@ func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
 	}
 }
 
+// A loss counts as brought back when all of it was replayed, and the command that was to say so and could not does it
+// when it is run again.
+func TestALossIsBroughtBack(t *testing.T) {
+	t.Parallel()
+	const refuse = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN RAISE insufficient_privilege; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_reconcile EXECUTE FUNCTION refuse()`
+	for name, c := range map[string]struct {
+		before, between string
+		total           int64 // is added to that of the selection
+		errs            [2]bool
+		lacks           int
+	}{
+		"at once":                    {"SELECT 1", "SELECT 1", 0, [2]bool{false, false}, 0},
+		"after a failure":            {refuse, "DROP TRIGGER refuse ON outbox_reconcile", 0, [2]bool{true, false}, 0},
+		"some have left the history": {"SELECT 1", "SELECT 1", 1, [2]bool{true, false}, 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, redis := testenv.Postgres(t), testenv.Redis(t)
+			db.Exec(t, `INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload)
+				SELECT 'order', 'o-' || g, 'order.changed', '{}' FROM generate_series(1, 5) g`)
+			db.Exec(t, `INSERT INTO outbox_mark (part, epoch, settled, hi, at, mode)
+				SELECT -1, 1, pg_current_snapshot(), high, now() - interval '1 hour', 'cdc' FROM outbox_high`)
+			db.Exec(t, `INSERT INTO outbox_reconcile
+				(stream, noticed_at, recall, done_at, missing, first_at, last_at, told)
+				VALUES ('outbox.order', now(), false, now(), 5, now() - interval '61 minutes',
+					now() - interval '59 minutes', true)`)
+			db.Exec(t, c.before)
+			for i, failed := range c.errs {
+				if i == 1 {
+					db.Exec(t, c.between)
+				}
+				r := &replaying{
+					options: Options{Since: "2h", Until: "1m", Rate: "0"},
+					config: commandline.Config(t, "--postgres-url="+db.URL, "--redis-url="+redis.URL(),
+						"--relay-name="+db.Relay),
+					io: cli.IO{Stdout: io.Discard, Stderr: io.Discard},
+				}
+				t.Cleanup(r.close)
+				must(t, errors.Join(r.parse(), r.open(t.Context())))
+				if i == 0 && c.total > 0 { // as if a row had left since they were counted
+					note, err := r.begin(t.Context())
+					must(t, err)
+					note.Total += c.total
+					_, _, err = r.rest(t.Context(), note, false, r.now)
+					testenv.Equal(t, "a failure of the first run", err != nil, failed)
+					continue
+				}
+				if err := r.run(t.Context()); (err != nil) != failed {
+					t.Errorf("run %d: %v", i, err)
+				}
+			}
+			lacks := testenv.Value[int](t, db,
+				"SELECT coalesce(sum(missing), 0)::int FROM outbox_reconcile WHERE replayed_at IS NULL")
+			testenv.Equal(t, "missing events that status counts", lacks, c.lacks)
+			testenv.Equal(t, "entries", redis.Client.XLen(t.Context(), "outbox.order").Val(), 5)
+		})
+	}
+}
+
 // Contradictory options are a usage error, before any connection.
 func TestOptionsThatMakeNoSense(t *testing.T) {
 	t.Parallel()

@@ -260,16 +260,17 @@ func (r *replaying) pages(ctx context.Context, note *sink.ReplayNote) error {
 			return err
 		}
 	}
-	note.Done = time.Now().UTC()
-	if err := r.note(ctx, note); err != nil {
-		return err
+	if all := note.Total <= note.Count; all && r.options.To == "" && r.sel.ID == nil && r.sel.Subject == nil &&
+		r.sel.Type == "" {
+		err := r.patiently(ctx, postgresRemedy, func(ctx context.Context) error {
+			return sql.BroughtBack(ctx, r.pool, r.sel.Since, r.sel.Until, r.sel.Stream)
+		})
+		if err != nil {
+			return err
+		}
 	}
-	if r.options.To != "" || r.sel.ID != nil || r.sel.Subject != nil || r.sel.Type != "" {
-		return nil
-	}
-	return r.patiently(ctx, postgresRemedy, func(ctx context.Context) error {
-		return sql.BroughtBack(ctx, r.pool, r.sel.Since, r.sel.Until, r.sel.Stream)
-	})
+	note.Done = time.Now().UTC() // last: who finds it does nothing more
+	return r.note(ctx, note)
 }
 
 func (r *replaying) note(ctx context.Context, n *sink.ReplayNote) error {
