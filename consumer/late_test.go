@@ -187,3 +187,47 @@ func inOrder(tb testing.TB, rec *record) {
 	}
 	testenv.Equal(tb, "events that ran behind newer ones of their subject", behind, 0)
 }
+
+// A server that lacks deliveries, because it was a replica that was behind, has not delivered what waits in memory. The
+// successors of such an event do not pass it before it is delivered again.
+func TestAGroupThatIsBehindKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	r := testenv.Redis(t)
+	h := testenv.NewLink(t, r.Addr())
+	client := redis.NewClient(&redis.Options{Addr: h.Addr(), ReadTimeout: time.Minute, MaxRetries: -1})
+	defer client.Close()
+	const wait = 3 * time.Second
+	var rec record
+	var runs atomic.Int64
+	failed := make(chan struct{})
+	start(t, consumer.Options{
+		Client: client, Backoff: func(int) time.Duration { return wait },
+		Handler: func(ctx context.Context, ev consumer.Event) error {
+			if ev.ID == "first" && runs.Add(1) == 1 {
+				close(failed)
+				return errBoom
+			}
+			return rec.handle(ctx, ev)
+		},
+	})
+	add(t, r.Client, "outbox.order", event{"first", "s", 1})
+	add(t, r.Client, "outbox.order", event{"second", "s", 2})
+	<-failed
+	since := time.Now()
+	waitPending(t, r.Client, 2)
+	h.HoldFrom("xreadgroup")
+	testenv.Becomes(t, "reads on their way", 1, func() int { return h.Held("xreadgroup") })
+	_, err := r.Client.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
+		p.XGroupDestroy(t.Context(), "outbox.order", "g")
+		p.XGroupCreate(t.Context(), "outbox.order", "g", "0")
+		return nil
+	})
+	must(t, err)
+	testenv.Eventually(t, 20*time.Second, func() error {
+		return testenv.FailIf(len(rec.list()) == 0 && time.Since(since) < 2*wait, "it is not yet tried again")
+	})
+	h.Release()
+	settled(t, r.Client, 20*time.Second, "g", "outbox.order")
+	inOrder(t, &rec)
+	testenv.Equal(t, "successful runs of the first event", rec.times()["first"], 1)
+}

@@ -153,6 +153,9 @@ func (c *Consumer) again(e *entry, op string, err error) {
 	c.queues.retry(e, reconnect(c.outages.note(op, e.stream, err)))
 }
 
+// deliveryPause is how long an entry waits whose group is behind.
+const deliveryPause = 100 * time.Millisecond
+
 // begin notes the attempt in Redis. It returns false if e is not to run now.
 func (c *Consumer) begin(ctx context.Context, e *entry) bool {
 	owned, err := beginScript.Run(ctx, c.client, []string{e.stream}, c.opt.Group, c.opt.Consumer, e.id, e.attempt).Int()
@@ -163,6 +166,9 @@ func (c *Consumer) begin(ctx context.Context, e *entry) bool {
 		return false
 	case owned == 0:
 		c.queues.leave(e)
+		return false
+	case owned == 2: // the reader delivers it; its successors must not pass it
+		c.queues.retry(e, deliveryPause)
 		return false
 	}
 	c.outages.note("begin", e.stream, nil)

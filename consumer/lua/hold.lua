@@ -1,16 +1,33 @@
--- A sign of life for entries in work: resets their idle time, unless another consumer has taken them over.
+-- A sign of life for entries in work: resets their idle time, unless another consumer has taken them over. Entries that
+-- the group, which is behind, is still to deliver are left as they are.
 -- KEYS[1] stream; ARGV group, consumer, idle time to set in ms, delivery count to set or -1, ids. Returns the ids that
 -- another consumer has now, or has finished.
 local unpack = table.unpack or unpack -- its name in Lua 5.4 and in 5.1
 local k, g, c = KEYS[1], ARGV[1], ARGV[2]
 local lost, mine = {}, {}
+
+-- delivered tells the entries that the group has read from later ones.
+local last
+local function delivered(id)
+  for _, info in ipairs(last and {} or redis.call('XINFO', 'GROUPS', k)) do
+    local of = {}
+    for i = 1, #info, 2 do of[info[i]] = info[i + 1] end
+    if of['name'] == g then last = of['last-delivered-id'] end
+  end
+  return redis.call('XRANGE', k, id, last, 'COUNT', 1)[1]
+end
+
 for i = 5, #ARGV do
   local p = redis.call('XPENDING', k, g, ARGV[i], ARGV[i], 1)[1]
   if p and p[2] ~= c then
     lost[#lost + 1] = ARGV[i]
   elseif redis.call('XRANGE', k, ARGV[i], ARGV[i])[1] then
     -- (XCLAIM would drop a trimmed entry, which this consumer still has in memory and will acknowledge.)
-    if p then mine[#mine + 1] = ARGV[i] else lost[#lost + 1] = ARGV[i] end
+    if p then
+      mine[#mine + 1] = ARGV[i]
+    elseif delivered(ARGV[i]) then
+      lost[#lost + 1] = ARGV[i]
+    end
   end
 end
 if #mine > 0 then
