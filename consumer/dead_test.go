@@ -170,7 +170,7 @@ func TestPanicAndGoexitAreFailures(t *testing.T) {
 	}
 }
 
-// nameless is an error that panics when it is nil and asked for its text.
+// nameless is an error. The text of a nil one panics.
 type nameless struct{ text string }
 
 func (e *nameless) Error() string { return e.text }

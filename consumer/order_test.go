@@ -191,7 +191,7 @@ func TestHalfAWindowIsEnough(t *testing.T) {
 	testenv.Becomes(t, "runs", 2, ran.Load)
 }
 
-// Events that wait for long, each of a subject of its own, are more than the window holds. Others run beside them.
+// Events that wait for long, each of a subject of its own, are more than the window holds. Other events run.
 func TestMoreSubjectsWaitThanTheWindowHolds(t *testing.T) {
 	t.Parallel()
 	r := testenv.Redis(t)

@@ -101,7 +101,7 @@ func (w *watchdog) read(stream string, now time.Time) {
 	}
 }
 
-// called notes the result of a call; without some of them, events are processed all the same.
+// called notes the result of a call. Events are processed also while inspect and remove fail.
 func (w *watchdog) called(op, stream string, err error, now time.Time) {
 	what := ""
 	if err != nil && op != "inspect" && op != "remove" {

@@ -56,8 +56,8 @@ func TestReplayBegunByAnotherMeanwhile(t *testing.T) {
 	}
 }
 
-// A loss counts as brought back when all of it was replayed, and the command that was to say so and could not does it
-// when it is run again.
+// A replay notes a loss as repaired if it has published every event. If the note fails, the same command writes it when
+// it runs again.
 func TestALossIsBroughtBack(t *testing.T) {
 	t.Parallel()
 	const refuse = `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
