@@ -1,9 +1,10 @@
--- The parts that have unsettled rows, or a pass under way, which must be ended. Rows are found by their transaction:
+-- The parts that have unsettled rows, or a pass under way, which must be ended. It is refused where nothing can be
+-- written: the session may be one of an old primary, which gets no more rows. Rows are found by their transaction:
 -- those that the mark's snapshot has in progress, and those after it. A plan that was made for small tables must do
 -- for large ones: hence each range in an order that only the index of transactions has.
 SELECT m.part::integer
 FROM outbox_settled m
-WHERE m.pass IS NOT NULL OR EXISTS (
+WHERE (m.pass IS NOT NULL OR EXISTS (
     SELECT FROM (
         SELECT x, x FROM pg_catalog.unnest(m.running) x
         UNION ALL
@@ -12,5 +13,5 @@ WHERE m.pass IS NOT NULL OR EXISTS (
     CROSS JOIN LATERAL (
         SELECT FROM outbox_live r WHERE r.part = m.part AND r.xid >= ids.first AND r.xid <= ids.last ORDER BY r.xid
     ) o
-)
+)) AND NOT EXISTS (SELECT FROM outbox_part WHERE false FOR UPDATE)
 ORDER BY m.part

@@ -1,4 +1,5 @@
--- Whether no row of part $1 that the snapshot $2 sees is unsettled. Rows are found as in audit.
+-- Whether no row of part $1 that the snapshot $2 sees is unsettled. It is refused as sweep_parts is. Rows are found as
+-- in audit.
 SELECT NOT EXISTS (
     SELECT FROM outbox_settled m
     WHERE m.part = $1::smallint AND (m.pass IS NOT NULL AND EXISTS (
@@ -23,4 +24,4 @@ SELECT NOT EXISTS (
         ) o
         WHERE pg_catalog.pg_visible_in_snapshot(o.xid, $2::pg_snapshot)
     ))
-)
+) AND NOT EXISTS (SELECT FROM outbox_part WHERE false FOR UPDATE)
