@@ -185,3 +185,26 @@ func TestHiddenRowsAreAnError(t *testing.T) {
 		t.Errorf("the backlog where policies are forced: %v", err)
 	}
 }
+
+// The pool of a relay leaves the sessions of a server that takes no writes any more: another one may be the primary.
+func TestAPoolLeavesAServerWithoutWrites(t *testing.T) {
+	t.Parallel()
+	d := testenv.NewServer(t).Empty(t)
+	cfg, err := sql.RelayPoolConfig(d.URL, "public")
+	must(t, err)
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	must(t, err)
+	defer pool.Close()
+	session := func() (pid int) {
+		t.Helper()
+		must(t, pool.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid))
+		return pid
+	}
+	first := session()
+	testenv.Equal(t, "session while writes work", session(), first)
+	d.Exec(t, "ALTER SYSTEM SET default_transaction_read_only = on")
+	d.Exec(t, "SELECT pg_reload_conf()")
+	testenv.Eventually(t, 5*time.Second, func() error {
+		return testenv.FailIf(session() == first, "the session is the same")
+	})
+}

@@ -49,8 +49,19 @@ func RelayPoolConfig(url, schema string) (*pgxpool.Config, error) {
 	cfg, err := PoolConfig(url, schema, "relay", queueSettings)
 	if err == nil {
 		cfg.MaxConns = 8
+		cfg.PrepareConn = func(_ context.Context, c *pgx.Conn) (bool, error) { return unchanged(c.PgConn()), nil }
 	}
 	return cfg, err
+}
+
+// unchanged reports whether the session takes writes, or takes none, as before. A session of an old primary that runs
+// on without writes fails no statement that only reads. The server reports the setting with its next answer.
+func unchanged(c *pgconn.PgConn) bool {
+	const setting = "default_transaction_read_only"
+	before, known := c.CustomData()[setting]
+	now := c.ParameterStatus(setting)
+	c.CustomData()[setting] = now
+	return !known || before == now
 }
 
 var queueSettings = map[string]string{

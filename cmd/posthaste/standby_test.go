@@ -242,37 +242,40 @@ func TestAnAsynchronousStandbyIsPromotedUnderLoad(t *testing.T) {
 // and see none of the events that follow. They are published, also if the mode is switched.
 func TestAnOldPrimaryRunsOnWithoutWrites(t *testing.T) {
 	t.Parallel()
-	inModes(t, func(t *testing.T, mode string) {
-		w := newReplicated(t, "poll")
-		first, second := hostOf(t, w.server.URL("")), hostOf(t, w.standby.URL(""))
-		both, err := url.Parse(testenv.Through(w.db.URL, first+","+second))
-		must(t, err)
-		q := both.Query()
-		q.Set("target_session_attrs", "read-write")
-		both.RawQuery = q.Encode()
-		w.pgURL = both.String()
-		w.relayIn("poll")
-		w.oracle.Check(t, w.wrote(testenv.LoadOptions{Total: 20}), 20*time.Second)
-		for _, stmt := range []string{"ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"} {
-			w.db.Exec(t, stmt)
-		}
-		testenv.Eventually(t, 20*time.Second, func() error {
-			lag := testenv.Value[int](t, w.db,
-				"SELECT (pg_current_wal_insert_lsn() - min(replay_lsn))::int FROM pg_stat_replication")
-			return testenv.FailIf(lag > 0, "the standby is %d bytes behind", lag)
+	for _, c := range []struct{ before, after string }{{"poll", "poll"}, {"poll", "cdc"}, {"cdc", "cdc"}} {
+		t.Run(c.before+" "+c.after, func(t *testing.T) {
+			t.Parallel()
+			w := newReplicated(t, c.before)
+			first, second := hostOf(t, w.server.URL("")), hostOf(t, w.standby.URL(""))
+			both, err := url.Parse(testenv.Through(w.db.URL, first+","+second))
+			must(t, err)
+			q := both.Query()
+			q.Set("target_session_attrs", "read-write")
+			both.RawQuery = q.Encode()
+			w.pgURL = both.String()
+			w.relayIn(c.before)
+			w.oracle.Check(t, w.wrote(testenv.LoadOptions{Total: 20}), 20*time.Second)
+			for _, stmt := range []string{"ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"} {
+				w.db.Exec(t, stmt)
+			}
+			testenv.Eventually(t, 20*time.Second, func() error {
+				lag := testenv.Value[int](t, w.db,
+					"SELECT (pg_current_wal_insert_lsn() - min(replay_lsn))::int FROM pg_stat_replication")
+				return testenv.FailIf(lag > 0, "the standby is %d bytes behind", lag)
+			})
+			other := w.other()
+			other.Exec(t, "SELECT pg_promote()")
+			w.db, w.oracle.DB = other, other
+			w.waitHas(true, "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'posthaste relay'")
+			w.wrote(testenv.LoadOptions{Total: 20, Tag: "after-"})
+			if c.after != c.before {
+				w.desire("auto")
+				w.waitMode("cdc")
+			}
+			w.oracle.WaitEmpty(t, 20*time.Second)
+			w.hasLen("outbox.order", testenv.Value[int64](t, w.db, "SELECT count(*) FROM outbox"))
 		})
-		other := w.other()
-		other.Exec(t, "SELECT pg_promote()")
-		w.db, w.oracle.DB = other, other
-		w.waitHas(true, "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'posthaste relay'")
-		w.wrote(testenv.LoadOptions{Total: 20, Tag: "after-"})
-		if mode == "cdc" {
-			w.desire("auto")
-			w.waitMode("cdc")
-		}
-		w.oracle.WaitEmpty(t, 20*time.Second)
-		w.hasLen("outbox.order", testenv.Value[int64](t, w.db, "SELECT count(*) FROM outbox"))
-	})
+	}
 }
 
 // Services move to a server with replicated rows and marks. It is a clone of the first one, with the same or with its
