@@ -37,6 +37,7 @@ func (l *leadership) adopt(ctx context.Context) (transition, error) {
 	if st, err = l.activity.state(ctx); err != nil {
 		return onOver, err
 	}
+	l.o.Sweeper.Rest() // its connections may lead to a server that was the primary before
 	if err := l.raise(ctx, st); err != nil {
 		pause.About(ctx, 200*time.Millisecond)
 		return onOver, err
