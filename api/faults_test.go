@@ -479,7 +479,7 @@ func TestNoAnswerPermitsASecondOrder(t *testing.T) {
 	testenv.Equal(t, "without the scope: safe_new_key", r.safeNewKey(t), false)
 }
 
-// A key expires while an attempt is under way. The retry must not be told that nothing was done.
+// A key expires while an attempt is under way. The retry must not get the answer that nothing was done.
 func TestAKeyThatExpiresDuringAnAttempt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -339,7 +339,7 @@ func (h heard) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Payments cannot read its notes, for example because its role lacks a right. The log says so, and when that is over.
+// Payments cannot read its notes, for example because its role lacks a right. The log has that, and its end.
 func TestPaymentsThatCannotBeFinishedAreReported(t *testing.T) {
 	t.Parallel()
 	w := newCreditWorld(t, false)

@@ -313,7 +313,8 @@ func TestARefusalIsSaid(t *testing.T) {
 func TestANodeThatIsGoneStopsNoOtherStream(t *testing.T) {
 	t.Parallel()
 	nodes := testenv.Cluster(t, 3, 0, "cluster-require-full-coverage no")
-	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{nodes.Nodes[1].Addr(), nodes.Nodes[2].Addr()}})
+	others := []string{nodes.Nodes[1].Addr(), nodes.Nodes[2].Addr()}
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: others})
 	defer client.Close()
 	var lost, other string // streams of node 0 and of node 1
 	for i := 0; lost == "" || other == ""; i++ {

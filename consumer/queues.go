@@ -13,8 +13,8 @@ const (
 	// maxHeld bounds what is held with and without payload. Beyond it reading stops, so that a key that is hopelessly
 	// behind costs a bounded amount of memory and of signs of life.
 	maxHeld = 100_000
-	// maxFailing is how many subjects may wait for a retry without payload. Beyond it they take up the window, because in
-	// an outage of everything each further event would be one more to retry.
+	// maxFailing is how many subjects may wait for a retry without payload. Beyond it they take up the window, because
+	// in an outage of everything each further event would be one more to retry.
 	maxFailing = 10_000
 	// refill is how many parked entries of one key are read back in one round trip, and refillBytes about how many
 	// bytes.
@@ -40,7 +40,8 @@ type entry struct {
 	reloads int
 	// waits counts the failed runs that were not counted as attempts.
 	waits int
-	// cause is set when the entry is to go to the dead stream, and that has failed; tried is the number of its attempts.
+	// cause is set when the entry is to go to the dead stream, and that has failed.
+	// tried is the number of its attempts.
 	cause error
 	tried int
 	// failed is set when a run has failed; since is from which success on others count for it.

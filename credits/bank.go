@@ -222,9 +222,9 @@ func (b *Bank) learn(r LedgerBucket) {
 	}
 }
 
-// forget drops an epoch, and later ones, that the ledger does not have any more: Postgres was restored to an earlier
+// drop removes an epoch, and later ones, that the ledger does not have any more: Postgres was restored to an earlier
 // time, and Redis is not in that epoch either.
-func (b *Bank) forget(bkt int16, epoch int64) {
+func (b *Bank) drop(bkt int16, epoch int64) {
 	k := &b.buckets[bkt]
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -280,7 +280,7 @@ func (b *Bank) ask(ctx context.Context, bkt int16) error {
 		}
 		if err == nil {
 			if r.Epoch < had.epoch {
-				b.forget(bkt, had.epoch)
+				b.drop(bkt, had.epoch)
 			}
 			b.learn(r)
 		}

@@ -222,7 +222,7 @@ func TestACrashOfTheRebuild(t *testing.T) {
 	w.inStep(user, 100)
 }
 
-// A bucket that nobody has used has an entry of nobody. The relay is killed after it has closed the bucket for that.
+// An unused bucket has an entry of an unknown user. The relay is killed after it has closed the bucket for that.
 func TestAnUnusedBucketIsClosed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

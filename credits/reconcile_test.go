@@ -22,7 +22,7 @@ func (w *world) reconcile() *Report {
 	return r
 }
 
-// unfreeze requires the error, or none, and returns what the operator is told.
+// unfreeze requires the error, or none, and returns the output for the operator.
 func (w *world) unfreeze(user uuid.UUID, s Settlement, want error) *Account {
 	w.tb.Helper()
 	a, err := w.bank.Unfreeze(w.tb.Context(), user, s)

@@ -106,8 +106,8 @@ var (
 	// ErrNotInRedis means that the caller chose the balance in Redis, but Redis does not have the account.
 	ErrNotInRedis = errors.New("redis does not have the account: only the ledger's balance can be kept")
 	// ErrUnfit means that the caller chose the balance in Redis, but one operation cannot settle it.
-	ErrUnfit = errors.New("the balance in Redis is no number, or differs by more than one operation can move: keep the " +
-		"ledger's balance, and correct it by operations")
+	ErrUnfit = errors.New("the balance in Redis is no number, or differs by more than one operation can move: keep " +
+		"the ledger's balance, and correct it by operations")
 	// ErrDamaged means that the ledger contradicts itself. Only an operator can fix that.
 	ErrDamaged = errors.New("the entries of the ledger do not add up to its balance: fix that first")
 	// ErrWaiting means that operations of the account wait for the ledger, or that a sync is working on its bucket.

@@ -238,7 +238,7 @@ func TestABodyThatCannotBeRead(t *testing.T) {
 	eachStack(t, func(t *testing.T, _ *testenv.RedisServer, serve serve) {
 		s := serve(idem.HTTPOptions{}, func(http.ResponseWriter, *http.Request) { t.Error("it was run") })
 		body := io.MultiReader(strings.NewReader("half"), iotest.ErrReader(io.ErrUnexpectedEOF))
-		req := httptest.NewRequest(http.MethodPost, "/pay", body)
+		req := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/pay", body)
 		req.Header.Set("User", "u")
 		req.Header.Set(idem.KeyHeader, key)
 		rec := httptest.NewRecorder()

@@ -255,9 +255,8 @@ func TestAnOldPrimaryRunsOnWithoutWrites(t *testing.T) {
 			w.pgURL = both.String()
 			w.relayIn(c.before)
 			w.oracle.Check(t, w.wrote(testenv.LoadOptions{Total: 20}), 20*time.Second)
-			for _, stmt := range []string{"ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"} {
-				w.db.Exec(t, stmt)
-			}
+			w.db.Exec(t, "ALTER SYSTEM SET default_transaction_read_only = on")
+			w.db.Exec(t, "SELECT pg_reload_conf()")
 			testenv.Eventually(t, 20*time.Second, func() error {
 				lag := testenv.Value[int](t, w.db,
 					"SELECT (pg_current_wal_insert_lsn() - min(replay_lsn))::int FROM pg_stat_replication")
