@@ -70,10 +70,10 @@ local function apply(keys, args, kind)
   if nb < 0 then code, nb = 'INSUFFICIENT', bal end
   if nb > MAX then code, nb = 'OVERFLOW', bal end
   local b, q, m = text(nb), text(seq + 1), text(n + 1)
-  local may = redis.acl_check_cmd -- a server compatible with Redis may not have it
-  if may and not (may('XADD', strm, '*', 'u', user) and may('HSET', acct, 'b', b) and
-    may('SET', idem, '', 'PX', ttl)) then
-    return redis.error_reply('NOPERM this user of Redis lacks a right to XADD, HSET or SET')
+  -- XADD is the first write, and is refused by itself. A server compatible with Redis may not have acl_check_cmd.
+  local may = redis.acl_check_cmd
+  if may and not (may('HSET', acct, 'b', b) and may('SET', idem, '', 'PX', ttl)) then
+    return redis.error_reply('NOPERM this user of Redis lacks the right to HSET or SET')
   end
   local id = redis.call('XADD', strm, '*', 'u', user, 'k', kind, 'c', code, 'a', amt, 'b', b, 'q', q, 'o', op, 'f', fp,
     'd', dur, 'e', epoch, 'n', m, 'r', ref)
