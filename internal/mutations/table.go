@@ -557,4 +557,25 @@ var mutations = []mutation{
 		file: "relay/tracker.go", old: "	hide(unsettled, t.rows)\n", replacement: "",
 		pkg: "./relay", test: "TestTracker",
 	},
+	{
+		safeguard: "sessions that take no writes are left", about: "an old primary is swept",
+		file:        "sql/queries/sweep_parts.sql",
+		old:         ")) AND NOT EXISTS (SELECT FROM outbox_part WHERE false FOR UPDATE)",
+		replacement: "))", pkg: "./cmd/posthaste", test: "TestAnOldPrimaryRunsOnWithoutWrites",
+	},
+	{
+		safeguard: "no order is confirmed that a standby lacks", about: "its commit is cancelled",
+		file: "sql/orders.go", old: "\t\tcancelNothing(c)\n", replacement: "",
+		pkg: "./api", test: "TestAnOrderThatNoStandbyHasIsNotConfirmed",
+	},
+	{
+		safeguard: "an operation is written as a whole", about: "rights are not checked first",
+		file: "credits/lua/credits_v1.lua", old: "if may and not (may(", replacement: "if false and not (may(",
+		pkg: "./credits", test: "TestRightsAreCheckedFirst",
+	},
+	{
+		safeguard: "no event passes one that is still to be delivered", about: "the earlier one counts as finished",
+		file: "consumer/lua/begin.lua", old: "then return 2 end", replacement: "then return 0 end",
+		pkg: "./consumer", test: "TestAGroupThatIsBehindKeepsTheOrder",
+	},
 }
