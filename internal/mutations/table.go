@@ -558,10 +558,9 @@ var mutations = []mutation{
 		pkg: "./relay", test: "TestTracker",
 	},
 	{
-		safeguard: "sessions that take no writes are left", about: "an old primary is swept",
-		file:        "sql/queries/sweep_parts.sql",
-		old:         ")) AND NOT EXISTS (SELECT FROM outbox_part WHERE false FOR UPDATE)",
-		replacement: "))", pkg: "./cmd/posthaste", test: "TestAnOldPrimaryRunsOnWithoutWrites",
+		safeguard: "sessions that take no writes are left", about: "the pool keeps them",
+		file: "sql/store.go", old: "return unchanged(c.PgConn()), nil", replacement: "return true, nil",
+		pkg: "./sql", test: "TestAPoolLeavesAServerWithoutWrites",
 	},
 	{
 		safeguard: "no order is confirmed that a standby lacks", about: "its commit is cancelled",
