@@ -119,14 +119,13 @@ func (s *Server) execute(ctx context.Context, p *placing, t *idem.Ticket) (res p
 	s.failpoint(work, "after_acquire")
 	d, err := newOrder(p, t)
 	if err == nil && p.expired { // and no attempt is under way
-		noted := false // a payment whose order is not placed yet
-		if res, err = s.existing(work, p, t); errors.Is(err, sql.ErrOrderNotFound) {
-			if noted, err = sql.PaymentNoted(work, s.o.Pool, newPayment(p, d.order).OpID); err == nil && !noted {
-				err = errExpired
-			}
-		}
-		if !noted {
+		if res, err = s.existing(work, p, t); !errors.Is(err, sql.ErrOrderNotFound) {
 			return res, err
+		}
+		var noted bool // a payment whose order is not placed yet
+		noted, err = sql.PaymentNoted(work, s.o.Pool, newPayment(p, d.order).OpID)
+		if err == nil && !noted {
+			err = errExpired
 		}
 	}
 	if err == nil && d.order.PayWith != "" {
