@@ -48,11 +48,11 @@ RACED := ^Test(TogglesUnderLoad|TwoRelaysSweepTogether|ARestartOfRedisIsNoLoss|S
 
 test: ## install what tests need, run every test against real servers
 	@./scripts/ensure.sh $(SERVERS) cc # the race detector needs a compiler
-	@# Two or three packages at a time, because linking a test is for one core, and three to six tests of each even on two cores:
-	@# each starts its own servers and processes, and mostly waits for them. A program with the race detector sleeps for a second before it
-	@# ends, by default, and the tests start hundreds. `make check` has all of go vet.
-	@# The one that takes longest begins first. The calls of internal/socket are others with the race detector, and the worlds of
-	@# relay (TestCrashPoints) are fewer. What comes next is compiled meanwhile, in the time in which these tests wait.
+	@# Two or three packages at a time, because linking a test is for one core, and three to six tests of each even on two
+	@# cores: each starts its own servers and processes, and mostly waits for them. A program with the race detector sleeps
+	@# for a second before it ends, by default, and the tests start hundreds. `make check` has all of go vet.
+	@# The one that takes longest begins first. The calls of internal/socket are others with the race detector, and the
+	@# worlds of relay (TestCrashPoints) are fewer. What comes next is compiled meanwhile, while these tests wait.
 	@nice -n 19 $(MAKE) --no-print-directory compiled & \
 		$(GO) test -vet=off -p 2 -parallel 6 -timeout 30m -skip '$(RACED)' $(PLAIN) ./internal/socket ./relay; \
 		status=$$?; wait; exit $$status
