@@ -10,20 +10,25 @@ import (
 //go:embed lua/*.lua
 var luaFiles embed.FS
 
-func script(name string) *redis.Script {
-	b, err := luaFiles.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(err) // embedded: a missing file is a broken build
+// script joins files.
+func script(names ...string) *redis.Script {
+	var text []byte
+	for _, name := range names {
+		b, err := luaFiles.ReadFile("lua/" + name + ".lua")
+		if err != nil {
+			panic(err) // embedded: a missing file is a broken build
+		}
+		text = append(text, b...)
 	}
-	return redis.NewScript(string(b))
+	return redis.NewScript(string(text))
 }
 
 // The scripts are immutable after their creation.
 var (
 	groupScript   = script("group")
 	takeScript    = script("take")
-	holdScript    = script("hold")
-	beginScript   = script("begin")
+	holdScript    = script("delivered", "hold")
+	beginScript   = script("delivered", "begin")
 	deadScript    = script("dead")
 	leaveScript   = script("leave")
 	inspectScript = script("inspect")

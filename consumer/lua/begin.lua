@@ -5,12 +5,8 @@ local p = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
 local exists = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
 if p and p[2] ~= ARGV[2] then return 0 end
 if exists and not p then
-  for _, info in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-    local g = {}
-    for i = 1, #info, 2 do g[info[i]] = info[i + 1] end
-    local last = g['name'] == ARGV[1] and g['last-delivered-id']
-    if last and not redis.call('XRANGE', KEYS[1], ARGV[3], last, 'COUNT', 1)[1] then return 2 end
-  end
+  local last = delivered(KEYS[1], ARGV[1])
+  if last and not redis.call('XRANGE', KEYS[1], ARGV[3], last, 'COUNT', 1)[1] then return 2 end
   return 0
 end
 if exists then

@@ -4,19 +4,7 @@
 -- another consumer has now, or has finished.
 local unpack = table.unpack or unpack -- its name in Lua 5.4 and in 5.1
 local k, g, c = KEYS[1], ARGV[1], ARGV[2]
-local lost, mine = {}, {}
-
--- delivered tells the entries that the group has read from later ones.
-local last
-local function delivered(id)
-  for _, info in ipairs(last and {} or redis.call('XINFO', 'GROUPS', k)) do
-    local of = {}
-    for i = 1, #info, 2 do of[info[i]] = info[i + 1] end
-    if of['name'] == g then last = of['last-delivered-id'] end
-  end
-  return redis.call('XRANGE', k, id, last, 'COUNT', 1)[1]
-end
-
+local lost, mine, last = {}, {}, nil
 for i = 5, #ARGV do
   local p = redis.call('XPENDING', k, g, ARGV[i], ARGV[i], 1)[1]
   if p and p[2] ~= c then
@@ -25,8 +13,9 @@ for i = 5, #ARGV do
     -- (XCLAIM would drop a trimmed entry, which this consumer still has in memory and will acknowledge.)
     if p then
       mine[#mine + 1] = ARGV[i]
-    elseif delivered(ARGV[i]) then
-      lost[#lost + 1] = ARGV[i]
+    else
+      last = last or delivered(k, g)
+      if redis.call('XRANGE', k, ARGV[i], last, 'COUNT', 1)[1] then lost[#lost + 1] = ARGV[i] end
     end
   end
 end
