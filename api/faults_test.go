@@ -499,24 +499,30 @@ func TestAKeyThatExpiresDuringAnAttempt(t *testing.T) {
 	w.checkInvariants(1)
 }
 
-// The order is on its way, and what is sent to find its outcome is refused, with an error that permits a new attempt.
+// The order is on its way, and what is sent to find its outcome is refused: with an error that permits a new attempt,
+// or because the key is locked.
 func TestAnUnknownOutcomeStaysUnknown(t *testing.T) {
 	t.Parallel()
-	w := servers(t)
-	h := testenv.NewLink(t, w.port())
-	w.through(h.Addr())
-	w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-		BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = 'serialization_failure'; END $$`)
-	w.db.Exec(t, "CREATE TRIGGER refuse BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION refuse()")
-	h.HoldFrom("order.created")
-	key := newKey()
-	want(t, w.post(key, orderJSON(1)), 503, "outcome_unknown")
-	testenv.Equal(t, "held", h.Held("order.created"), 1)
-	testenv.Equal(t, "records", len(w.redis.Client.Keys(t.Context(), "i:*").Val()), 1)
-	w.db.Exec(t, "DROP TRIGGER refuse ON orders")
-	h.Release()
-	w.placed()
-	r, _ := w.insist(key, orderJSON(1))
-	want(t, r, 201, "")
-	w.checkInvariants(1)
+	for _, code := range []string{"serialization_failure", "lock_not_available"} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			w := servers(t)
+			h := testenv.NewLink(t, w.port())
+			w.through(h.Addr())
+			w.db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+				BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '`+code+`'; END $$`)
+			w.db.Exec(t, "CREATE TRIGGER refuse BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION refuse()")
+			h.HoldFrom("order.created")
+			key := newKey()
+			want(t, w.post(key, orderJSON(1)), 503, "outcome_unknown")
+			testenv.Equal(t, "held", h.Held("order.created"), 1)
+			testenv.Equal(t, "records", len(w.redis.Client.Keys(t.Context(), "i:*").Val()), 1)
+			w.db.Exec(t, "DROP TRIGGER refuse ON orders")
+			h.Release()
+			w.placed()
+			r, _ := w.insist(key, orderJSON(1))
+			want(t, r, 201, "")
+			w.checkInvariants(1)
+		})
+	}
 }

@@ -172,11 +172,11 @@ func (s *Server) orderProblem(c *gin.Context, err error) *problem {
 		return &problem{kind: kindKeyReused}
 	case errors.Is(err, errExpired):
 		return &problem{kind: kindKeyExpired}
-	case errors.Is(err, errInProgress), errors.Is(err, sql.ErrOrderLocked):
-		return &problem{kind: kindInProgress, retryAfter: time.Second}
-	case errors.Is(err, sql.ErrCommitUnknown):
+	case errors.Is(err, sql.ErrCommitUnknown): // whatever has ended the search for it
 		s.log.Error("outcome of a commit is unknown", "request_id", exchangeOf(c).id, "err", err)
 		return &problem{kind: kindUnknown, retryAfter: time.Second}
+	case errors.Is(err, errInProgress), errors.Is(err, sql.ErrOrderLocked):
+		return &problem{kind: kindInProgress, retryAfter: time.Second}
 	default:
 		return s.unavailable(c, err)
 	}
